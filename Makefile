@@ -70,7 +70,7 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 	$(PYTEST) --tier=all -m clients $(ARGS)
 
 # Tests of a client that can't be installed are skipped by its name.
-clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node helm)) ## install other people's clients
+clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node helm s3)) ## install other people's clients
 
 test-ray: $(VENV)/.test $(CLIENTS)/ray/.made ## servers on a Ray of their own, as replicas and in a backfill
 	$(PYTEST) -n 0 --tier=all -m ray $(ARGS)
@@ -178,10 +178,12 @@ $(CLIENTS)/helm/.made $(CLIENTS)/sky/.made:
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@
 
-# Ray and what .venv lacks of its requirements; the rest is seen there.
-$(CLIENTS)/ray/.made: tests/server/ray/requirements.txt $(VENV)/.server
+# Ray, or S3 with a server of it, and what .venv lacks of their requirements; the rest is seen there.
+$(CLIENTS)/ray/.made: tests/server/ray/requirements.txt
+$(CLIENTS)/s3/.made: tests/server/backfill/requirements.txt
+$(CLIENTS)/ray/.made $(CLIENTS)/s3/.made: $(VENV)/.server
 	$(BIN)/python -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $(filter %/requirements.txt,$^)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_venv.pth
 	touch $@

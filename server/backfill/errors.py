@@ -15,3 +15,8 @@ class WrongIds(BackfillError):
 
 class Stopped(BackfillError):
     """A signal asked the job to stop."""
+
+
+def in_words(error: BaseException) -> str:
+    """One line."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

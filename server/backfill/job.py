@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from embedline.client.preference import CancellationToken
 from server.backfill import parts
 from server.backfill.dry_run import estimate
 from server.backfill.errors import BackfillError, RefusedJob
-from server.backfill.out_folder import OutFolder
+from server.backfill.locations import lies_in
+from server.backfill.out import manifest
+from server.backfill.out.files import Files
+from server.backfill.out.opening import files_at
 from server.backfill.plan import Plan
 from server.backfill.progress import Progress
 from server.backfill.servers import Served, Servers
@@ -30,7 +32,7 @@ class Options:
     """What the command line says of the job; how the model is served is not in it."""
 
     location: str
-    out: str  # the folder of the job
+    out: str  # the folder of the job, or its URL
     sink: str | None  # URL of the database that gets the rows; None = they go to files
     table: str | None  # of PostgreSQL
     column: str
@@ -54,7 +56,7 @@ class Job:
         _refuse_out_inside_in(options)
         self._options = options
         self._sink: Sink | None = None
-        self._folder = None if options.dry_run else _folder(options)
+        self._files = None if options.dry_run else _claimed(options)
         try:
             self._prepare()
         except BaseException:
@@ -65,12 +67,12 @@ class Job:
         """Let another process write to OUT."""
         if self._sink is not None:
             self._sink.close()
-        if self._folder is not None:
-            self._folder.close()
+        if self._files is not None:
+            self._files.close()
 
     def _prepare(self) -> None:
         options = self._options
-        known = self._folder.manifest() if self._folder is not None else None
+        known = manifest.read(self._files) if self._files is not None else None
         if known is not None and not options.resume:
             raise RefusedJob("OUT has a job that was begun: --resume goes on with it")
         self._source = Source(options.location, column=options.column, id_column=options.id_column)
@@ -88,7 +90,7 @@ class Job:
         options = self._options
         with closing(self), Servers(urls, api_key, model=options.model, ask=options.ask, token=token) as servers:
             served = servers.described()
-            if self._folder is None:
+            if self._files is None:
                 estimate(self._source, self._plan(served), servers, options.worker)
                 return 0
             plan = self.begin(served)
@@ -96,46 +98,46 @@ class Job:
 
     def begin(self, served: Served) -> Plan:
         """What the job is, written to OUT unless it is there. Raises BackfillError."""
-        assert self._folder is not None
+        assert self._files is not None
         plan = self._plan(served)
-        self._folder.begin(plan)
+        manifest.begin(self._files, plan)
         if self._sink is not None:
-            self._sink.begin(plan, may_create=not parts.done(self._folder.path, plan, range(plan.num_shards)))
+            self._sink.begin(plan, may_create=not parts.done(self._files, plan, range(plan.num_shards)))
         return plan
 
     def compute(
         self, plan: Plan, shards: Sequence[int], servers: Servers, progress: Progress, token: CancellationToken
     ) -> None:
         """Write these. Raises BackfillError; what is written then stays."""
-        assert self._folder is not None
+        assert self._files is not None
         put = persistent(self._sink, token) if self._sink is not None else None
         work(
             self._source,
             plan,
             shards,
             servers,
-            Writer(self._folder, plan, self._source, servers, progress, put),
+            Writer(self._files, plan, self._source, servers, progress, put),
             progress,
         )
 
     def finish(self, plan: Plan, compute: Callable[[Sequence[int], Progress], None]) -> int:
         """Have this worker's shards computed that are not there yet, and check them all; the exit code. Raises
         BackfillError."""
-        assert self._folder is not None
-        folder, mine = self._folder, plan.shards_of(*self._options.worker)
-        done = parts.done(folder.path, plan, mine)
+        assert self._files is not None
+        files, mine = self._files, plan.shards_of(*self._options.worker)
+        done = parts.done(files, plan, mine)
         progress = Progress(
             sum(len(plan.rows_of(shard)) for shard in mine), sum(counts.num_rows for counts in done.values())
         )
         progress.failed(sum(counts.num_failed for counts in done.values()))
         try:
             compute([shard for shard in mine if shard not in done], progress)
-            num_failed = sum(counts.num_failed for counts in check_whole(folder, plan, mine).values())
-            whole = parts.done(folder.path, plan, range(plan.num_shards))
+            num_failed = sum(counts.num_failed for counts in check_whole(files, plan, mine).values())
+            whole = parts.done(files, plan, range(plan.num_shards))
             if len(whole) == plan.num_shards:
                 if self._sink is not None:
                     _check_count(self._sink, sum(counts.num_rows - counts.num_failed for counts in whole.values()))
-                parts.gather_errors(folder, plan)
+                parts.gather_errors(files, plan)
         except BaseException:
             progress.end("stopped")
             raise
@@ -144,8 +146,8 @@ class Job:
 
     def done(self, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
         """Those of these shards that are written."""
-        assert self._folder is not None
-        return parts.done(self._folder.path, plan, shards)
+        assert self._files is not None
+        return parts.done(self._files, plan, shards)
 
     def _plan(self, served: Served) -> Plan:
         options = self._options
@@ -168,14 +170,15 @@ class Job:
 
 def _refuse_out_inside_in(options: Options) -> None:
     """Its parts would be rows of the next job, and of this one when it goes on. Raises RefusedJob."""
-    location = Path(options.location)
-    if location.is_dir() and Path(options.out).resolve().is_relative_to(location.resolve()):
+    if lies_in(options.out, options.location):
         raise RefusedJob("OUT lies in IN, where its files would be taken for inputs: choose a folder elsewhere")
 
 
-def _folder(options: Options) -> OutFolder:
-    number, of = options.worker
-    return OutFolder(options.out, worker=number, num_workers=of)
+def _claimed(options: Options) -> Files:
+    """Raises RefusedJob."""
+    files = files_at(options.out)
+    files.claim("{}-of-{}".format(*options.worker))
+    return files
 
 
 def _check_count(sink: Sink, least: int) -> None:

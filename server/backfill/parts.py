@@ -6,11 +6,13 @@ are written first, and where rows go to a database, they are put there before. T
 writing one again changes nothing.
 """
 
+import io
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +20,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.backfill.errors import WrongIds
-from server.backfill.out_folder import OutFolder
+from server.backfill.out.files import Files
 from server.backfill.plan import Plan
 
 _FACTS = b"embedline"  # the key of the footer's metadata
 _ERRORS = "errors.jsonl"
+_READERS = 8  # parts that are looked at together: a store takes its time to answer
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Content:
     failed: Mapping[int, str]  # places in the shard, and reasons
 
 
-def write(folder: OutFolder, plan: Plan, content: Content, put: Callable[[Content], None] | None = None) -> None:
+def write(files: Files, plan: Plan, content: Content, put: Callable[[Content], None] | None = None) -> None:
     """`put`: takes the rows where they go to a database. Raises WrongIds where an id has another type than those
     before, BackfillError where the disk refuses, and what `put` raises."""
     name, failed = _name(content.shard), sorted(content.failed)
@@ -55,7 +59,7 @@ def write(folder: OutFolder, plan: Plan, content: Content, put: Callable[[Conten
     is_good[failed] = False
     if failed:
         first = plan.rows_of(content.shard).start
-        with folder.new_file(f"{name}.{_ERRORS}") as stream:
+        with files.new_file(f"{name}.{_ERRORS}") as stream:
             for place in failed:
                 line = {"row": first + place, "id": content.ids[place], "error": content.failed[place]}
                 stream.write(json.dumps(line).encode() + b"\n")
@@ -63,11 +67,11 @@ def write(folder: OutFolder, plan: Plan, content: Content, put: Callable[[Conten
         put(content)
     elif plan.format == "npy":
         content.rows[~is_good] = np.nan
-        with folder.new_file(f"{name}.npy") as stream:
+        with files.new_file(f"{name}.npy") as stream:
             np.save(stream, content.rows, allow_pickle=False)
     else:
         columns["embedding"] = vectors(content.rows, is_good)
-    with folder.new_file(f"{name}.parquet") as stream:
+    with files.new_file(f"{name}.parquet") as stream:
         write_table(columns, stream, metadata={_FACTS: json.dumps(asdict(counts))})
 
 
@@ -103,34 +107,51 @@ def vectors(rows: NDArray[Any], is_good: NDArray[np.bool_]) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=pa.array(~is_good))
 
 
-def done(folder: Path, plan: Plan, shards: Iterable[int]) -> dict[int, Counts]:
-    """Those whose files are there and are this job's."""
-    found = {shard: _counts(folder, plan, shard) for shard in shards}
-    return {shard: counts for shard, counts in found.items() if counts is not None}
+def done(files: Files, plan: Plan, shards: Iterable[int]) -> dict[int, Counts]:
+    """Those whose files are there and are this job's. Raises BackfillError where that can't be known now."""
+    names, job = files.names(), plan.job
+    there = [shard for shard in shards if f"{_name(shard)}.parquet" in names]
+    with ThreadPoolExecutor(_READERS) as threads:
+        found = threads.map(lambda shard: _counts(files, plan, shard), there)
+    return {
+        shard: counts
+        for shard, counts in zip(there, found, strict=True)
+        if counts is not None and (counts.job, counts.shard) == (job, shard)
+    }
 
 
-def _counts(folder: Path, plan: Plan, shard: int) -> Counts | None:
+def _counts(files: Files, plan: Plan, shard: int) -> Counts | None:
+    """None where the shard's files are not whole."""
     name = _name(shard)
     try:
-        metadata = pq.read_metadata(folder / f"{name}.parquet")
+        with files.read(f"{name}.parquet") as stream:
+            metadata = pq.read_metadata(stream)
         counts = Counts(**json.loads((metadata.metadata or {})[_FACTS]))
         if plan.format == "npy":
-            shape = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).shape
-            if shape != (metadata.num_rows, plan.dimensions):
-                return None
+            with files.read(f"{name}.npy") as stream:
+                if not _is_array(stream, metadata.num_rows, plan.dimensions):
+                    return None
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
         return None
-    is_whole = metadata.num_rows == counts.num_rows == len(plan.rows_of(shard))
-    return counts if is_whole and (counts.job, counts.shard) == (plan.job, shard) else None
+    return counts if metadata.num_rows == counts.num_rows == len(plan.rows_of(shard)) else None
 
 
-def gather_errors(folder: OutFolder, plan: Plan) -> None:
+def _is_array(stream: BinaryIO, *shape: int) -> bool:
+    """Whether it is a whole .npy of this shape. Raises ValueError for what is no .npy."""
+    np.lib.format.read_magic(stream)
+    found, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    size = stream.tell() + int(np.prod(shape)) * dtype.itemsize
+    return found == shape and stream.seek(0, io.SEEK_END) == size
+
+
+def gather_errors(files: Files, plan: Plan) -> None:
     """All bad rows in one file, in order; there is always one when a job is done. Raises BackfillError."""
-    with folder.new_file(_ERRORS) as stream:
-        for shard in range(plan.num_shards):
-            part = folder.path / f"{_name(shard)}.{_ERRORS}"
-            if part.exists():
-                stream.write(part.read_bytes())
+    names = files.names()
+    with files.new_file(_ERRORS) as stream:
+        for name in (f"{_name(shard)}.{_ERRORS}" for shard in range(plan.num_shards)):
+            if name in names:
+                with files.read(name) as part:
+                    shutil.copyfileobj(part, stream, _COPY_BYTES)
 
 
 def _name(shard: int) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from server.backfill.columns import ArrowRows, ParquetRows
-from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.errors import BackfillError, RefusedJob, in_words
 from server.backfill.lines import LineRows
+from server.backfill.locations import check_no_secrets
 from server.backfill.rows import Rows
 
 _KINDS = {
@@ -38,7 +38,6 @@ _READERS: dict[str, Any] = {
 }
 _ARROWS_OWN = ("s3", "gs", "gcs")
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "created")  # as file systems name it
-_READING = (OSError, pa.ArrowException, ValueError, EOFError)  # what a broken or vanished file raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,13 @@ class Source:
 
     def __init__(self, location: str, *, column: str, id_column: str | None) -> None:
         """Raises RefusedJob where nothing can be read there."""
+        check_no_secrets(location, "IN")
         self._columns = {"column": column, "id_column": id_column}
         try:
             self._filesystem, path = _opened(location)
             self._found = _files(self._filesystem, path)
-        except (*_READING, ImportError) as error:
-            raise RefusedJob(f"IN can't be read: {_in_words(error)}") from None
+        except Exception as error:  # every store's library has errors of its own, here and below
+            raise RefusedJob(f"IN can't be read: {in_words(error)}") from None
         kinds = {_kind(path) for path in self._found}
         if not self._found or len(kinds) != 1:
             what = f"files of several kinds: {', '.join(sorted(filter(None, kinds)))}" if kinds else "no such file"
@@ -95,8 +95,8 @@ class Source:
                 return known
             reader = self._reader(path)
             return InputFile(path, size, version, reader.num_rows(), reader.id_type())
-        except (*_READING, BackfillError) as error:
-            raise RefusedJob(f"{path} {_in_words(error)}") from None
+        except Exception as error:
+            raise RefusedJob(f"{path} {in_words(error)}") from None
 
     def _reader(self, path: str) -> Any:
         return _READERS[self.kind](self._filesystem, path, **self._columns)
@@ -118,8 +118,10 @@ class Source:
                 ids = rows.ids if file.id_type else range(first + start, first + start + len(rows))
                 start += len(rows)
                 yield Rows(ids, rows.texts)
-        except _READING as error:
-            raise BackfillError(f"{file.path} can't be read: {_in_words(error)}") from None
+        except BackfillError:
+            raise
+        except Exception as error:
+            raise BackfillError(f"{file.path} can't be read: {in_words(error)}") from None
         if start != file.num_rows:
             raise BackfillError(f"{file.path} has changed since the job was planned")
 
@@ -134,8 +136,8 @@ class Source:
     def _check(self, file: InputFile) -> None:
         try:
             state = _state(self._filesystem, file.path)
-        except OSError as error:
-            raise BackfillError(f"{file.path} can't be read: {_in_words(error)}") from None
+        except Exception as error:
+            raise BackfillError(f"{file.path} can't be read: {in_words(error)}") from None
         if state != (file.size, file.version):
             raise BackfillError(f"{file.path} has changed since the job was planned")
 
@@ -184,7 +186,3 @@ def _state(filesystem: Any, path: str) -> tuple[int, str]:
         return info.size, str(info.mtime_ns)
     facts = filesystem.handler.fs.info(path) if isinstance(filesystem, pafs.PyFileSystem) else {}
     return info.size, next((str(facts[name]) for name in _VERSIONS if facts.get(name)), "")
-
-
-def _in_words(error: BaseException) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

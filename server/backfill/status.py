@@ -1,19 +1,20 @@
 """How far a job is, read from its folder alone: no engine, no lock, no input."""
 
 import json
-from pathlib import Path
 
 from server.backfill import parts
 from server.backfill.errors import RefusedJob
-from server.backfill.out_folder import read_manifest
+from server.backfill.out import manifest
+from server.backfill.out.opening import files_at
 
 
 def print_status(out: str) -> None:
     """One JSON object. Raises RefusedJob where no job has begun."""
-    plan = read_manifest(Path(out))
+    files = files_at(out)
+    plan = manifest.read(files)
     if plan is None:
         raise RefusedJob("OUT has no job")
-    done = parts.done(Path(out), plan, range(plan.num_shards))
+    done = parts.done(files, plan, range(plan.num_shards))
     facts = {
         "event": "status",
         "job": plan.job,

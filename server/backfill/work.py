@@ -9,7 +9,8 @@ from typing import Any
 
 from server.backfill import parts
 from server.backfill.errors import BackfillError
-from server.backfill.out_folder import OutFolder
+from server.backfill.out import manifest
+from server.backfill.out.files import Files
 from server.backfill.plan import Plan
 from server.backfill.progress import Progress
 from server.backfill.servers import Servers, told
@@ -26,14 +27,14 @@ class Writer:
 
     def __init__(
         self,
-        folder: OutFolder,
+        files: Files,
         plan: Plan,
         source: Source,
         servers: Servers,
         progress: Progress,
         put: Callable[[parts.Content], None] | None = None,
     ) -> None:
-        self._folder, self._plan, self._source = folder, plan, source
+        self._files, self._plan, self._source = files, plan, source
         self._servers, self._progress, self._put = servers, progress, put
         self._thread = ThreadPoolExecutor(1, "embedline writer")
         self._pending: deque[Future[None]] = deque()
@@ -57,7 +58,8 @@ class Writer:
         content = shard.content(self._servers.reasons)
         self._source.check(self._plan.rows_of(shard.number))
         self._servers.check_still(self._plan.model)  # a server that was replaced meanwhile computed some of these rows
-        parts.write(self._folder, self._plan, content, self._put)
+        manifest.check(self._files, self._plan)
+        parts.write(self._files, self._plan, content, self._put)
         self._progress.failed(len(content.failed), num_unsent=shard.num_unsent)
 
 
@@ -100,9 +102,9 @@ def _neighbours(numbers: Sequence[int]) -> Iterator[range]:
         yield range(found[0], found[-1] + 1)
 
 
-def check_whole(folder: OutFolder, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
+def check_whole(files: Files, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
     """Read back what was written. Raises BackfillError where rows out are not rows in."""
-    found = parts.done(folder.path, plan, shards)
+    found = parts.done(files, plan, shards)
     lost = [shard for shard in shards if shard not in found]
     if lost:
         raise BackfillError(f"{len(lost)} part(s) are not as they were written, the first is number {lost[0]}")

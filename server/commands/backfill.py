@@ -33,8 +33,8 @@ _Out = Annotated[
     str,
     typer.Argument(
         metavar="OUT",
-        help="The folder of the job: a new one, or with --resume its own. Or a database: "
-        "postgresql://user@host/database, qdrant+https://host:6333/collection.",
+        help="The folder of the job, here or at s3://, gs://, hf://: a new one, or with --resume its own. Or a "
+        "database: postgresql://user@host/database, qdrant+https://host:6333/collection.",
     ),
 ]
 _Column = Annotated[str, typer.Option(help="With the texts.")]
@@ -200,7 +200,7 @@ def _check_out(kind: str | None, format: str | None, job_folder: str | None, tab
     if kind is not None and format is not None:
         raise SettingsError("--format is for files: OUT is a database")
     if kind is not None and not job_folder:
-        raise SettingsError("--job-folder must name a folder of this machine: the database does not say what is done")
+        raise SettingsError("--job-folder must name a folder: the database does not say what is done")
 
 
 def _check_where(where: _Where) -> None:

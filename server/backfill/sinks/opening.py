@@ -3,6 +3,8 @@
 import importlib.util
 import os
 
+import fsspec
+
 from server.backfill.errors import RefusedJob
 from server.backfill.sinks.sink import Sink
 
@@ -17,13 +19,14 @@ _DEFAULT_TABLE = "embeddings"
 
 
 def kind_of(out: str) -> str | None:
-    """pgvector or qdrant; None for what is no database. Raises RefusedJob for a URL of nothing that is known."""
+    """pgvector or qdrant; None for a path, and a URL of files. Raises RefusedJob for a URL of nothing that is known."""
     scheme, separator, _ = out.partition("://")
-    if not separator:
-        return None
-    if scheme not in _KINDS:
-        raise RefusedJob(f"OUT must be a folder of this machine, or begin with one of {', '.join(_KINDS)} and ://")
-    return _KINDS[scheme]
+    if separator and scheme not in _KINDS and scheme not in fsspec.available_protocols():
+        known = ", ".join(_KINDS)
+        raise RefusedJob(
+            f"OUT must be a folder, a URL that fsspec knows, as s3://, or begin with one of {known} and ://"
+        )
+    return _KINDS.get(scheme) if separator else None
 
 
 def opened(out: str, table: str | None) -> Sink:

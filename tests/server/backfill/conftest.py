@@ -1,9 +1,13 @@
-"""One PostgreSQL for all tests of this folder."""
+"""One PostgreSQL for all tests of this folder, and the places that OUT may be."""
 
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
+import fsspec
 import pytest
 
+from tests.server.backfill.jobs import Place
 from tests.server.backfill.postgres import Postgres, running_postgres
 
 
@@ -11,3 +15,25 @@ from tests.server.backfill.postgres import Postgres, running_postgres
 def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """OUT that is a folder, and not there yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def store() -> Iterator[Place]:
+    """OUT on an object store, which is in this process."""
+    prefix = f"/{uuid.uuid4()}"
+    yield Place(f"memory:/{prefix}/out")
+    memory = fsspec.filesystem("memory")
+    if memory.exists(prefix):
+        memory.rm(prefix, recursive=True)
+
+
+@pytest.fixture(params=["folder", "store"])
+def out(request: pytest.FixtureRequest) -> Place:
+    """OUT of either kind."""
+    return Place(str(request.getfixturevalue(request.param)))

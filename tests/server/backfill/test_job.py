@@ -2,8 +2,8 @@
 
 import dataclasses
 import errno
+import io
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 from embedline.client.preference import CancellationToken
 from server.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
 from server.backfill.job import Job
-from server.backfill.out_folder import read_manifest
+from server.backfill.out import manifest
+from server.backfill.out.opening import files_at
 from server.backfill.status import print_status
-from tests.server.backfill.jobs import BAD, check, errors, options, run, texts, url_of, write_jsonl, written
+from tests.server.backfill.jobs import BAD, Place, check, errors, options, run, texts, url_of, write_jsonl, written
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import Server
 
@@ -30,12 +31,7 @@ def source(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-def test_every_row_has_its_vector_or_its_reason(source: Path, out: Path, fake_server: Server) -> None:
+def test_every_row_has_its_vector_or_its_reason(source: Path, out: Place, fake_server: Server) -> None:
     assert run(options(source, out), url_of(fake_server)) == 1
     check(out, texts(COUNT), IDS)
     assert errors(out) == [
@@ -57,63 +53,66 @@ def test_a_text_that_is_too_long_is_bad_only_without_truncation(
     assert "256" in errors(tmp_path / "whole")[0]["error"]
 
 
-def test_rows_are_float16_in_parts_of_arrows_own_types(source: Path, out: Path, fake_server: Server) -> None:
-    run(options(source, out, dtype="float16", id_column=None), url_of(fake_server))
-    part = pq.read_table(out / "part-00000.parquet")
+def test_rows_are_float16_in_parts_of_arrows_own_types(source: Path, folder: Path, fake_server: Server) -> None:
+    run(options(source, folder, dtype="float16", id_column=None), url_of(fake_server))
+    part = pq.read_table(folder / "part-00000.parquet")
     assert part.schema.types == [pa.int64(), pa.list_(pa.float16(), DIMENSIONS)]
-    assert "BYTE_STREAM_SPLIT" in pq.read_metadata(out / "part-00000.parquet").row_group(0).column(1).encodings
+    assert "BYTE_STREAM_SPLIT" in pq.read_metadata(folder / "part-00000.parquet").row_group(0).column(1).encodings
     assert part["id"].to_pylist() == list(range(50))
 
 
-def test_numpys_format_has_the_ids_beside_it(source: Path, out: Path, fake_server: Server) -> None:
+def test_numpys_format_has_the_ids_beside_it(source: Path, out: Place, fake_server: Server) -> None:
     run(options(source, out, format="npy"), url_of(fake_server))
-    rows = np.concatenate([np.load(part) for part in sorted(out.glob("part-*.npy"))])
+    rows = np.concatenate([np.load(io.BytesIO(out.read(part))) for part in out.names("part-*.npy")])
     assert rows.shape == (COUNT, DIMENSIONS)
     assert rows.dtype == np.float32
     assert np.flatnonzero(np.isnan(rows[:, 0])).tolist() == list(BAD)
-    ids = [key for part in sorted(out.glob("part-*.parquet")) for key in pq.read_table(part)["id"].to_pylist()]
-    assert ids == IDS
-    (out / "part-00001.npy").unlink()
+    parts = [pq.read_table(io.BytesIO(out.read(part))) for part in out.names("part-*.parquet")]
+    assert [key for part in parts for key in part["id"].to_pylist()] == IDS
+    whole = out.read("part-00001.npy")
+    out.remove("part-00001.npy")
+    out.write("part-00002.npy", out.read("part-00002.npy")[:-8])
     run(options(source, out, format="npy", resume=True), url_of(fake_server))
-    assert np.load(out / "part-00001.npy").tobytes() == rows[50:100].tobytes()
+    assert out.read("part-00001.npy") == whole
+    assert np.load(io.BytesIO(out.read("part-00002.npy"))).tobytes() == rows[100:150].tobytes()
 
 
-def test_numbers_that_float16_lacks_are_bad_rows(source: Path, out: Path, fake_server: Server) -> None:
-    run(options(source, out, dtype="float16", shard_rows=COUNT), url_of(fake_server))
-    found = {line["row"]: line["error"] for line in errors(out) if line["row"] not in BAD}
-    exact = out.with_name("exact")
+def test_numbers_that_float16_lacks_are_bad_rows(source: Path, folder: Path, fake_server: Server) -> None:
+    run(options(source, folder, dtype="float16", shard_rows=COUNT), url_of(fake_server))
+    found = {line["row"]: line["error"] for line in errors(folder) if line["row"] not in BAD}
+    exact = folder.with_name("exact")
     run(options(source, exact, shard_rows=COUNT), url_of(fake_server))
     too_large = {at for at, row in enumerate(written(exact)[1]) if row is not None and np.abs(row).max() > 65504}
     assert set(found) == too_large
     assert set(found.values()) <= {"a number of its row is too large for float16: use --output-dtype float32"}
 
 
-def test_workers_share_one_folder(source: Path, out: Path, fake_server: Server) -> None:
+def test_workers_share_one_folder(source: Path, out: Place, fake_server: Server) -> None:
     for number in range(3):
         run(options(source, out, worker=(number, 3), resume=True), url_of(fake_server))
-        assert (out / "errors.jsonl").exists() == (number == 2)
+        assert bool(out.names("errors.jsonl")) == (number == 2)
     check(out, texts(COUNT), IDS)
 
 
-def test_two_servers_share_the_work(source: Path, out: Path, fake_server: Server) -> None:
+def test_two_servers_share_the_work(source: Path, out: Place, fake_server: Server) -> None:
     run(options(source, out), url_of(fake_server), url_of(fake_server).replace("127.0.0.1", "localhost"))
     check(out, texts(COUNT), IDS)
 
 
-def test_an_empty_input_is_a_job_without_parts(tmp_path: Path, out: Path, fake_server: Server) -> None:
+def test_an_empty_input_is_a_job_without_parts(tmp_path: Path, out: Place, fake_server: Server) -> None:
     (tmp_path / "in.csv").write_text("key,text\n")
     assert run(options(tmp_path / "in.csv", out), url_of(fake_server)) == 0
     assert errors(out) == []
 
 
-def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out: Path, fake_server: Server) -> None:
+def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out: Place, fake_server: Server) -> None:
     run(options(source, out), url_of(fake_server))
-    before = {part.name: (part.stat().st_ino, part.read_bytes()) for part in out.glob("part-*.parquet")}
-    (out / "part-00002.parquet").write_bytes(before["part-00002.parquet"][1][:-9])
-    (out / "part-00004.parquet").unlink()
-    shutil.copy(out / "part-00000.parquet", out / "part-00005.parquet")
+    before = {part: (out.version(part), out.read(part)) for part in out.names("part-*.parquet")}
+    out.write("part-00002.parquet", before["part-00002.parquet"][1][:-9])
+    out.remove("part-00004.parquet")
+    out.write("part-00005.parquet", before["part-00000.parquet"][1])
     run(options(source, out, resume=True), url_of(fake_server))
-    after = {part.name: (part.stat().st_ino, part.read_bytes()) for part in out.glob("part-*.parquet")}
+    after = {part: (out.version(part), out.read(part)) for part in out.names("part-*.parquet")}
     assert {name: content for name, (_, content) in after.items()} == {
         name: content for name, (_, content) in before.items()
     }
@@ -122,7 +121,7 @@ def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out:
     assert "part-00002.parquet" not in kept
 
 
-def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Path, fake_server: Server) -> None:
+def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Place, fake_server: Server) -> None:
     run(options(source, out), url_of(fake_server))
     with pytest.raises(RefusedJob, match="--resume goes on with it"):
         run(options(source, out), url_of(fake_server))
@@ -139,53 +138,51 @@ def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Path, 
     ],
 )
 def test_the_folder_of_another_job_is_refused(
-    changed: dict[str, Any], words: str, source: Path, out: Path, fake_server: Server
+    changed: dict[str, Any], words: str, source: Path, out: Place, fake_server: Server
 ) -> None:
     run(options(source, out), url_of(fake_server))
     with pytest.raises(RefusedJob, match=f"^OUT is of another job: .*{words}|^OUT is of {words}"):
         run(options(source, out, resume=True, **changed), url_of(fake_server))
 
 
-def test_a_changed_input_is_refused(source: Path, out: Path, fake_server: Server) -> None:
+def test_a_changed_input_is_refused(source: Path, out: Place, fake_server: Server) -> None:
     run(options(source, out), url_of(fake_server))
     write_jsonl(source, ["other"])
     with pytest.raises(RefusedJob, match=r"an input has changed: .*in\.jsonl$"):
         run(options(source, out, resume=True), url_of(fake_server))
 
 
-def test_another_model_is_refused(source: Path, out: Path, fake_server: Server, tmp_path: Path) -> None:
+def test_another_model_is_refused(source: Path, out: Place, fake_server: Server, tmp_path: Path) -> None:
     run(options(source, out), url_of(fake_server))
-    manifest = out / "manifest.json"
-    begun = read_manifest(out)
+    begun = manifest.read(files_at(str(out)))
     assert begun is not None
     model = {**begun.model, "compute": "bfloat16", "id": "0"}
-    manifest.write_text(dataclasses.replace(begun, model=model).as_json())
+    out.write("manifest.json", dataclasses.replace(begun, model=model).as_json().encode())
     with pytest.raises(RefusedJob, match=r"the model is another: its compute was bfloat16, and is float32$"):
         run(options(source, out, resume=True), url_of(fake_server))
 
 
 @pytest.mark.parametrize("content", ["{}", "no JSON", None])
-def test_a_folder_with_something_else_is_refused(content: str | None, source: Path, out: Path) -> None:
-    out.mkdir()
-    (out / ("manifest.json" if content else "holiday.jpg")).write_text(content or "")
+def test_a_folder_with_something_else_is_refused(content: str | None, source: Path, out: Place) -> None:
+    out.write("manifest.json" if content else "holiday.jpg", (content or "").encode())
     words = "the manifest of OUT can't be read" if content else "OUT has files and no manifest of a job"
     with pytest.raises(RefusedJob, match=words):
         Job(options(source, out, resume=True))
 
 
-def test_a_folder_that_another_process_writes_is_refused(source: Path, out: Path) -> None:
-    first = Job(options(source, out))
+def test_a_folder_that_another_process_writes_is_refused(source: Path, folder: Path) -> None:
+    first = Job(options(source, folder))
     with pytest.raises(RefusedJob, match="being written by another process"):
-        Job(options(source, out, resume=True))
-    Job(options(source, out, resume=True, worker=(1, 2))).close()
+        Job(options(source, folder, resume=True))
+    Job(options(source, folder, resume=True, worker=(1, 2))).close()
     first.close()
-    Job(options(source, out, resume=True)).close()
-    assert os.listdir(out) == []  # no lock is left
+    Job(options(source, folder, resume=True)).close()
+    assert os.listdir(folder) == []  # no lock is left
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_refuses_stops_the_job_and_leaves_it_resumable(
-    code: int, source: Path, out: Path, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    code: int, source: Path, folder: Path, fake_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, calls = os.fsync, []
 
@@ -198,30 +195,30 @@ def test_a_disk_that_refuses_stops_the_job_and_leaves_it_resumable(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(BackfillError, match=f"can't be written: {os.strerror(code)}"):
-            run(options(source, out), url_of(fake_server))
-    assert not list(out.glob("*.tmp"))
-    assert 0 < len(list(out.glob("part-*.parquet"))) < 7
-    run(options(source, out, resume=True), url_of(fake_server))
-    check(out, texts(COUNT), IDS)
+            run(options(source, folder), url_of(fake_server))
+    assert not list(folder.glob("*.tmp"))
+    assert 0 < len(list(folder.glob("part-*.parquet"))) < 7
+    run(options(source, folder, resume=True), url_of(fake_server))
+    check(folder, texts(COUNT), IDS)
 
 
-def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Path, fake_server: Server) -> None:
+def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Place, fake_server: Server) -> None:
     begun = Job(options(source, out))
     os.utime(source, ns=(1, 1))
     with pytest.raises(BackfillError, match="has changed since the job was planned"):
         begun.run([url_of(fake_server)], None, CancellationToken())
-    assert not list(out.glob("part-*"))
+    assert out.names("part-*") == []
 
 
 @pytest.mark.parametrize("other", ['"two"', "1.5", "true", "[1]"])
-def test_ids_of_another_type_stop_the_job(other: str, tmp_path: Path, out: Path, fake_server: Server) -> None:
+def test_ids_of_another_type_stop_the_job(other: str, tmp_path: Path, out: Place, fake_server: Server) -> None:
     lines = ['{"key": 1, "text": "a"}', '{"key": null, "text": "b"}', f'{{"key": {other}, "text": "c"}}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     with pytest.raises(WrongIds, match="the id of row 2 is no int64, as the first one is"):
         run(options(tmp_path / "in.jsonl", out, shard_rows=2), url_of(fake_server))
 
 
-def test_an_id_that_is_too_large_stops_the_job(tmp_path: Path, out: Path, fake_server: Server) -> None:
+def test_an_id_that_is_too_large_stops_the_job(tmp_path: Path, out: Place, fake_server: Server) -> None:
     (tmp_path / "in.jsonl").write_text(f'{{"key": {1 << 63}, "text": "a"}}\n')
     with pytest.raises(WrongIds, match="rows 0 to 0 have ids that no int64 can hold"):
         run(options(tmp_path / "in.jsonl", out), url_of(fake_server))
@@ -234,34 +231,34 @@ def test_an_out_inside_of_in_is_refused(inside: str, source: Path) -> None:
     assert os.listdir(source.parent) == [source.name]  # no folder was made
 
 
-def test_a_signal_stops_the_job(source: Path, out: Path, fake_server: Server) -> None:
+def test_a_signal_stops_the_job(source: Path, out: Place, fake_server: Server) -> None:
     token = CancellationToken()
     token.cancel()
     with pytest.raises(Stopped):
         run(options(source, out), url_of(fake_server), token=token)
 
 
-def test_a_server_that_is_none_of_ours_is_refused(source: Path, out: Path, fake_server: Server) -> None:
+def test_a_server_that_is_none_of_ours_is_refused(source: Path, out: Place, fake_server: Server) -> None:
     with pytest.raises(BackfillError, match=r"--model must name one of: "):
         run(options(source, out, model="nobody"), url_of(fake_server))
 
 
 def test_a_dry_run_writes_nothing(
-    source: Path, out: Path, fake_server: Server, capsys: pytest.CaptureFixture[str]
+    source: Path, out: Place, fake_server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(options(source, out, dry_run=True), url_of(fake_server)) == 0
     assert '"event": "estimate"' in (printed := capsys.readouterr().out)
     assert '"job_rows": 330' in printed
-    assert not out.exists()
+    assert out.names() == []
 
 
 def test_the_status_is_read_from_the_folder_alone(
-    source: Path, out: Path, fake_server: Server, capsys: pytest.CaptureFixture[str]
+    source: Path, out: Place, fake_server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RefusedJob, match=r"^OUT has no job$"):
         print_status(str(out))
     run(options(source, out), url_of(fake_server))
-    (out / "part-00001.parquet").unlink()
+    out.remove("part-00001.parquet")
     capsys.readouterr()
     print_status(str(out))
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.backfill.jobs import check, start, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import check, command, end, texts, url_of, write_jsonl
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import PATIENCE, Server
 
@@ -20,10 +20,7 @@ JOB = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "200")
 
 def finish(*arguments: str | Path) -> tuple[int, dict[str, object], str]:
     """The exit code, the last line, and standard error."""
-    with start(*arguments) as process:
-        printed, said = process.communicate(timeout=PATIENCE)
-    lines = printed.splitlines()
-    return process.returncode, json.loads(lines[-1]) if lines else {}, said
+    return end(command(*arguments))
 
 
 @pytest.mark.full
@@ -32,7 +29,7 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
     source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
     killed, whole, chance = tmp_path / "killed", tmp_path / "whole", random.Random(18)
     for _ in range(20):
-        with start(source, killed, *JOB, *ENGINE, "--resume") as process:
+        with command(source, killed, *JOB, *ENGINE, "--resume") as process:
             try:
                 process.communicate(timeout=chance.uniform(1.0, 3.5))
             except subprocess.TimeoutExpired:
@@ -48,7 +45,7 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
 
 def test_a_signal_stops_it_in_order_and_it_can_be_resumed(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(20_000))
-    with start(source, tmp_path / "out", *JOB, *ENGINE) as process:
+    with command(source, tmp_path / "out", *JOB, *ENGINE) as process:
         while not list((tmp_path / "out").glob("part-*.parquet")):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
@@ -102,7 +99,7 @@ def test_memory_is_flat_in_the_number_of_rows(tmp_path: Path, fake_server: Serve
     for count in (20_000, 100_000):
         source = write_jsonl(tmp_path / f"{count}.jsonl", texts(count))
         out = tmp_path / f"out-{count}"
-        with start(
+        with command(
             source, out, "--shard-rows", "5000", "--max-errors", "100000", "--url", url_of(fake_server)
         ) as process:
             _, status, usage = os.wait4(process.pid, 0)

@@ -1,0 +1,163 @@
+"""OUT on an object store, beyond what test_job.py holds for it and for a folder alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from embedline.client.preference import CancellationToken
+from server.backfill import parts
+from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.job import Job
+from server.backfill.locations import lies_in
+from server.backfill.out.opening import files_at
+from server.backfill.sinks.opening import kind_of
+from tests.server.backfill.jobs import Place, check, options, run, texts, url_of, write_jsonl
+from tests.server_e2e.running import Server
+
+COUNT = 130
+IDS = [f"k{number}" for number in range(COUNT)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+
+
+def test_a_file_is_put_once_and_whole_under_its_own_name(
+    source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts: list[str] = []
+    put_file = MemoryFileSystem.put_file
+
+    def noted(self: Any, own: str, path: str, **options: Any) -> None:
+        puts.append(path.rpartition("/")[2])
+        put_file(self, own, path, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
+    run(options(source, store, format="npy"), url_of(fake_server))
+    assert sorted(puts) == store.names()
+    assert [name for name in puts if "00000" in name] == [
+        "part-00000.errors.jsonl",
+        "part-00000.npy",
+        "part-00000.parquet",  # the last: it says that the part is done
+    ]
+
+
+def test_of_a_part_its_footer_alone_is_read(
+    tmp_path: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [f"text {number}" for number in range(2_000)])
+    run(options(source, store, shard_rows=2_000), url_of(fake_server))
+    cat_file, num_bytes = MemoryFileSystem.cat_file, [0]
+
+    def counted(self: Any, path: str, **of: Any) -> bytes:
+        found: bytes = cat_file(self, path, **of)
+        num_bytes.append(len(found) if path.endswith(".parquet") else 0)
+        return found
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
+    assert run(options(source, store, shard_rows=2_000, resume=True), url_of(fake_server)) == 0
+    assert 0 < max(num_bytes) <= 65_536 < len(store.read("part-00000.parquet"))
+
+
+@pytest.mark.parametrize("method", ["ls", "info", "cat_file", "put_file"])
+def test_a_store_that_is_away_stops_the_job_in_one_line_and_what_is_done_is_kept(
+    method: str, source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, calls = getattr(MemoryFileSystem, method), []
+
+    def away(self: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > 3:
+            raise RuntimeError("the library's own:\nno route")  # of a class that nobody knows
+        return ask(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, method, away)
+        with pytest.raises(BackfillError, match=r"memory://\S+ can't be (read|written): the library's own: no route$"):
+            run(options(source, store), url_of(fake_server))
+    before = {name: store.version(name) for name in store.names("part-*.parquet")}
+    run(options(source, store, resume=True), url_of(fake_server))
+    check(store, texts(COUNT), IDS)
+    assert {name: store.version(name) for name in before} == before
+
+
+def test_a_full_temporary_folder_stops_the_job(
+    source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(source / "nothing"))
+    with pytest.raises(BackfillError, match="the temporary folder can't be written: Not a directory"):
+        run(options(source, store), url_of(fake_server))
+    assert store.names() == []
+
+
+def test_a_manifest_is_made_once(source: Path, out: Place, fake_server: Server) -> None:
+    same = [Job(options(source, out, resume=True, worker=(number, 2))) for number in range(2)]
+    other = Job(options(source, out, resume=True, worker=(2, 3), dtype="float16"))
+    for job in same:  # all of them saw no manifest
+        job.run([url_of(fake_server)], None, CancellationToken())
+    with pytest.raises(RefusedJob, match="OUT is of another job: dtype was float32, and is float16"):
+        other.run([url_of(fake_server)], None, CancellationToken())
+    check(out, texts(COUNT), IDS)
+
+
+def test_a_job_whose_manifest_another_one_replaced_stops_before_its_next_part(
+    source: Path, out: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Place(f"{out}-other")
+    run(options(source, other, shard_rows=60), url_of(fake_server))
+    write = parts.write
+
+    def write_and_replace(*arguments: Any) -> None:
+        write(*arguments)
+        out.write("manifest.json", other.read("manifest.json"))
+
+    monkeypatch.setattr(parts, "write", write_and_replace)
+    with pytest.raises(BackfillError, match="another job has begun in OUT meanwhile"):
+        run(options(source, out), url_of(fake_server))
+    assert out.names("part-*.parquet") == ["part-00000.parquet"]
+
+
+def test_something_that_is_there_is_not_written_over_where_the_store_can_tell(store: Place) -> None:
+    store.write("manifest.json", b"first")
+    files = files_at(str(store))
+    with pytest.raises(BackfillError, match="can't be written"), files.new_file("manifest.json", only_new=True) as new:
+        new.write(b"second")
+    assert store.read("manifest.json") == b"first"
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("s3://key:se-cret@bucket/out", "OUT must have no password in its URL"),
+        ("filecache::s3://key:se-cret@bucket/out", "OUT must have no password in its URL"),
+        ("az://c/out?sig=se-cret", "OUT must be one URL without a query"),
+        ("filecache::memory://out", "OUT must be one URL without a query"),
+        ("gs://bucket/out", "OUT can't be opened: Please install gcsfs"),
+    ],
+)
+def test_what_is_no_place_for_files_is_refused_without_its_secrets(location: str, words: str) -> None:
+    with pytest.raises(RefusedJob, match=words) as caught:
+        files_at(location)
+    assert "se-cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("out", "location", "inside"),
+    [
+        ("s3://b/in/out", "s3://b/in", True),
+        ("s3a://b/in/", "s3://b/in", True),
+        ("s3://b/index", "s3://b/in", False),
+        ("s3://b/in/out", "gs://b/in", False),
+        ("/b/in/out", "s3://b/in", False),
+        ("file:///proc/self", "/proc", True),
+    ],
+)
+def test_an_out_inside_of_in_is_known_by_its_url(out: str, location: str, inside: bool) -> None:
+    assert lies_in(out, location) == inside
+
+
+def test_a_url_of_files_is_no_database() -> None:
+    assert [kind_of(out) for out in ("s3://b/out", "hf://datasets/a/b", "file:///out", "out")] == [None] * 4
