@@ -1,11 +1,12 @@
 """Jobs as the tests run them: an input of numbered texts, and what the fake engine must have made of it."""
 
+import contextlib
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,14 @@ def errors(out: Path | Place) -> list[dict[str, Any]]:
 
 
 def command(
-    *arguments: str | Path, python: str | Path = sys.executable, environment: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    python: str | Path = sys.executable,
+    module: str = "embedline",
+    environment: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[str]":
     """As people run it."""
     return subprocess.Popen(
-        [python, "-P", "-m", "embedline", "backfill", *map(str, arguments)],
+        [python, "-P", "-m", module, "backfill", *map(str, arguments)],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -147,6 +151,17 @@ def command(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def kill_amid(process: "subprocess.Popen[str]", is_time: Callable[[], bool]) -> None:
+    """Kills a command as soon as it is time, and before it has ended."""
+    with process:
+        while not is_time():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
+            assert process.poll() is None, process.communicate()
+        process.kill()
+        process.communicate()
 
 
 def end(process: "subprocess.Popen[str]") -> tuple[int, dict[str, Any], str]:

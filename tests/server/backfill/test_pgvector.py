@@ -1,5 +1,6 @@
 """Jobs into a real PostgreSQL: each row once and exact, and what is not as it should be is refused by its name."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.job import Job
 from server.backfill.sinks import persistence
 from server.backfill.sinks.pgvector import PgvectorSink
-from tests.server.backfill.jobs import BAD, errors, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import BAD, command, end, errors, kill_amid, options, run, texts, url_of, write_jsonl
 from tests.server.backfill.postgres import Postgres
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
 from tests.server_e2e.running import Server
@@ -52,11 +53,11 @@ def into(url: str, location: Path, out: Path, **changed: Any) -> Any:
     return options(location, out, **{"sink": url, "format": "pgvector", **changed})
 
 
-def check(query: Query, *, table: str = "embeddings") -> None:
+def check(query: Query, *, count: int = COUNT) -> None:
     """Every row of the input is there, exact, and null where it can't be embedded."""
-    rows = query(f"SELECT id, embedding::text FROM {table} ORDER BY substr(id, 2)::int")
-    assert [key for key, _ in rows] == [f"k{number}" for number in range(COUNT)]
-    for value, (_, row) in zip(texts(COUNT), rows, strict=True):
+    rows = query("SELECT id, embedding::text FROM embeddings ORDER BY substr(id, 2)::int")
+    assert [key for key, _ in rows] == [f"k{number}" for number in range(count)]
+    for value, (_, row) in zip(texts(count), rows, strict=True):
         if isinstance(value, str) and value:
             assert np.array_equal(np.array(row.strip("[]").split(","), np.float32), row_of_ids(ids_of(value)))
         else:
@@ -205,6 +206,30 @@ def test_a_database_that_is_away_is_asked_again(
     killed.clear()
     with pytest.raises(BackfillError, match="the database can't be written to"):
         run(into(url, source, out, resume=True), url_of(fake_server))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
+    tmp_path: Path, out: Path, url: str, query: Query
+) -> None:
+    count, chance = 3000, random.Random(18)
+    source = write_jsonl(tmp_path / "in.jsonl", texts(count))
+    engine = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--fake-tokens-per-second", "10000")
+    form = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "50", "--max-errors", "3")
+    job = (source, url, "--job-folder", out, *form, *engine, "--resume")
+    query(f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text PRIMARY KEY, embedding vector({DIMENSIONS}))")
+
+    def num_rows() -> int:
+        return int(query("SELECT count(*) FROM embeddings")[0][0])
+
+    for _ in range(5):
+        enough = num_rows() + chance.randint(1, 400)
+        kill_amid(command(*job), lambda enough=enough: num_rows() >= enough)  # type: ignore[misc]
+    assert 5 * 50 <= num_rows() < count
+    code, last, said = end(command(*job))
+    assert (code, last["rows"], last["failed"]) == (0, count, 3), said
+    check(query, count=count)
 
 
 def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, url: str) -> None:

@@ -1,5 +1,8 @@
 """Jobs into Qdrant, by its client's own local mode."""
 
+import contextlib
+import random
+import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from server.backfill.parts import Content
 from server.backfill.sinks import qdrant
 from server.backfill.sinks.opening import kind_of
 from server.backfill.sinks.sink import SinkAway
-from tests.server.backfill.jobs import BAD, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import BAD, command, end, kill_amid, options, run, texts, url_of, write_jsonl
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
 from tests.server_e2e.running import Server
 
@@ -44,16 +47,52 @@ def test_every_good_row_is_a_point_once(tmp_path: Path, database: QdrantClient, 
     assert run(into(source, tmp_path / "out", max_errors=3), url_of(fake_server)) == 0
     (tmp_path / "out" / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
     assert run(into(source, tmp_path / "out", max_errors=3, resume=True), url_of(fake_server)) == 0
-    assert database.count("notes").count == COUNT - len(BAD)
-    points, _ = database.scroll("notes", limit=COUNT, with_vectors=True)
+    check(database, COUNT)
+
+
+def check(client: QdrantClient, count: int) -> None:
+    """Every good row of the input is a point, once and exact; no bad one is there."""
+    assert client.count("notes").count == count - len(BAD)
+    points, _ = client.scroll("notes", limit=count, with_vectors=True)
     found = {point.payload["id"]: point for point in points if point.payload}
-    for number, text in enumerate(texts(COUNT)):
+    for number, text in enumerate(texts(count)):
         if number in BAD:
             assert f"k{number}" not in found
             continue
         point = found[f"k{number}"]
         assert point.id == str(uuid.uuid5(uuid.NAMESPACE_URL, f"k{number}"))
         assert (np.array(point.vector, np.float32) == row_of_ids(ids_of(text))).all()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_job_that_is_killed_and_resumed_leaves_every_point_once(tmp_path: Path) -> None:
+    count, chance = 2000, random.Random(18)
+    out, folder = tmp_path / "out", tmp_path / "qdrant"
+    source = write_jsonl(tmp_path / "in.jsonl", texts(count))
+    engine = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--fake-tokens-per-second", "10000")
+    form = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "50", "--max-errors", "3")
+    job = (source, "qdrant+http://localhost/notes", "--job-folder", out, *form, *engine, "--resume")
+    size = models.VectorParams(size=DIMENSIONS, distance=models.Distance.DOT)
+    with contextlib.closing(QdrantClient(path=str(folder))) as client:
+        client.create_collection("notes", vectors_config=size)
+
+    def started() -> "subprocess.Popen[str]":
+        return command(
+            *job, module="tests.server.backfill.qdrant_in_folder", environment={"QDRANT_FOLDER": str(folder)}
+        )
+
+    def num_parts() -> int:
+        return len(list(out.glob("part-*.parquet")))
+
+    for _ in range(5):
+        enough = num_parts() + chance.randint(1, 5)
+        kill_amid(started(), lambda enough=enough: num_parts() >= enough)  # type: ignore[misc]
+    assert 5 <= num_parts() < count // 50
+    code, last, said = end(started())
+    assert (code, last["rows"], last["failed"]) == (0, count, 3), said
+    with contextlib.closing(QdrantClient(path=str(folder))) as client:
+        check(client, count)
 
 
 def test_a_collection_is_made_and_one_of_another_shape_is_refused(

@@ -1,0 +1,18 @@
+"""The command line with Qdrant's own local mode, in the folder of QDRANT_FOLDER, in place of a server."""
+
+import os
+from typing import Any
+
+from qdrant_client import QdrantClient
+
+from server import cli
+from server.backfill.sinks import qdrant
+
+
+def _client(**_: Any) -> QdrantClient:
+    return QdrantClient(path=os.environ["QDRANT_FOLDER"])
+
+
+if __name__ == "__main__":
+    qdrant.QdrantClient = _client  # type: ignore[misc,assignment]
+    cli.main()
