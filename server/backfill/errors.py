@@ -1,8 +1,12 @@
 """What stops a job. What concerns one row alone is no error: see rows.py."""
 
+from typing import ClassVar
+
 
 class BackfillError(Exception):
     """Why a job can't begin, or can't go on: one line. What is done stays, and --resume goes on from there."""
+
+    resumes: ClassVar[bool] = True
 
 
 class RefusedJob(BackfillError):
@@ -11,6 +15,14 @@ class RefusedJob(BackfillError):
 
 class WrongIds(BackfillError):
     """The input has ids of several types: --resume would stop there too."""
+
+    resumes = False
+
+
+class InputChanged(BackfillError):
+    """A file is not what it was when the job was planned: --resume refuses it too."""
+
+    resumes = False
 
 
 class Stopped(BackfillError):

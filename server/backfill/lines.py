@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +14,7 @@ from server.backfill.rows import MAX_TEXT_CHARS, ROWS_AT_A_TIME, BadText, Rows, 
 
 _MAX_LINE_BYTES = 8 * MAX_TEXT_CHARS  # JSON takes up to six bytes for a character
 _BUFFER_BYTES = 1 << 20
+_HEAD_BYTES = 4
 _Row = tuple[Any, object]  # the id, and what stands in place of the text
 
 csv.field_size_limit(_MAX_LINE_BYTES)
@@ -33,8 +34,11 @@ class LineRows:
 
     def read(self, start: int) -> Iterator[Rows]:
         """From this row on; what comes before is read and dropped. Raises BackfillError where the CSV ends in a quote,
-        or has no such columns."""
+        or has no such columns, and for UTF-16."""
         with io.BufferedReader(self._filesystem.open_input_stream(self._path), _BUFFER_BYTES) as stream:
+            head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+            if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) or 0 in head:
+                raise BackfillError("is no UTF-8 but UTF-16 or UTF-32, by its first bytes")
             ids: list[Any] = []
             texts: list[Any] = []
             for number, (key, text) in enumerate(self._lines(stream, *self._columns)):
@@ -54,6 +58,11 @@ class LineRows:
             return ""
         keys = (key for rows in self.read(0) for key in rows.ids if key is not None)
         return "int64" if type(next(keys, "")) is int else "string"
+
+
+def without(column: str) -> BadText:
+    """In place of the text of a line that has no such key."""
+    return BadText(f"the line has no {json.dumps(column)}")
 
 
 def _of_json(stream: io.BufferedReader, column: str, id_column: str | None) -> Iterator[_Row]:
@@ -78,7 +87,7 @@ def _json_row(line: bytes, column: str, id_column: str | None) -> _Row:
         return None, BadText("the line is no JSON object")
     key = found.get(id_column) if id_column is not None else None
     if column not in found:
-        return key, BadText(f"the line has no {json.dumps(column)}")
+        return key, without(column)
     return key, found[column]
 
 

@@ -1,5 +1,6 @@
 """Paths and URLs of IN and OUT."""
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ def lies_in(out: str, location: str) -> bool:
     """Whether the first is inside of the second, or is it."""
     path, within = local_path(out), local_path(location)
     if path is not None and within is not None:
-        return within.is_dir() and path.resolve().is_relative_to(within.resolve())
+        return os.path.isdir(within) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within))
     if path is not None or within is not None:
         return False
     (scheme, out_key), (of, key) = _split(out), _split(location)

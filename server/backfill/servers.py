@@ -63,14 +63,19 @@ class Servers:
             client.close()
 
     def described(self) -> Served:
-        """What they serve. Raises BackfillError where they differ, or are not ours, or can't be reached."""
+        """What they serve. Raises RefusedJob where they differ, or are not ours, BackfillError where they can't be
+        reached."""
         model = self._described_alike()
         with told(), contextlib.closing(self.embed([_PROBE])) as slices:
             return Served(model, next(slices).embeddings.shape[1])
 
     def check_still(self, model: Mapping[str, str]) -> None:
         """Raises BackfillError where one of them has another model by now."""
-        if self._described_alike() != dict(model):
+        try:
+            same = self._described_alike() == dict(model)
+        except RefusedJob as error:
+            raise BackfillError(str(error)) from None
+        if not same:
             raise BackfillError("the server has another model than at the job's start")
 
     def embed(self, texts: Any) -> Any:
@@ -92,7 +97,7 @@ class Servers:
                 self._fingerprint(client.batch_post("/info", [None], method="GET").data[0]) for client in self._each
             ]
         if any(one != found[0] for one in found):
-            raise BackfillError("the servers of --url have different models")
+            raise RefusedJob("the servers of --url have different models")
         return found[0]
 
     def _fingerprint(self, info: Any) -> dict[str, str]:
@@ -100,9 +105,7 @@ class Servers:
         named = [one for one in models if self._model in (None, one.get("info", {}).get("name"))]
         if len(named) != 1:
             names = ", ".join(str(one.get("info", {}).get("name")) for one in models)
-            raise BackfillError(
-                f"--model must name one of: {names}" if names else "the server has no GET /info of ours"
-            )
+            raise RefusedJob(f"--model must name one of: {names}" if names else "the server has no GET /info of ours")
         return {**named[0]["fingerprint"], "engine": named[0]["info"]["engine"]}
 
 

@@ -1,43 +1,24 @@
-"""The input of a job: which files there are, of which kind, and their rows as one sequence.
+"""The input of a job: which files there are, of which kind, and their rows as one sequence."""
 
-Local paths, s3:// and gs:// go through Arrow's own file systems; hf:// and whatever else fsspec knows through fsspec.
-"""
-
-import os
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import fsspec
-import pyarrow.fs as pafs
-
+from server.backfill import listing
 from server.backfill.columns import ArrowRows, ParquetRows
-from server.backfill.errors import BackfillError, RefusedJob, in_words
-from server.backfill.lines import LineRows
+from server.backfill.errors import BackfillError, InputChanged, RefusedJob, in_words
+from server.backfill.lines import LineRows, without
 from server.backfill.locations import check_no_secrets
-from server.backfill.rows import Rows
+from server.backfill.rows import BadText, Rows
 
-_KINDS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-}
-_COMPRESSED = (".gz", ".zst", ".bz2")
 _READERS: dict[str, Any] = {
     "parquet": ParquetRows,
     "arrow": ArrowRows,
     "jsonl": LineRows,
     "csv": partial(LineRows, is_csv=True),
 }
-_ARROWS_OWN = ("s3", "gs", "gcs")
-_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "created")  # as file systems name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +38,18 @@ class Source:
     def __init__(self, location: str, *, column: str, id_column: str | None) -> None:
         """Raises RefusedJob where nothing can be read there."""
         check_no_secrets(location, "IN")
-        self._columns = {"column": column, "id_column": id_column}
+        self._column, self._id_column = column, id_column
         try:
-            self._filesystem, path = _opened(location)
-            self._found = _files(self._filesystem, path)
+            self._filesystem, path = listing.opened(location)
+            self._found = listing.files(self._filesystem, path)
+        except RefusedJob:
+            raise
         except Exception as error:  # every store's library has errors of its own, here and below
             raise RefusedJob(f"IN can't be read: {in_words(error)}") from None
-        kinds = {_kind(path) for path in self._found}
+        kinds = {listing.kind(path) for path in self._found}
         if not self._found or len(kinds) != 1:
             what = f"files of several kinds: {', '.join(sorted(filter(None, kinds)))}" if kinds else "no such file"
-            raise RefusedJob(f"IN has {what}; known are {', '.join(_KINDS)}")
+            raise RefusedJob(f"IN has {what}; known are {', '.join(listing.KINDS)}")
         self.kind = str(kinds.pop())
         self.files: Sequence[InputFile] = ()
 
@@ -78,6 +61,22 @@ class Source:
         for file in self.files:
             if file.id_type != self.files[0].id_type:
                 raise RefusedJob(f"{file.path} has ids of {file.id_type} where {self.files[0].path} has others")
+        if self.kind == "jsonl" and not known:
+            self._check_columns()
+
+    def _check_columns(self) -> None:
+        """Raises RefusedJob where no line has one of them, as when its name is mistyped: JSONL has no header."""
+        has_column, has_good, has_id = False, False, self._id_column is None
+        for rows in self.read(0):
+            has_column = has_column or any(text != without(self._column) for text in rows.texts)
+            has_good = has_good or not all(isinstance(text, BadText) for text in rows.texts)
+            has_id = has_id or any(key is not None for key in rows.ids)
+            if has_column and has_id:
+                return
+        if self.num_rows and not has_column:
+            raise RefusedJob(f"no line of IN has {json.dumps(self._column)}, as --column says")
+        if has_good:  # else nothing is known of the lines
+            raise RefusedJob(f"no line of IN has an id in {json.dumps(self._id_column)}, as --id-column says")
 
     @property
     def num_rows(self) -> int:
@@ -90,16 +89,18 @@ class Source:
 
     def _planned(self, path: str, known: InputFile | None) -> InputFile:
         try:
-            size, version = _state(self._filesystem, path)
+            size, version = listing.state(self._filesystem, path)
             if known is not None and (known.size, known.version) == (size, version):
                 return known
             reader = self._reader(path)
             return InputFile(path, size, version, reader.num_rows(), reader.id_type())
+        except BackfillError as error:
+            raise RefusedJob(f"{path} {error}") from None
         except Exception as error:
-            raise RefusedJob(f"{path} {in_words(error)}") from None
+            raise RefusedJob(f"{path} can't be read: {in_words(error)}") from None
 
     def _reader(self, path: str) -> Any:
-        return _READERS[self.kind](self._filesystem, path, **self._columns)
+        return _READERS[self.kind](self._filesystem, path, column=self._column, id_column=self._id_column)
 
     def read(self, start: int) -> Iterator[Rows]:
         """From this row on. Raises BackfillError where a file is not what it was."""
@@ -123,7 +124,7 @@ class Source:
         except Exception as error:
             raise BackfillError(f"{file.path} can't be read: {in_words(error)}") from None
         if start != file.num_rows:
-            raise BackfillError(f"{file.path} has changed since the job was planned")
+            raise InputChanged(f"{file.path} has changed since the job was planned")
 
     def check(self, rows: range) -> None:
         """Raises BackfillError where a file that these rows come from has changed."""
@@ -135,54 +136,8 @@ class Source:
 
     def _check(self, file: InputFile) -> None:
         try:
-            state = _state(self._filesystem, file.path)
+            state = listing.state(self._filesystem, file.path)
         except Exception as error:
             raise BackfillError(f"{file.path} can't be read: {in_words(error)}") from None
         if state != (file.size, file.version):
-            raise BackfillError(f"{file.path} has changed since the job was planned")
-
-
-def _opened(location: str) -> tuple[Any, str]:
-    scheme = urlsplit(location).scheme if "://" in location else ""
-    if not scheme:
-        return pafs.LocalFileSystem(), str(Path(location).absolute())
-    if scheme in _ARROWS_OWN:
-        filesystem, path = pafs.FileSystem.from_uri(location)
-        return filesystem, path
-    filesystem, path = fsspec.core.url_to_fs(location)
-    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
-
-
-def _files(filesystem: Any, path: str) -> list[str]:
-    """The file, or those below the folder whose kind is known. Hidden ones, and those with an underscore, are not
-    data."""
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.NotFound:
-        raise FileNotFoundError("there is nothing")
-    if info.type == pafs.FileType.File:
-        return [path] if _kind(path) else []
-    below = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    names = [one.path for one in below if one.type == pafs.FileType.File and _kind(one.path)]
-    return sorted(name for name in names if not _is_hidden(os.path.relpath(name, path)))
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def _kind(path: str) -> str | None:
-    name = path.lower()
-    ending = next((ending for ending in _COMPRESSED if name.endswith(ending)), "")
-    kind = _KINDS.get(os.path.splitext(name.removesuffix(ending))[1])
-    return None if ending and kind in ("parquet", "arrow") else kind
-
-
-def _state(filesystem: Any, path: str) -> tuple[int, str]:
-    """Size, and what changes with the content."""
-    info = filesystem.get_file_info(path)
-    if info.type != pafs.FileType.File:
-        raise FileNotFoundError("is gone")
-    if info.mtime_ns is not None:
-        return info.size, str(info.mtime_ns)
-    facts = filesystem.handler.fs.info(path) if isinstance(filesystem, pafs.PyFileSystem) else {}
-    return info.size, next((str(facts[name]) for name in _VERSIONS if facts.get(name)), "")
+            raise InputChanged(f"{file.path} has changed since the job was planned")

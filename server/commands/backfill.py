@@ -165,15 +165,14 @@ def _run(options: "Options", where: _Where, *, shows_status: bool) -> None:
 
 @contextlib.contextmanager
 def _in_a_line() -> Iterator[None]:
-    from server.backfill.errors import BackfillError, RefusedJob, WrongIds
+    from server.backfill.errors import BackfillError, RefusedJob
 
     try:
         yield
     except RefusedJob as error:
         raise SettingsError(str(error)) from None
     except BackfillError as error:
-        what_next = "" if isinstance(error, WrongIds) else "; --resume goes on"
-        print(f"embedline: {error}{what_next}", file=sys.stderr)
+        print(f"embedline: {error}{'; --resume goes on' if error.resumes else ''}", file=sys.stderr)
         sys.exit(_EXIT_STOPPED)
 
 

@@ -14,5 +14,5 @@ def _client(**_: Any) -> QdrantClient:
 
 
 if __name__ == "__main__":
-    qdrant.QdrantClient = _client  # type: ignore[misc,assignment]
+    vars(qdrant)["QdrantClient"] = _client
     cli.main()

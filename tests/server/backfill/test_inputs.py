@@ -15,7 +15,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.errors import InputChanged, RefusedJob
 from server.backfill.rows import BadText
 from server.backfill.source import Source
 
@@ -95,6 +95,64 @@ def test_a_file_system_of_fsspec_is_read() -> None:
         assert read(planned("memory://set")) == ([7], ["x"])
     finally:
         memory.rm("/set", recursive=True)
+
+
+@pytest.mark.parametrize("method", ["info", "find", "open"])
+def test_whatever_a_stores_library_raises_is_one_line(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/away/a.jsonl", b'{"text": "x", "key": 7}\n')
+
+    def away(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the library's own:\nno route")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), method, away)
+        with pytest.raises(RefusedJob, match=r"^(IN|/away/a\.jsonl) can't be read: the library's own: no route$"):
+            planned("memory://away")
+    memory.rm("/away", recursive=True)
+
+
+def test_a_link_to_a_folder_is_followed_and_one_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.jsonl").write_text('{"key": 1, "text": "a"}\n')
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    assert read(planned(tmp_path / "in")) == ([1], ["a"])
+    for name in ("one", "two"):  # they would be a million folders
+        (tmp_path / "elsewhere" / name).symlink_to(tmp_path / "in")
+    with pytest.raises(
+        RefusedJob, match=r"IN has .*in once more, by a link, as .*in/link/(one|two): each row would be"
+    ):
+        planned(tmp_path / "in")
+
+
+def test_a_link_to_nothing_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"key": 1, "text": "a"}\n')
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "c.jsonl")
+    with pytest.raises(RefusedJob, match=r"b\.jsonl can't be read: it is gone$"):
+        planned(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_file_of_another_encoding_is_refused(name: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"key": 1, "text": "a"}\n' if name == "a.jsonl" else "key,text\n1,a\n", encoding)
+    with pytest.raises(RefusedJob, match=rf"{name} is no UTF-8 but UTF-16 or UTF-32, by its first bytes$"):
+        planned(tmp_path)
+
+
+def test_a_column_that_no_line_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"key": 1, "words": "a"}\n' * 300)
+    with pytest.raises(RefusedJob, match=r'^no line of IN has "text", as --column says$'):
+        planned(path)
+    path.write_text('{"id": 1, "text": "a"}\n' * 300)
+    with pytest.raises(RefusedJob, match=r'^no line of IN has an id in "key", as --id-column says$'):
+        planned(path)
+    path.write_text('{"id": 1, "words": "a"}\n' * 300 + '{"key": 2, "text": "a"}\n')
+    assert planned(path).num_rows == 301
+    path.write_text("broken\n")
+    assert planned(path).num_rows == 1
 
 
 def test_wrong_lines_of_jsonl_are_bad_rows_alone(tmp_path: Path) -> None:
@@ -184,12 +242,20 @@ def test_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
         planned(tmp_path / "a.csv")
 
 
+def test_a_compressed_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    write_jsonl(TABLE, tmp_path / "a.jsonl.gz")
+    (tmp_path / "a.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-100])
+    with pytest.raises(RefusedJob, match=r"a\.jsonl\.gz can't be read: Truncated compressed stream$"):
+        planned(tmp_path)
+
+
 def test_a_file_that_changed_since_the_plan_is_not_read(tmp_path: Path) -> None:
     write_jsonl(TABLE, tmp_path / "a.jsonl")
     source = planned(tmp_path)
     with (tmp_path / "a.jsonl").open("a") as stream:
         stream.write('{"key": "new", "text": "new"}\n')
     for look in (lambda: read(source), lambda: source.check(range(5))):
-        with pytest.raises(BackfillError, match="has changed since the job was planned"):
+        with pytest.raises(InputChanged, match="has changed since the job was planned") as caught:
             look()
+        assert not caught.value.resumes
     source.check(range(600, 601))  # rows of no file

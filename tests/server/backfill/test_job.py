@@ -239,7 +239,7 @@ def test_a_signal_stops_the_job(source: Path, out: Place, fake_server: Server) -
 
 
 def test_a_server_that_is_none_of_ours_is_refused(source: Path, out: Place, fake_server: Server) -> None:
-    with pytest.raises(BackfillError, match=r"--model must name one of: "):
+    with pytest.raises(RefusedJob, match=r"--model must name one of: "):
         run(options(source, out, model="nobody"), url_of(fake_server))
 
 

@@ -159,5 +159,10 @@ def test_an_out_inside_of_in_is_known_by_its_url(out: str, location: str, inside
     assert lies_in(out, location) == inside
 
 
+def test_an_in_that_can_not_even_be_looked_at_is_refused(folder: Path) -> None:
+    with pytest.raises(RefusedJob, match=r"IN can't be read: .*File name too long"):
+        Job(options("a" * 5000, folder))
+
+
 def test_a_url_of_files_is_no_database() -> None:
     assert [kind_of(out) for out in ("s3://b/out", "hf://datasets/a/b", "file:///out", "out")] == [None] * 4

@@ -1,0 +1,95 @@
+"""The files of an input: where they are, which of them are data, and what changes with their content.
+
+Local paths, s3:// and gs:// go through Arrow's own file systems; hf:// and whatever else fsspec knows through fsspec.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import pyarrow.fs as pafs
+
+from server.backfill.errors import RefusedJob
+from server.backfill.locations import local_path
+
+KINDS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+}
+_COMPRESSED = (".gz", ".zst", ".bz2")
+_ARROWS_OWN = ("s3", "gs", "gcs")
+_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "created")  # as file systems name it
+
+
+def opened(location: str) -> tuple[Any, str]:
+    """The file system of a path or a URL, Arrow's, and the path in it. Raises what the libraries raise."""
+    local = local_path(location)
+    if local is not None:
+        return pafs.LocalFileSystem(), str(local.absolute())
+    if urlsplit(location).scheme in _ARROWS_OWN:
+        filesystem, path = pafs.FileSystem.from_uri(location)
+        return filesystem, path
+    filesystem, path = fsspec.core.url_to_fs(location)
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path
+
+
+def files(filesystem: Any, path: str) -> list[str]:
+    """The file, or those below the folder whose kind is known. Hidden ones, and those with an underscore, are not
+    data. Raises RefusedJob, and what the libraries raise."""
+    info = filesystem.get_file_info(path)
+    if info.type == pafs.FileType.NotFound:
+        raise FileNotFoundError("there is nothing")
+    if info.type == pafs.FileType.File:
+        return [path] if kind(path) else []
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        below = list(_below(path))
+    else:
+        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        below = [one.path for one in found if one.type == pafs.FileType.File]
+    return sorted(name for name in below if kind(name) and not _is_hidden(os.path.relpath(name, path)))
+
+
+def _below(path: str) -> Iterator[str]:
+    """All files of a folder of this machine, through links. Raises RefusedJob where a link leads to rows that are there
+    already, as one in a circle, and OSError."""
+    seen: dict[str, str] = {}
+    for folder, folders, names in os.walk(path, followlinks=True, onerror=_raise):
+        first = seen.setdefault(os.path.realpath(folder), folder)
+        if first != folder:
+            raise RefusedJob(f"IN has {first} once more, by a link, as {folder}: each row would be there twice")
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        yield from (os.path.join(folder, name) for name in names)
+
+
+def _raise(error: OSError) -> None:
+    raise OSError(f"{error.filename}: {error.strerror}")
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def kind(path: str) -> str | None:
+    """As the name of the file says; None where it is no data."""
+    name = path.lower()
+    ending = next((ending for ending in _COMPRESSED if name.endswith(ending)), "")
+    found = KINDS.get(os.path.splitext(name.removesuffix(ending))[1])
+    return None if ending and found in ("parquet", "arrow") else found
+
+
+def state(filesystem: Any, path: str) -> tuple[int, str]:
+    """Size, and what changes with the content."""
+    info = filesystem.get_file_info(path)
+    if info.type != pafs.FileType.File:
+        raise FileNotFoundError("it is gone")
+    if info.mtime_ns is not None:
+        return info.size, str(info.mtime_ns)
+    facts = filesystem.handler.fs.info(path) if isinstance(filesystem, pafs.PyFileSystem) else {}
+    return info.size, next((str(facts[name]) for name in _VERSIONS if facts.get(name)), "")
