@@ -7,9 +7,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.server.backfill.jobs import check, command, end, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import check, command, end, kill_amid, texts, url_of, write_jsonl, written
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import PATIENCE, Server
 
@@ -41,6 +42,29 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
     check(killed, texts(COUNT), [f"k{number}" for number in range(COUNT)])
     names = sorted(path.name for path in whole.glob("*[!n]"))
     assert [(killed / name).read_bytes() for name in names] == [(whole / name).read_bytes() for name in names]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_real_rows_of_a_killed_job_are_those_that_the_server_gives(tmp_path: Path, real_server: Server) -> None:
+    values = [f"Note {number} " + "and more " * (number % 7) for number in range(600)]
+    source, out, chance = write_jsonl(tmp_path / "in.jsonl", values), tmp_path / "out", random.Random(18)
+    form = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "20", "--resume")
+    job = (source, out, *form, "--url", url_of(real_server))
+
+    def num_parts() -> int:
+        return len(list(out.glob("part-*.parquet")))
+
+    for _ in range(5):
+        enough = num_parts() + chance.randint(1, 3)
+        kill_amid(command(*job), lambda enough=enough: num_parts() >= enough)  # type: ignore[misc]
+    assert 5 <= num_parts() < 30
+    code, last, said = end(command(*job))
+    assert (code, last["rows"]) == (0, 600), said
+    ids, rows = written(out)
+    assert ids == [f"k{number}" for number in range(600)]
+    direct = np.frombuffer(real_server.embed(values, encoding_format="bytes").body, np.float32).reshape(600, -1)
+    assert np.abs(np.array(rows) - direct).max() < 1e-5
 
 
 def test_a_signal_stops_it_in_order_and_it_can_be_resumed(tmp_path: Path) -> None:
