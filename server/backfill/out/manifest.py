@@ -9,13 +9,14 @@ MANIFEST = "manifest.json"
 
 
 def read(files: Files) -> Plan | None:
-    """None where no job has begun. Raises RefusedJob if it can't be read."""
+    """None where no job has begun. Raises RefusedJob where it is none, or may not be read, and BackfillError where the
+    place can't be reached."""
     try:
         with files.read(MANIFEST) as stream:
             return plan.from_json(stream.read().decode())
     except FileNotFoundError:
         return None
-    except (BackfillError, OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedJob(f"the manifest of OUT can't be read: {error}") from None
 
 
@@ -38,7 +39,10 @@ def begin(files: Files, job: Plan) -> None:
 
 def check(files: Files, job: Plan) -> None:
     """Raises BackfillError where it is no longer this job's: two jobs began at once, where nothing locks."""
-    found = read(files)
+    try:
+        found = read(files)
+    except RefusedJob as error:
+        raise BackfillError(str(error)) from None
     if found is None or found.job != job.job:
         raise BackfillError("another job has begun in OUT meanwhile")
 

@@ -76,8 +76,11 @@ def test_a_store_that_is_away_stops_the_job_in_one_line_and_what_is_done_is_kept
 
     with monkeypatch.context() as patched:
         patched.setattr(MemoryFileSystem, method, away)
-        with pytest.raises(BackfillError, match=r"memory://\S+ can't be (read|written): the library's own: no route$"):
+        with pytest.raises(
+            BackfillError, match=r"memory://\S+ can't be (read|written): the library's own: no route$"
+        ) as caught:
             run(options(source, store), url_of(fake_server))
+    assert not isinstance(caught.value, RefusedJob)
     before = {name: store.version(name) for name in store.names("part-*.parquet")}
     run(options(source, store, resume=True), url_of(fake_server))
     check(store, texts(COUNT), IDS)
