@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # until every proxy knows that a replica ends
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    # Ray's own is 15, which HAProxy and servers would have too: they would come after all else on the machine.
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
 }
 _VERSION = "2.60."  # parts of Serve that are used here are new, and may change with any other

@@ -13,7 +13,7 @@ import pytest
 from embedline.pipelines import PipelineError, PipelineTimeout, StepFailed, StepTimeout
 from embedline.pipelines.on_ray import application
 from tests.embedline.pipelines.placed import RUNS, search
-from tests.server.ray.cluster import PYTHON
+from tests.server.ray.cluster import python_with_ray
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import ROOT, Server, serving
 
@@ -28,18 +28,17 @@ def beside(server: Server, name: str, given: dict[str, Any]) -> Any:
 
 
 @pytest.mark.ray
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_each_place_gives_the_same(tmp_path: Path) -> None:
-    if not PYTHON.exists():
-        pytest.skip(f"Ray needs {PYTHON} (make test-ray)")
+    python = python_with_ray()
     found = tmp_path / "found.json"
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,  # paths of sockets are short
         serving(*FAKE, *MODEL, "--pipelines", str(FILE), folder=tmp_path) as server,
     ):
         program = subprocess.run(
-            [str(PYTHON), "-P", str(FILE), f"http://127.0.0.1:{server.port}", str(found)],
+            [python, "-P", str(FILE), f"http://127.0.0.1:{server.port}", str(found)],
             env={
                 **os.environ,
                 "PYTHONPATH": f"{ROOT}:{FILE.parent}",

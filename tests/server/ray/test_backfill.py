@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.server.backfill.jobs import check, texts, write_jsonl
-from tests.server.ray.cluster import PYTHON, environment, servers_below
+from tests.server.ray.cluster import environment, python_with_ray, servers_below
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import PATIENCE
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 NUM_PARTS = 40
 COUNT = 25 * NUM_PARTS
@@ -37,7 +37,7 @@ def started(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """The command, on a Ray of its own."""
     runtime = tempfile.mkdtemp(prefix="ray-")
     process = subprocess.Popen(
-        [str(PYTHON), "-P", "-m", "embedline", "backfill", "in.jsonl", "out", *ARGUMENTS, "--ray", "config.toml"],
+        [python_with_ray(), "-P", "-m", "embedline", "backfill", "in.jsonl", "out", *ARGUMENTS, "--ray", "config.toml"],
         env=environment(runtime),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -60,8 +60,6 @@ def started(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    if not PYTHON.exists():
-        pytest.skip(f"Ray needs {PYTHON} (make test-ray)")
     write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
     (tmp_path / "config.toml").write_text(CONFIG)
     return tmp_path
@@ -79,7 +77,6 @@ def until_a_worker_has_written(folder: Path, process: "subprocess.Popen[str]") -
         assert process.poll() is None, process.communicate()
 
 
-@pytest.mark.full
 def test_killed_and_resumed_through_the_death_of_a_worker_every_row_is_exact(job: Path) -> None:
     with started(job) as process:
         until_a_worker_has_written(job, process)
@@ -103,13 +100,11 @@ def refusal(job: Path, config: str) -> str:
     return said.splitlines()[-1]
 
 
-@pytest.mark.full
 def test_workers_that_do_not_start_end_the_job_in_a_line(job: Path) -> None:
     said = refusal(job, 'model-id = "/nowhere"\n[ray]\nnum_cpus = 0.1')
     assert "3 workers did not start, one after the other: the server ended at its start: " in said
 
 
-@pytest.mark.nightly
 def test_a_cluster_without_room_ends_the_job_in_a_line(job: Path) -> None:
     said = refusal(job, 'engine = "fake"\n[ray]\nnum_cpus = 1000\nstart_seconds = 1')
     assert "the Ray cluster has no room for one" in said

@@ -1,24 +1,19 @@
 """Servers on a real Ray through a day: from none to three and back, deaths, and a start that fails."""
 
-import http.client
 import os
 import signal
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.server.ray.cluster import Cluster, running
+from tests.server.ray.cluster import Cluster, load, running, wait_until
 from tests.server_e2e.running import PATIENCE
 
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 12
-WORDS = "word " * 150
 SERVER = """
 engine = "fake"
 fake-dim = 64
@@ -43,44 +38,10 @@ max_replicas = 2
 """
 
 
-def wait_until(met: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
-    turn = threading.Event()
-    for _ in range(int(seconds / 0.1)):
-        if met():
-            return
-        turn.wait(0.1)
-    raise AssertionError("it never came")
-
-
-@contextmanager
-def load(cluster: Cluster, *, words: str = WORDS) -> Iterator[Counter[object]]:
-    """Clients that send the next request when one is answered, while the block runs; what came back."""
-    found: Counter[object] = Counter()
-    stop = threading.Event()
-
-    def ask(client: int) -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            try:
-                found[cluster.embed(f"{client} {number} {words}").status] += 1
-            except (OSError, http.client.HTTPException) as error:
-                found[type(error).__name__] += 1
-
-    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        asking = [pool.submit(ask, client) for client in range(NUM_CLIENTS)]
-        try:
-            yield found
-        finally:
-            stop.set()
-    for one in asking:
-        one.result()
-
-
 def test_from_none_to_three_and_back_no_request_is_lost(tmp_path: Path, reached: Callable[[str, str], None]) -> None:
     with running(GROWING, tmp_path) as cluster:
         assert cluster.servers() == []
-        with load(cluster) as found:
+        with load(cluster, num_clients=NUM_CLIENTS) as found:
             wait_until(lambda: len(cluster.servers()) == 3, seconds=120)
             before = found[200]
             wait_until(lambda: found[200] > before + 50)
@@ -100,9 +61,9 @@ def test_more_than_may_wait_for_a_first_server_are_429(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_server_had_is_answered_by_another(tmp_path: Path, reached: Callable[[str, str], None]) -> None:
-    with running(TWO, tmp_path) as cluster, load(cluster) as found:
+    with running(TWO, tmp_path) as cluster, load(cluster, num_clients=NUM_CLIENTS) as found:
         for victim_of in (lambda server: server, parent):
-            wait_until(lambda: len(cluster.servers()) == 2 and found[200] > 50)
+            wait_until(lambda: len(cluster.servers()) == cluster.num_known() == 2 and found[200] > 50)
             before = set(cluster.servers())
             os.kill(victim_of(min(before)), signal.SIGKILL)
             wait_until(lambda old=before: len(set(cluster.servers()) - old) == 1, seconds=120)  # type: ignore[misc]
