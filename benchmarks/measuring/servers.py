@@ -39,6 +39,7 @@ class Recipe:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None  # to start it in; None: here
+    port: int = 0  # that its files name; 0: any that is free
 
 
 def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe:
@@ -96,7 +97,7 @@ class RunningServer:
 
     def __init__(self, recipe: Recipe, *, cache: Path) -> None:
         self.name = recipe.name
-        self.port = free_port()
+        self.port = recipe.port or free_port()
         values = {"port": str(self.port), "cache": str(cache)}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self.process = subprocess.Popen(
