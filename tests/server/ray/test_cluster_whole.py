@@ -60,6 +60,7 @@ def test_more_than_may_wait_for_a_first_server_are_429(tmp_path: Path) -> None:
         assert {(reply.status, reply.headers["retry-after"]) for reply in refused} == {(429, "2")}
 
 
+@pytest.mark.faults
 def test_what_a_killed_server_had_is_answered_by_another(tmp_path: Path, reached: Callable[[str, str], None]) -> None:
     with running(TWO, tmp_path) as cluster, load(cluster, num_clients=NUM_CLIENTS) as found:
         for victim_of in (lambda server: server, parent):
