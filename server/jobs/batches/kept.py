@@ -1,12 +1,13 @@
 """The kept state of a batch that runs here: changed by this process alone, but for a client's cancel.
 
 Servers that share a store claim a batch for a time, and each change claims it anew. A server that stood still for
-longer finds another claim at its next change. What it wrote meanwhile counts for nothing: each claim (`epoch`) has
-outputs of its own.
+longer finds another claim at its next change. What it wrote meanwhile counts for nothing: each claim has outputs of
+its own.
 """
 
 import asyncio
 import dataclasses
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,10 +38,9 @@ class Holder:
 
     async def claim(self, document: Document, documents: DocumentStore, now: float) -> Document | None:
         """As it is kept then; None if another server was quicker."""
-        state = state_of(document)
-        claimed = msgspec.structs.replace(
-            state, holder=self.name, held_until=now + self.lease, epoch=state.epoch + 1
-        ).document(document.owner, document.version)
+        claim = {"holder": self.name, "held_until": now + self.lease, "claim": uuid.uuid4().hex}
+        state = msgspec.structs.replace(state_of(document), **claim)
+        claimed = state.document(document.owner, document.version)
         if not await documents.replace(claimed):
             return None
         return dataclasses.replace(claimed, version=claimed.version + 1)
@@ -111,7 +111,7 @@ class KeptBatch:
     async def _read(self) -> None:
         document = await self._documents.get(self.owner, KIND, self.state.id)
         kept = state_of(document) if document is not None else None
-        if document is None or kept is None or (kept.holder, kept.epoch) != (self.state.holder, self.state.epoch):
+        if document is None or kept is None or kept.claim != self.state.claim:
             self._cancelled()
             raise ClaimLost
         self._became(kept, document.version)

@@ -66,21 +66,21 @@ class Outputs:
         self._files = files
         self._kept = kept
         self._dtype = dtype
-        self._pair = self._of(kept.state.epoch)
+        self._pair = self._of(kept.state.claim)
 
     async def begin(self) -> bool:
         """Whether all that is committed is there, copied from an earlier claim's files if need be. Raises OSError."""
         state = self._kept.state
-        if state.outputs_epoch == state.epoch:
+        if state.outputs_claim == state.claim:
             return True
-        earlier = self._of(state.outputs_epoch)
+        earlier = self._of(state.outputs_claim)
         are_there = [
             await self._copy(*one) for one in zip(earlier, self._pair, _sizes(state), _ids(state), strict=True)
         ]
         if not all(are_there):
             return False
         await asyncio.to_thread(self._sync_folder)
-        await self._kept.change(lambda state: msgspec.structs.replace(state, outputs_epoch=state.epoch))
+        await self._kept.change(lambda state: msgspec.structs.replace(state, outputs_claim=state.claim))
         _remove(earlier)
         return True
 
@@ -106,17 +106,26 @@ class Outputs:
             if not size or one.path != path:
                 one.path.unlink(missing_ok=True)
 
+    def remove_rest(self) -> None:
+        """What all claims have left, beside the files that clients see. Blocking."""
+        for file_id in _ids(self._kept.state):
+            for left in self._files.path("").glob(f"{file_id}.*"):
+                left.unlink(missing_ok=True)
+
     def remove(self) -> None:
-        """Of a batch that has failed, or of a claim that was lost."""
+        """Of a batch that has failed. Blocking."""
         _remove(self._pair)
+        self.remove_rest()
 
-    def remove_earlier(self) -> None:
-        """What servers left that lost their claims."""
-        for epoch in range(1, self._kept.state.epoch):
-            _remove(self._of(epoch))
+    async def forget(self) -> None:
+        """Of a claim that was lost, of a batch that has ended meanwhile: nobody knows what came too late."""
+        _remove(self._pair)
+        for file_id in _ids(self._kept.state):
+            if not self._files.path(file_id).exists():  # its owner had deleted it when this claim named it
+                await self._files.delete(self._kept.owner, file_id)
 
-    def _of(self, epoch: int) -> tuple[Output, Output]:
-        end = f".{epoch}" if epoch else ""
+    def _of(self, claim: str) -> tuple[Output, Output]:
+        end = f".{claim}" if claim else ""
         output, error = _ids(self._kept.state)
         rows = ".rows" if self._dtype is not None else ""
         return Output(self._files.path(output + rows + end)), Output(self._files.path(error + end))

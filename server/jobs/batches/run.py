@@ -91,8 +91,8 @@ class BatchRun:
             if await self._has_outputs():
                 await self._run()
         except ClaimLost:
-            if await self.kept.is_over():  # what came too late is nobody's
-                self._outputs.remove()
+            if await self.kept.is_over():
+                await self._outputs.forget()
             raise
 
     async def _run(self) -> None:
@@ -231,16 +231,15 @@ class BatchRun:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
                 await asyncio.sleep(FULL_PAUSE)
                 await self.kept.keep()
+        await asyncio.to_thread(self._outputs.remove_rest)
         status = "expired" if self.state.has_expired else "completed"
         await self.kept.change(
             lambda state: state.become("cancelled" if state.status == "cancelling" else status, self._clock())
         )
-        self._outputs.remove_earlier()
 
     async def _fail(self, code: str, message: str) -> None:
-        self._outputs.remove()
         await self.kept.change(lambda state: state.become("failed", self._clock(), errors=(BatchError(code, message),)))
-        self._outputs.remove_earlier()
+        await asyncio.to_thread(self._outputs.remove)  # no earlier: they may be another claim's
 
 
 def _next(lines: Iterator[Line], count: int) -> list[Line]:

@@ -46,8 +46,8 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     has_expired: bool = False  # a line was not answered because of the time
     holder: str = ""  # the server that runs it, where several share a store
     held_until: float = 0.0  # unix seconds; then another one may claim it
-    epoch: int = 0  # how often it was claimed; each claim has outputs of its own
-    outputs_epoch: int = 0  # whose outputs have what is committed
+    claim: str = ""  # its claim, which has outputs of its own; another one each time that it is claimed
+    outputs_claim: str = ""  # whose outputs have what is committed
 
     @property
     def has_ended(self) -> bool:

@@ -1,9 +1,11 @@
 """Batches of several servers with one store and one folder: one runs each, another goes on when it is gone."""
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
 from server.jobs.batches.kept import Holder
 from server.jobs.batches.outputs import Output
+from server.jobs.batches.state import BatchState
 from server.jobs.files import FileProblem
+from server.jobs.store.errors import StoreUnavailable
+from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
     LEASE,
     FakeServer,
@@ -36,6 +41,27 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
     monkeypatch.setattr(batches_module, "LOOK_SECONDS", 0.0)
+
+
+def stand_still(place: Place) -> None:
+    """Its claims are not renewed, as by a process that is stopped."""
+
+    async def look(document: Document) -> None:
+        pass
+
+    for run in place.batches._running.values():
+        run.kept.look = look  # type: ignore[method-assign]
+
+
+@dataclass
+class Stopping:
+    """A store of documents whose `get` is another one."""
+
+    documents: Any
+    get: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.documents, name)
 
 
 @asynccontextmanager
@@ -95,6 +121,7 @@ async def test_a_server_that_stood_still_writes_nothing_that_counts(
         batch_id = await first.made(CONTENT)
         async with running(first):
             await asyncio.to_thread(stands.wait)
+            stand_still(first)
             clock.now += LEASE + 1
             async with running(second):
                 shown = await when_ended(second, batch_id)
@@ -102,6 +129,88 @@ async def test_a_server_that_stood_still_writes_nothing_that_counts(
             while first.batches._running:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         await assert_whole(second, tmp_path, shown)
+
+
+async def test_a_server_that_comes_back_when_all_is_deleted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops as it is about to name the output's file."""
+    clock = Clock()
+    async with shared(tmp_path, clock, FakeServer(), FakeServer()) as (first, second):
+        stands, goes_on = asyncio.Event(), asyncio.Event()
+        keep, stat = first.files.keep, first.files._documents.get
+
+        async def stopping(owner: str, file_id: str, filename: str) -> None:
+            async def get(*given: Any) -> Document | None:
+                found = await stat(*given)
+                stands.set()
+                await goes_on.wait()
+                return found
+
+            with monkeypatch.context() as context:
+                context.setattr(first.files, "_documents", Stopping(first.files._documents, get))
+                await keep(owner, file_id, filename)
+
+        batch_id = await first.made(CONTENT)
+        monkeypatch.setattr(first.files, "keep", stopping)
+        async with running(first):
+            await stands.wait()
+            stand_still(first)
+            clock.now += LEASE + 1
+            async with running(second):
+                shown = await when_ended(second, batch_id)
+            await assert_whole(second, tmp_path, shown)
+            assert await second.batches.delete_file("", shown["output_file_id"])
+            goes_on.set()
+            while first.batches._running:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert [info.id for info in await second.files.newest("", after=None, limit=9)] == [shown["input_file_id"]]
+        assert {path.name for path in (tmp_path / "files").iterdir()} == {shown["input_file_id"]}
+
+
+async def test_claims_that_are_lost_again_and_again_lose_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each server takes the other for dead at random, whatever that one does at the moment."""
+    choose, claims = random.Random(22), list[str]()
+    claim, may_claim = Holder.claim, Holder.may_claim
+
+    def may(self: Holder, state: BatchState, now: float) -> bool:
+        return (len(claims) < 50 and choose.random() < 0.02) or may_claim(self, state, now)
+
+    async def counted(self: Holder, *given: Any) -> Document | None:
+        claims.append(self.name)
+        return await claim(self, *given)
+
+    monkeypatch.setattr(Holder, "claim", counted)
+    monkeypatch.setattr(Holder, "may_claim", may)
+    async with shared(tmp_path, Clock(), FakeServer(), FakeServer()) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first), running(second):
+            shown = await when_ended(second, batch_id)
+        await assert_whole(second, tmp_path, shown)
+    assert len(claims) > 3
+
+
+async def test_changes_whose_answer_is_lost_only_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_RETRY_PAUSE", 0.0)
+    choose = random.Random(22)
+    async with shared(tmp_path, Clock(), FakeServer()) as (place,):
+        batch_id = await place.made(CONTENT)
+        documents = place.batches._documents
+        write = documents.replace
+
+        async def lossy(document: Document) -> bool:
+            is_kept = await write(document)
+            if choose.random() < 0.3:
+                raise StoreUnavailable("the answer was lost")
+            return is_kept
+
+        monkeypatch.setattr(documents, "replace", lossy)
+        async with running(place):
+            shown = await when_ended(place, batch_id)
+        monkeypatch.undo()
+        await assert_whole(place, tmp_path, shown)
 
 
 async def test_a_server_that_stops_lets_another_go_on_at_once(tmp_path: Path) -> None:
@@ -153,7 +262,7 @@ async def test_a_batch_whose_answers_are_gone_fails_and_says_so(tmp_path: Path) 
         state = await first.batches.get("", batch_id)
         assert state is not None
         assert state.output_bytes
-        (tmp_path / "files" / f"{state.output_file_id}.1").unlink()
+        (tmp_path / "files" / f"{state.output_file_id}.{state.claim}").unlink()
         clock.now += LEASE + 1
         async with running(second):
             shown = await when_ended(second, batch_id)
