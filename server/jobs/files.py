@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from server.jobs.store.objects import Objects
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
@@ -70,11 +71,16 @@ class Files:
         documents: DocumentStore,
         *,
         is_shared: bool = False,
+        objects: Objects | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """is_shared  whether other servers upload into the folder too"""
+        """
+        is_shared  whether other servers upload into the folder too
+        objects    where files lie once they are whole; None = in the folder
+        """
         self._folder = folder
         self._is_shared = is_shared
+        self._objects = objects
         self._documents = documents
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
@@ -89,7 +95,21 @@ class Files:
                 await self._forget(document)
 
     def path(self, file_id: str) -> Path:
+        """Where it is written."""
         return self._folder / file_id
+
+    async def local(self, file_id: str, name: str) -> Path:
+        """A file of this folder with its content, under `name` if it lies elsewhere. Raises FileNotFoundError."""
+        path = self.path(name if self._objects is not None else file_id)
+        if self._objects is not None and not path.exists():
+            await asyncio.to_thread(self._objects.fetch, file_id, path)
+        return path
+
+    async def exists(self, file_id: str) -> bool:
+        """Whether its bytes are anywhere."""
+        if self._objects is not None and await asyncio.to_thread(self._objects.exists, file_id):
+            return True
+        return self.path(file_id).exists()
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
         """Reserve `most` bytes; the id of the file. Raises TooManyUploads, OSError."""
@@ -122,11 +142,14 @@ class Files:
         async with self._upload(owner, file_id) as upload:
             await asyncio.to_thread(os.fsync, upload.descriptor)
             await asyncio.to_thread(sync_folder, self._folder)
+            if self._objects is not None:
+                await asyncio.to_thread(self._objects.put, self.path(file_id), file_id)
             info = msgspec.structs.replace(upload.info, bytes=upload.size)
             is_kept = await self._documents.replace(
                 replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
             )
             self._close(file_id)
+            self._remove_copy(file_id)
             if not is_kept:  # it was idle for so long that another server removed it
                 raise FileProblem(_UNKNOWN)
         return info
@@ -140,9 +163,12 @@ class Files:
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
         """A file that lies in the folder already, as a batch's output, is seen from now on."""
         size = (await asyncio.to_thread(self.path(file_id).stat)).st_size
+        if self._objects is not None:
+            await asyncio.to_thread(self._objects.put, self.path(file_id), file_id)
         info = FileInfo(file_id, size, int(self._clock()), filename, "batch_output")
         if await self._documents.get(owner, KIND, file_id) is None:  # not put before a crash
             await self._documents.put(_document(owner, info, _READY, held_bytes=size))
+        self._remove_copy(file_id)
 
     async def info(self, owner: str, file_id: str) -> FileInfo | None:
         document = await self._documents.get(owner, KIND, file_id)
@@ -165,7 +191,12 @@ class Files:
         """None where there is no such file."""
         if await self.info(owner, file_id) is None:
             return None
-        return await asyncio.to_thread(_read, self.path(file_id), offset, count)
+        if self._objects is None:
+            return await asyncio.to_thread(_read, self.path(file_id), offset, count)
+        try:
+            return await asyncio.to_thread(self._objects.read, file_id, offset, count)
+        except FileNotFoundError:
+            return None
 
     async def delete(self, owner: str, file_id: str) -> bool:
         """Whether there was one. `Batches` sees to it that no batch needs it."""
@@ -203,11 +234,18 @@ class Files:
             if document.document_id not in self._uploads and newest < self._clock() - 2 * _IDLE_SECONDS:
                 await self._forget(document)
 
+    def _remove_copy(self, file_id: str) -> None:
+        """Of a file that lies elsewhere now."""
+        if self._objects is not None:
+            self.path(file_id).unlink(missing_ok=True)
+
     def _close(self, file_id: str) -> None:
         os.close(self._uploads.pop(file_id).descriptor)
 
     async def _forget(self, document: Document) -> None:
         """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
+        if self._objects is not None:
+            await asyncio.to_thread(self._objects.delete, document.document_id)
         await asyncio.to_thread(self.path(document.document_id).unlink, missing_ok=True)
         await self._documents.delete(document.owner, KIND, document.document_id)
 

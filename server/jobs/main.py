@@ -31,6 +31,7 @@ from server.jobs.requests import Requests
 from server.jobs.runner import Runner, Target
 from server.jobs.service import Service
 from server.jobs.store.errors import StoreUnusable
+from server.jobs.store.objects import Objects
 from server.jobs.store.sqlite.opening import open_sqlite
 from server.jobs.store.store import Store, StoreLimits
 from server.jobs.webhooks.addresses import AddressRules
@@ -91,7 +92,8 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)
     is_shared = start.redis is not None
-    files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared)
+    objects = await asyncio.to_thread(_objects, start)
+    files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
     holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
     batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved, holder=holder)
@@ -113,6 +115,14 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     asking.close()
     await sender.close()
     await service.stop()
+
+
+def _objects(start: JobsStart) -> Objects | None:
+    """Raises StartError."""
+    try:
+        return Objects(start.files) if start.files is not None else None
+    except StoreUnusable as error:
+        raise StartError(str(error)) from None
 
 
 def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:

@@ -33,6 +33,15 @@ class JobsFlags(HttpFlags):
         "'embedline[redis]'.",
         is_secret=True,
     )
+    jobs_files: str | None = flag(
+        None,
+        "Jobs",
+        "Keep files of clients and of batches here, s3://bucket/prefix or another URL that fsspec knows, in place of "
+        "the folder of --jobs. What is being written, and the input of a batch while it runs, is in that folder all "
+        "the same. The environment says how the store is reached: a URL with a password is refused. Needs pip install "
+        "'embedline[backfill]' and the store's own package, such as s3fs.",
+        default_text="the folder of --jobs",
+    )
     jobs_quota: int = flag(
         10 * _GIB,
         "Jobs",
@@ -68,6 +77,7 @@ class JobsFlags(HttpFlags):
             raise SettingsError("--jobs takes the path of a folder")
         if self.jobs is None and self.jobs_webhook_secrets is not None:
             raise SettingsError("--jobs-webhook-secrets needs --jobs")
+        self._check_files()
         if self.jobs_redis is None:
             return
         if self.jobs is None:
@@ -76,3 +86,16 @@ class JobsFlags(HttpFlags):
             raise SettingsError(f"--jobs-redis takes a URL that begins with one of {', '.join(_REDIS_SCHEMES)}")
         if find_spec("redis") is None:
             raise SettingsError("--jobs-redis needs a package that is not installed: pip install 'embedline[redis]'")
+
+    def _check_files(self) -> None:
+        if self.jobs_files is None:
+            return
+        if self.jobs is None:
+            raise SettingsError("--jobs-files needs --jobs DIR")
+        scheme, separator, place = self.jobs_files.partition("://")
+        if not separator or not scheme.isalnum() or not place:
+            raise SettingsError("--jobs-files takes one URL, as s3://bucket/prefix; a folder is named by --jobs")
+        if "@" in place or "?" in place:
+            raise SettingsError("--jobs-files takes a URL without a name, a password or options")
+        if find_spec("fsspec") is None:
+            raise SettingsError("--jobs-files needs a package that is not installed: pip install 'embedline[backfill]'")

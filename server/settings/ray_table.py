@@ -18,6 +18,7 @@ _REFUSED = {
     "takeover": "Ray replaces replicas",
     "jobs": "a replica keeps nothing when it ends",
     "jobs_redis": "a replica keeps nothing when it ends",
+    "jobs_files": "a replica keeps nothing when it ends",
     "metrics_auth": "replicas read their own /metrics for the autoscaler",
     "drain_delay": "Ray says when a replica ends",
 }

@@ -68,6 +68,11 @@ class Outputs:
         self._dtype = dtype
         self._pair = self._of(kept.state.claim)
 
+    async def input_path(self) -> Path:
+        """The input, copied into the folder if it lies elsewhere. Raises OSError, StoreUnavailable."""
+        state = self._kept.state
+        return await self._files.local(state.input_file_id, f"{state.output_file_id}.input")
+
     async def begin(self) -> bool:
         """Whether all that is committed is there, copied from an earlier claim's files if need be. Raises OSError."""
         state = self._kept.state
@@ -121,7 +126,7 @@ class Outputs:
         """Of a claim that was lost, of a batch that has ended meanwhile: nobody knows what came too late."""
         _remove(self._pair)
         for file_id in _ids(self._kept.state):
-            if not self._files.path(file_id).exists():  # its owner had deleted it when this claim named it
+            if not await self._files.exists(file_id):  # its owner had deleted it when this claim named it
                 await self._files.delete(self._kept.owner, file_id)
 
     def _of(self, claim: str) -> tuple[Output, Output]:

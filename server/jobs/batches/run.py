@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -97,8 +98,11 @@ class BatchRun:
 
     async def _run(self) -> None:
         path = self._files.path(self.state.input_file_id)
+        found: Scan | None = Scan(0, frozenset())
         try:
-            found = await asyncio.to_thread(scan, path) if not self._is_over else Scan(0, frozenset())
+            if not self._is_over:
+                path = await self._input()
+                found = await asyncio.to_thread(scan, path)
         except FileNotFoundError:
             return await self._fail("input_file_gone", "the input file was deleted")
         if found is None:
@@ -110,8 +114,19 @@ class BatchRun:
                 state.become("in_progress", self._clock(), total=found.total) if state.status == "validating" else state
             )
         )
-        await self._answer_lines(found)
+        await self._answer_lines(path, found)
         await self._end()
+
+    async def _input(self) -> Path:
+        """Raises FileNotFoundError."""
+        while True:
+            try:
+                return await self._outputs.input_path()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                logger.error("batch %s waits, as its input can't be copied: %s", self.state.id, error)
+                await asyncio.sleep(FULL_PAUSE)
 
     @property
     def _is_over(self) -> bool:
@@ -130,8 +145,7 @@ class BatchRun:
             await self._fail("output_file_gone", "what had been answered is no longer on the disk")
         return is_there
 
-    async def _answer_lines(self, found: Scan) -> None:
-        path = self._files.path(self.state.input_file_id)
+    async def _answer_lines(self, path: Path, found: Scan) -> None:
         lines = lines_of(path, offset=self.state.offset, number=self.state.number)
         window = self._window
         answered: list[_Answered] = []

@@ -35,6 +35,7 @@ def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
         listener_fd=sockets.calls.fd,
         folder=settings.jobs,
         redis=settings.jobs_redis,
+        files=settings.jobs_files,
         waits_for_folder=settings.takeover,
         quota=settings.jobs_quota,
         result_ttl=settings.jobs_result_ttl,

@@ -51,10 +51,14 @@ class S3:
             _, after = self.log.wait_for(r"PUT /bucket/\S+\.parquet", after=after)
         return after
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """How S3's own library reaches it."""
+        return {**_CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}", "NO_PROXY": "*"}
+
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """The command, with S3's own library."""
-        endpoint = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}", "NO_PROXY": "*"}
-        return command(*arguments, python=PYTHON, environment={**_CREDENTIALS, **endpoint})
+        return command(*arguments, python=PYTHON, environment=self.environment)
 
     def _ask(self, method: str, key: str, content: bytes | None = None) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)

@@ -136,11 +136,15 @@ def test_each_flag_says_how_to_choose_it() -> None:
     ("settings", "words"),
     [
         ({"jobs_redis": "redis://a", "jobs": None}, "--jobs-redis needs --jobs DIR"),
+        ({"jobs_files": "s3://bucket", "jobs": None}, "--jobs-files needs --jobs DIR"),
+        ({"jobs_files": "/a/folder", "jobs": "/jobs"}, "--jobs-files takes one URL"),
+        ({"jobs_files": "simplecache::s3://bucket", "jobs": "/jobs"}, "--jobs-files takes one URL"),
+        ({"jobs_files": "s3://key:hunter2@bucket", "jobs": "/jobs"}, "--jobs-files takes a URL without a name"),
         ({"jobs_redis": "http://:hunter2@a", "jobs": "/jobs"}, "one of redis://"),
     ],
-    ids=["no folder", "another scheme"],
+    ids=["no folder", "files without a folder", "a folder", "a chain", "a password", "another scheme"],
 )
-def test_a_redis_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_a_place_of_jobs_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
     message = refusal(**settings)
     assert words in message
     assert "hunter2" not in message

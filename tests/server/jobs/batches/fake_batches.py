@@ -12,6 +12,7 @@ from server.jobs.batches.batches import Batches
 from server.jobs.batches.kept import Holder
 from server.jobs.files import Files
 from server.jobs.http_client import HttpAnswer
+from server.jobs.store.objects import Objects
 from server.jobs.store.sqlite.opening import open_sqlite
 from tests.server.jobs.store.stores import Clock
 
@@ -85,9 +86,9 @@ class Place:
 
 
 @asynccontextmanager
-async def opened(folder: Path, server: Any) -> AsyncIterator[Place]:
+async def opened(folder: Path, server: Any, objects: Objects | None = None) -> AsyncIterator[Place]:
     store = await open_sqlite(folder / "store")
-    files = Files(folder / "files", store.documents)
+    files = Files(folder / "files", store.documents, objects=objects)
     await files.open()
     try:
         yield Place(files, Batches(files, store.documents, ask=server.ask))

@@ -43,6 +43,14 @@ def ended(api: openai.OpenAI, batch_id: str, *, seconds: float = 60) -> openai.t
     return batch
 
 
+def ended_through_restarts(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
+    while True:
+        try:
+            return ended(api, batch_id)
+        except openai.InternalServerError:
+            continue  # the jobs process is being started again
+
+
 def test_a_batch_by_the_sdk(server: Server) -> None:
     api = client(server)
     content = lines(1000).replace(b'"c500"', b'"c500', 1)  # a broken line
@@ -144,12 +152,7 @@ def test_a_batch_outlives_kills_of_the_jobs_process(tmp_path: Path) -> None:
                 if counts is not None and counts.completed >= count:
                     break
             server.kill(next(title for title in server.processes() if title.startswith("jobs")))
-        while True:
-            try:
-                batch = ended(api, batch.id)
-                break
-            except openai.InternalServerError:
-                continue
+        batch = ended_through_restarts(api, batch.id)
         assert batch.output_file_id is not None
         content = api.files.content(batch.output_file_id).text
     assert [json.loads(line)["custom_id"] for line in content.splitlines()] == [f"c{n}" for n in range(20_000)]

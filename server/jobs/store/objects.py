@@ -1,0 +1,75 @@
+"""Files of --jobs-files: objects of a store that fsspec knows, as s3://. They are put whole and read by ranges."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from server.jobs.store.errors import StoreUnavailable, StoreUnusable
+
+_PROBE = ".embedline"
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT)  # where it is fetched to
+_Value = TypeVar("_Value")
+
+
+class Objects:
+    """Those below one prefix, by the ids of files. All calls block, and raise StoreUnavailable."""
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreUnusable where nothing can be written there."""
+        import fsspec  # an extra
+
+        try:
+            self._filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            self._root = str(root).rstrip("/")
+            self._filesystem.pipe_file(self._key(_PROBE), b"")
+            self._filesystem.rm_file(self._key(_PROBE))
+        except Exception as error:  # each library has errors of its own
+            raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
+
+    def put(self, path: Path, file_id: str) -> None:
+        """Seen once it is whole. Raises FileNotFoundError of the path."""
+        self._asked(self._filesystem.put_file, str(path), self._key(file_id))
+
+    def fetch(self, file_id: str, path: Path) -> None:
+        """Into a file that appears when it is whole. Raises FileNotFoundError, OSError."""
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            self._asked(self._filesystem.get_file, self._key(file_id), str(part))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def read(self, file_id: str, offset: int, count: int) -> bytes:
+        """Raises FileNotFoundError."""
+        size = int(self._asked(self._filesystem.size, self._key(file_id)))
+        if offset >= size:
+            return b""
+        return self._asked(self._read, self._key(file_id), offset, min(offset + count, size))
+
+    def exists(self, file_id: str) -> bool:
+        return bool(self._asked(self._filesystem.exists, self._key(file_id)))
+
+    def delete(self, file_id: str) -> None:
+        """Nothing is said of one that is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._asked(self._filesystem.rm_file, self._key(file_id))
+
+    def _key(self, file_id: str) -> str:
+        return f"{self._root}/{file_id}"
+
+    def _read(self, key: str, start: int, stop: int) -> bytes:
+        found: bytes = self._filesystem.cat_file(key, start=start, end=stop)
+        return found
+
+    def _asked(self, ask: Callable[..., _Value], *given: Any) -> _Value:
+        try:
+            return ask(*given)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or error.errno in _OF_THE_DISK:
+                raise
+            raise StoreUnavailable(f"--jobs-files does not do it: {type(error).__name__}") from None
+        except Exception as error:
+            raise StoreUnavailable(f"--jobs-files does not do it: {type(error).__name__}") from None
