@@ -10,7 +10,7 @@ from wire.frames import Buffer
 from wire.link import Link
 
 _START_SECONDS = 3.0  # to wait for a process that is being started again
-_ANSWER_SECONDS = 30.0  # for a disk that is slow
+ANSWER_SECONDS = 30.0  # for a disk that is slow
 _MAX_CALLS = 4096  # that wait for their answers
 _RETRY_SECONDS = 2.0  # what clients are told
 
@@ -35,7 +35,13 @@ class JobsClient:
         self._lost()
 
     async def call(
-        self, what: str, owner: str, fields: Mapping[str, object] | None = None, body: Buffer = b""
+        self,
+        what: str,
+        owner: str,
+        fields: Mapping[str, object] | None = None,
+        body: Buffer = b"",
+        *,
+        seconds: float = ANSWER_SECONDS,
     ) -> Reply:
         """Ask the jobs process. Raises Refused: UNAVAILABLE where it is down or does not answer in time."""
         await self._wait_for_it()
@@ -46,7 +52,7 @@ class JobsClient:
         self._calls[number] = future
         self._link.send(messages.CALL, number, messages.encode_call(Call(what, owner, dict(fields or {})), body))
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
             raise _unavailable("the jobs process does not answer") from None

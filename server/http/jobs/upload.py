@@ -17,6 +17,7 @@ _MAX_FIELD_BYTES = 1024
 _MAX_HEAD_BYTES = 8192  # of all headers of a part
 _MAX_NAME = 255  # characters of a file's name
 _PURPOSE = "batch"
+_END_SECONDS = 900.0  # for all of it to be put where --jobs-files says
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
             raise MalformedBody("the form has no file, or no end")
         if bytes(form.fields.get("purpose", b"")) != _PURPOSE.encode():
             raise InvalidRequest(f"purpose must be {_PURPOSE}", param="purpose")
-        ended = (await jobs.call("file_end", owner, {"file_id": file_id})).fields
+        ended = (await jobs.call("file_end", owner, {"file_id": file_id}, seconds=_END_SECONDS)).fields
         file_id = None
         return ended
     finally:

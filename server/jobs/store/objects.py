@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ class Objects:
 
     def fetch(self, file_id: str, path: Path) -> None:
         """Into a file that appears when it is whole. Raises FileNotFoundError, OSError."""
-        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
             self._asked(self._filesystem.get_file, self._key(file_id), str(part))
             part.replace(path)
