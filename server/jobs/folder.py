@@ -8,6 +8,7 @@ import stat
 import uuid
 from pathlib import Path
 
+from server.jobs.files import sync_folder
 from server.settings.flag import SettingsError
 
 _LOCK, _ID = "lock", "shared-id"
@@ -49,10 +50,14 @@ class Folder:
         try:
             if not path.exists():
                 new = self.path / f"{_ID}.{uuid.uuid4().hex}"
-                new.write_text(uuid.uuid4().hex)
+                with new.open("w") as stream:
+                    stream.write(uuid.uuid4().hex)
+                    stream.flush()
+                    os.fsync(stream.fileno())
                 with contextlib.suppress(FileExistsError):  # another server was quicker
                     os.link(new, path)
                 new.unlink()
+                sync_folder(self.path)  # Redis keeps it too: after a loss of power they would differ
             return path.read_text()
         except OSError as error:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
