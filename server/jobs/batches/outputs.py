@@ -45,13 +45,17 @@ class Output:
 
     def copy(self, earlier: Path, size: int) -> None:
         """Begin with the first `size` bytes of another file. On the disk when it returns. Raises OSError."""
-        with earlier.open("rb") as source, open(self.path, "wb", opener=_opened_private) as copy:
-            at = 0
-            while at < size and (count := os.sendfile(copy.fileno(), source.fileno(), at, size - at)):
-                at += count
-            if at < size:
-                raise FileNotFoundError(f"{earlier} has lost its end")
-            os.fsync(copy.fileno())
+        try:
+            with earlier.open("rb") as source, open(self.path, "wb", opener=_opened_private) as copy:
+                at = 0
+                while at < size and (count := os.sendfile(copy.fileno(), source.fileno(), at, size - at)):
+                    at += count
+                if at < size:
+                    raise FileNotFoundError(f"{earlier} has lost its end")
+                os.fsync(copy.fileno())
+        except OSError:
+            self.path.unlink(missing_ok=True)  # a part of it would keep a full disk full
+            raise
 
 
 def _opened_private(path: str, flags: int) -> int:
@@ -124,7 +128,7 @@ class Outputs:
 
     async def forget(self) -> None:
         """Of a claim that was lost, of a batch that has ended meanwhile: nobody knows what came too late."""
-        _remove(self._pair)
+        await asyncio.to_thread(self.remove_rest)  # a half Parquet file too
         for file_id in _ids(self._kept.state):
             if not await self._files.exists(file_id):  # its owner had deleted it when this claim named it
                 await self._files.delete(self._kept.owner, file_id)

@@ -6,6 +6,7 @@ exactly one line of output, although some are computed twice.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -140,7 +141,7 @@ class BatchRun:
                 break
             except OSError as error:
                 logger.error("batch %s waits, as its output can't be copied: %s", self.state.id, error)
-                await asyncio.sleep(FULL_PAUSE)
+                await self._pause()
         if not is_there:
             await self._fail("output_file_gone", "what had been answered is no longer on the disk")
         return is_there
@@ -162,7 +163,7 @@ class BatchRun:
                 if not window:
                     break
                 await asyncio.wait([window[0]])
-                if window[0].cancelled():  # by `cancel`, which leaves what has been answered
+                if window[0].cancelled():  # by `_stop`, which leaves what has been answered
                     break
                 one = window.popleft().result()
                 held -= len(one.line.content or b"")
@@ -226,8 +227,7 @@ class BatchRun:
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s waits, as its output can't be kept: %s", self.state.id, error)
-                await asyncio.sleep(FULL_PAUSE)
-                await self.kept.keep()  # the files of a claim that was lost are gone
+                await self._pause()
         answered.clear()
         self._output.clear()
         self._error.clear()
@@ -243,16 +243,22 @@ class BatchRun:
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
-                await asyncio.sleep(FULL_PAUSE)
-                await self.kept.keep()
+                await self._pause()
         await asyncio.to_thread(self._outputs.remove_rest)
         status = "expired" if self.state.has_expired else "completed"
         await self.kept.change(
             lambda state: state.become("cancelled" if state.status == "cancelling" else status, self._clock())
         )
 
+    async def _pause(self) -> None:
+        """Until a full disk or a store that is away is tried again. Raises ClaimLost: the files are gone then."""
+        await asyncio.sleep(FULL_PAUSE)
+        with contextlib.suppress(StoreError):
+            await self.kept.keep()
+
     async def _fail(self, code: str, message: str) -> None:
-        await self.kept.change(lambda state: state.become("failed", self._clock(), errors=(BatchError(code, message),)))
+        gone: dict[str, Any] = {"output_bytes": 0, "error_bytes": 0, "errors": (BatchError(code, message),)}
+        await self.kept.change(lambda state: state.become("failed", self._clock(), **gone))
         await asyncio.to_thread(self._outputs.remove)  # no earlier: they may be another claim's
 
 

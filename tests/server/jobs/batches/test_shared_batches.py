@@ -268,6 +268,7 @@ async def test_a_batch_whose_answers_are_gone_fails_and_says_so(tmp_path: Path) 
             shown = await when_ended(second, batch_id)
     assert shown["status"] == "failed"
     assert [error["code"] for error in shown["errors"]["data"]] == ["output_file_gone"]
+    assert shown["output_file_id"] is None
 
 
 async def test_uploads_of_other_servers_stay_unless_they_are_old(tmp_path: Path) -> None:
