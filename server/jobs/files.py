@@ -188,15 +188,17 @@ class Files:
         return found[:limit]
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes | None:
-        """None where there is no such file."""
+        """None where there is no such file. Raises OSError where its bytes are gone."""
         if await self.info(owner, file_id) is None:
             return None
-        if self._objects is None:
-            return await asyncio.to_thread(_read, self.path(file_id), offset, count)
         try:
-            return await asyncio.to_thread(self._objects.read, file_id, offset, count)
+            if self._objects is not None:
+                return await asyncio.to_thread(self._objects.read, file_id, offset, count)
+            return await asyncio.to_thread(_read, self.path(file_id), offset, count)
         except FileNotFoundError:
-            return None
+            if await self.info(owner, file_id) is None:  # another server has deleted it meanwhile
+                return None
+            raise
 
     async def delete(self, owner: str, file_id: str) -> bool:
         """Whether there was one. `Batches` sees to it that no batch needs it."""
@@ -231,7 +233,8 @@ class Files:
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
             written = await asyncio.to_thread(_written_at, self.path(document.document_id))
             newest = max(document.created_at, written)
-            if document.document_id not in self._uploads and newest < self._clock() - 2 * _IDLE_SECONDS:
+            is_left = document.document_id not in self._uploads and newest < self._clock() - 2 * _IDLE_SECONDS
+            if is_left and await self._documents.replace(document):  # so it can't end any more
                 await self._forget(document)
 
     def _remove_copy(self, file_id: str) -> None:

@@ -104,7 +104,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))
-    await _follow_state(child, runner)
+    await _follow_state(child, runner, batches)
     child.ready()
     loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges)
     async with _together(*(one.run() for one in loops)):
@@ -135,10 +135,11 @@ def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:
         raise StartError(str(error)) from None
 
 
-async def _follow_state(child: Child, runner: Runner) -> None:
-    """New requests are begun while the server is ready: not while it starts or stops."""
+async def _follow_state(child: Child, runner: Runner, batches: Batches) -> None:
+    """New requests and batches are begun while the server is ready: not while it starts or stops."""
 
     def changed(newest: Json) -> None:
+        batches.begin_more(bool(newest["ready"]))
         if newest["ready"]:
             runner.may_claim.set()
         else:

@@ -24,7 +24,7 @@ _MAX_OPEN_OF_ONE = MAX_OPEN // 4  # of an owner
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
 _MAX_METADATA = 16  # pairs, as OpenAI has it
-_RETRY_PAUSE = 5.0  # after an error of the store
+RETRY_PAUSE = 5.0  # after an error of the store
 _MAX_TRIES = 100  # to change a batch that its run changes too
 LOOK_SECONDS = 1.0  # between two looks for what other servers have changed
 
@@ -71,6 +71,7 @@ class Batches:
         self._left: list[BatchRun] = []  # cancelled with `run`
         self._broken: set[str] = set()  # not tried again before the next start
         self._changed = Signal()
+        self._may_begin = True
         self._creating = asyncio.Lock()  # so that a batch does not begin with a file that is being deleted
 
     async def create(
@@ -150,6 +151,11 @@ class Batches:
         self._changed.set()
         return state
 
+    def begin_more(self, may: bool) -> None:
+        """Whether batches are begun: while this server loads or stops, others that share them may be ready."""
+        self._may_begin = may
+        self._changed.set()
+
     async def run(self) -> None:
         """Until cancelled; what runs then goes on after the next start."""
         async with asyncio.TaskGroup() as group:
@@ -159,7 +165,7 @@ class Batches:
                     await self._start(group)
                 except StoreError as error:
                     logger.error("batches wait: the store can't be read: %s", error)
-                    await asyncio.sleep(_RETRY_PAUSE)
+                    await asyncio.sleep(RETRY_PAUSE)
                     continue
                 await self._changed.wait(LOOK_SECONDS if self._holder else None)
 
@@ -178,7 +184,7 @@ class Batches:
             elif document.document_id not in self._broken and self._may_run(document):
                 waiting.append(document)
         begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
-        waiting = [one for one in waiting if one not in begun]
+        waiting = [one for one in waiting if one not in begun] if self._may_begin else []
         owners = [run.owner for run in self._running.values()]
         while waiting and len(owners) < MAX_RUNNING:
             begun.append(min(waiting, key=lambda one: owners.count(one.owner)))  # of equals the oldest
@@ -214,22 +220,27 @@ class Batches:
     async def _run_one(self, batch_id: str, run: BatchRun) -> None:
         logger.info("batch %s %s", batch_id, "begins" if run.state.status == "validating" else "goes on")
         try:
-            await run.run()
-            logger.info("batch %s has ended: %s", batch_id, run.state.status)
-        except ClaimLost:
-            logger.warning("batch %s is run by another server now", batch_id)
-        except StoreError as error:
-            logger.error("batch %s waits: %s", batch_id, error)
-            await asyncio.sleep(_RETRY_PAUSE)
+            await self._try(batch_id, run)
         except asyncio.CancelledError:
             self._left.append(run)
             raise
-        except Exception:
-            self._broken.add(batch_id)
-            logger.exception("batch %s stopped because of a bug; it goes on after the next start", batch_id)
         finally:
             del self._running[batch_id]
             self._changed.set()
+
+    async def _try(self, batch_id: str, run: BatchRun) -> None:
+        """Run it; where that fails, wait before the next try."""
+        try:
+            await run.run()
+            logger.info("batch %s has ended: %s", batch_id, run.state.status)
+        except ClaimLost:
+            logger.warning("batch %s goes on with another claim", batch_id)
+        except (OSError, StoreError) as error:  # OSError: of a disk or a mount that is away for a while
+            logger.error("batch %s waits: %s", batch_id, error)
+            await asyncio.sleep(RETRY_PAUSE)
+        except Exception:
+            self._broken.add(batch_id)
+            logger.exception("batch %s stopped because of a bug; it goes on after the next start", batch_id)
 
 
 def _check_format(output_format: str, endpoint: str) -> None:

@@ -21,7 +21,7 @@ Saved = Callable[[BatchState, BatchState], None]  # called after each change, wi
 
 
 class ClaimLost(Exception):
-    """Another server runs the batch now."""
+    """Another server runs the batch now, or the store has lost the last changes: a new claim goes on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class KeptBatch:
     async def _read(self) -> None:
         document = await self._documents.get(self.owner, KIND, self.state.id)
         kept = state_of(document) if document is not None else None
-        if document is None or kept is None or kept.claim != self.state.claim:
+        if document is None or kept is None or kept.claim != self.state.claim or kept.is_behind(self.state):
             self._cancelled()
             raise ClaimLost
         self._became(kept, document.version)

@@ -10,6 +10,7 @@ KIND = "batch"
 OPEN, ENDED = "open", "ended"  # states of its document
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDS = ("completed", "failed", "expired", "cancelled")
+_STATUSES = OPEN_STATUSES + _ENDS  # a batch never goes back
 
 
 class BatchError(msgspec.Struct, frozen=True):
@@ -52,6 +53,14 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_ended(self) -> bool:
         return self.status in _ENDS
+
+    def is_behind(self, other: "BatchState") -> bool:
+        """Whether this is an earlier state of the same claim: a Redis that took over may lack the last writes."""
+        return (
+            self.number < other.number
+            or _STATUSES.index(self.status) < _STATUSES.index(other.status)
+            or self.outputs_claim != other.outputs_claim == other.claim
+        )
 
     def become(self, status: str, now: float, **changes: Any) -> "BatchState":
         """The next state, with the time when it began."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,17 +34,21 @@ class FakeServer:
 
 
 class Gate(FakeServer):
-    """Answers so many, then none."""
+    """Answers so many, then none until it opens."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
-        self.closed = asyncio.Event()
+        self.closed, self._open = asyncio.Event(), asyncio.Event()
+
+    def opens(self) -> None:
+        self.count = sys.maxsize
+        self._open.set()
 
     async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         if len(self.asked) >= self.count:
             self.closed.set()
-            await asyncio.Event().wait()
+            await self._open.wait()
         return await super().ask(owner, route, body, request_id, accept=accept)
 
 

@@ -70,7 +70,7 @@ async def test_a_batch_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch:
 
 async def test_a_store_that_is_away_only_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    monkeypatch.setattr(batches_module, "_RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     objects = Objects(URL)
     async with opened(tmp_path, FakeServer(), objects) as place:
         batch_id = await place.made(CONTENT)

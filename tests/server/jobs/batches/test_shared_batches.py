@@ -193,7 +193,7 @@ async def test_claims_that_are_lost_again_and_again_lose_no_line(
 
 
 async def test_changes_whose_answer_is_lost_only_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     choose = random.Random(22)
     async with shared(tmp_path, Clock(), FakeServer()) as (place,):
         batch_id = await place.made(CONTENT)

@@ -1,21 +1,24 @@
 """Batches of several servers where a disk is full or the store is away."""
 
 import asyncio
+import dataclasses
 import errno
 import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
+from server.jobs.batches.lines import Scan, scan
 from server.jobs.batches.outputs import Output
 from server.jobs.batches.state import state_of
 from server.jobs.store.errors import StoreUnavailable
 from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import LEASE, FakeServer, Gate, input_lines, joined, shared, when_ended
-from tests.server.jobs.batches.test_shared_batches import CONTENT, running, stand_still
+from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, running, stand_still
 from tests.server.jobs.store.stores import Clock
 
 pytestmark = pytest.mark.asyncio
@@ -91,3 +94,92 @@ async def test_a_store_that_was_away_costs_no_new_claim(tmp_path: Path, monkeypa
     assert shown["request_counts"]["completed"] == 20
     assert refused == 4
     assert len(claims) == 1
+
+
+async def test_a_store_that_went_back_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that takes over lacks the last writes: with them a server would skip the lines that they answered."""
+    clock, gate = Clock(), Gate(150)
+    async with shared(tmp_path, clock, gate) as (place,):
+        replace, early = place.batches._documents.replace, list[Document]()
+
+        async def noted(document: Document) -> bool:
+            if not early and state_of(document).number > 40:
+                early.append(document)
+            return await replace(document)
+
+        batch_id = await place.made(CONTENT)
+        monkeypatch.setattr(place.batches._documents, "replace", noted)
+        async with running(place):
+            await gate.closed.wait()
+            (now,) = await place.batches._open()
+            assert state_of(now).number > state_of(early[0]).number
+            assert await replace(dataclasses.replace(early[0], version=now.version))
+            gate.opens()
+            shown = await when_ended(place, batch_id)
+        await assert_whole(place, tmp_path, shown)
+    assert len(gate.asked) > 300  # some lines were asked for again
+
+
+@pytest.mark.parametrize(
+    ("earlier", "is_behind"),
+    [({}, False), ({"number": 4}, True), ({"status": "validating"}, True), ({"outputs_claim": ""}, True)],
+)
+async def test_which_state_is_behind(tmp_path: Path, earlier: dict[str, object], is_behind: bool) -> None:
+    async with shared(tmp_path, Clock(), FakeServer()) as (place,):
+        state = await place.batches.get("", await place.made(CONTENT))
+    assert state is not None
+    now = msgspec.structs.replace(state, number=5, status="in_progress", claim="one", outputs_claim="one")
+    assert msgspec.structs.replace(now, **earlier).is_behind(now) is is_behind
+
+
+async def test_a_server_that_is_not_ready_leaves_batches_to_others(tmp_path: Path) -> None:
+    loading, ready = FakeServer(), FakeServer()
+    async with shared(tmp_path, Clock(), loading, ready) as (first, second):
+        first.batches.begin_more(False)
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            async with running(second):
+                shown = await when_ended(first, batch_id)
+        await assert_whole(second, tmp_path, shown)
+    assert loading.asked == []
+
+
+async def test_a_file_that_another_server_deletes_while_it_is_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shared(tmp_path, Clock(), FakeServer(), FakeServer()) as (first, second):
+        file_id = await first.uploaded(b"line\n")
+        (tmp_path / "files" / file_id).unlink()
+        with pytest.raises(FileNotFoundError):
+            await first.files.read("", file_id, 0, 9)
+        info = first.files.info
+
+        async def deleted_meanwhile(owner: str, file_id: str) -> object:
+            found = await info(owner, file_id)
+            await second.files.delete(owner, file_id)
+            return found
+
+        monkeypatch.setattr(first.files, "info", deleted_meanwhile)
+        assert await first.files.read("", file_id, 0, 9) is None
+
+
+async def test_an_input_that_is_away_for_a_while_costs_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
+    refused = 0
+
+    def away(path: Path) -> Scan | None:
+        nonlocal refused
+        refused += 1
+        if refused < 3:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return scan(path)
+
+    monkeypatch.setattr(batch_run, "scan", away)
+    async with shared(tmp_path, Clock(), FakeServer()) as (place,):
+        batch_id = await place.made(CONTENT)
+        async with running(place):
+            await assert_whole(place, tmp_path, await when_ended(place, batch_id))
