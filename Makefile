@@ -70,7 +70,7 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 	$(PYTEST) --tier=all -m clients $(ARGS)
 
 # Tests of a client that can't be installed are skipped by its name.
-clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node helm s3 ray)) ## install other people's clients
+clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node helm envoy s3 ray)) ## install other people's clients
 
 test-ray: $(VENV)/.test $(CLIENTS)/ray/.made ## servers on a Ray of their own, as replicas and in a backfill
 	$(PYTEST) -n 0 --tier=all -m ray $(ARGS)

@@ -2,10 +2,10 @@
 
 import contextlib
 import http.client
+import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from tests.server_e2e.running import PATIENCE, ROOT, send
 
+ENVOY = Path(os.environ.get("EMBEDLINE_CLIENTS", ROOT / ".clients")) / "envoy/bin"
 CONFIGURATIONS = {"haproxy": "haproxy.cfg", "envoy": "envoy.yaml"}
 
 
@@ -35,9 +36,9 @@ class Balancer:
 @contextlib.contextmanager
 def balancing(name: str, ports: Sequence[int], folder: Path) -> Iterator[Balancer]:
     """In front of the servers on these ports. Skips where it is not installed."""
-    program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    program = shutil.which(name) or shutil.which(name, path=str(ENVOY))
     if program is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed (haproxy is of Debian; make .clients/envoy/.made)")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(("127.0.0.1", 0))  # kept while the balancer binds it too
