@@ -37,13 +37,15 @@ _LINES = msgspec.json.Decoder(LineRows)
 
 
 def rows_of(custom_id: str, answer: HttpAnswer, dtype: "np.dtype[Any]") -> bytes:
-    """The line that is kept until the batch ends. Raises LineProblem where the column can't hold the rows."""
+    """The line that is kept until the batch ends. Raises LineProblem where the columns can't hold the answer."""
     headers = answer.headers
     shape, kind = headers.get("x-embedline-shape", ""), headers.get("x-embedline-dtype")
     if headers.get("content-type") != RAW or kind != "float32" or "x-embedline-endianness" in headers:
         raise LineProblem(
             "not_float32", "Parquet holds dense rows of float32: leave the fields that ask for others out"
         )
+    if headers.get("x-embedline-failed-inputs", "0") != "0":  # on_error: "null", and NaN for their rows
+        raise LineProblem("failed_inputs", "a text has failed, and Parquet has no place for the reason")
     found = LineRows(custom_id, int(headers["x-embedline-prompt-tokens"]), int(shape.rpartition(",")[2]), answer.body)
     if dtype.itemsize == 2 and np.abs(np.frombuffer(answer.body, "<f4")).max(initial=0) > np.finfo(dtype).max:
         raise LineProblem("not_float16", "a number of a row is larger than float16 can hold: parquet_f32 holds it")

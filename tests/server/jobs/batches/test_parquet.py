@@ -17,12 +17,14 @@ from server.jobs.http_client import HttpAnswer
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
+FAILED = "x-embedline-failed-inputs"
 
 
 class RowsServer(FakeServer):
     """Answers two rows, of as many numbers as the line has before it, all the line's number."""
 
     dtype = "float32"
+    failed = "0"
 
     async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         assert accept == parquet.RAW
@@ -30,7 +32,7 @@ class RowsServer(FakeServer):
         number = int(request_id.rpartition("_")[2])
         rows = np.full((2, number), number if number != 5 else 70_000, "<f4")
         headers = {"content-type": parquet.RAW, "x-embedline-shape": f"2,{number}", "x-embedline-prompt-tokens": "7"}
-        return HttpAnswer(200, {**headers, "x-embedline-dtype": self.dtype}, rows.tobytes())
+        return HttpAnswer(200, {**headers, "x-embedline-dtype": self.dtype, FAILED: self.failed}, rows.tobytes())
 
 
 async def table_of(place: Place, file_id: str) -> list[dict[str, Any]]:
@@ -73,6 +75,16 @@ async def test_rows_of_another_kind_are_errors_by_line(tmp_path: Path) -> None:
         errors = await place.lines(shown["error_file_id"])
     assert shown["output_file_id"] is None
     assert {one["error"]["code"] for one in errors} == {"not_float32"}
+
+
+async def test_a_text_that_failed_has_its_reason_among_the_errors(tmp_path: Path) -> None:
+    server = RowsServer()
+    server.failed = "1"  # by on_error: "null", so its row is NaN
+    async with opened(tmp_path, server) as place:
+        shown = await ended(place, await place.made(joined(input_lines(2)), output_format="parquet_f32"))
+        errors = await place.lines(shown["error_file_id"])
+    assert shown["output_file_id"] is None
+    assert {one["error"]["code"] for one in errors} == {"failed_inputs"}
 
 
 @pytest.mark.parametrize("moment", ["write", "keep"])
