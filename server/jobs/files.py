@@ -84,6 +84,7 @@ class Files:
         self._documents = documents
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
+        self._beginning = asyncio.Lock()  # so that no more are begun than may be
 
     async def open(self) -> None:
         """Make the folder, and remove uploads that a process before this one did not end."""
@@ -113,19 +114,21 @@ class Files:
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
         """Reserve `most` bytes; the id of the file. Raises TooManyUploads, OSError."""
-        await self._drop_idle()
-        if len(self._uploads) >= _MAX_UPLOADS:
-            raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, as many as may be")
-        info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
-        document = _document(owner, info, _UPLOADING, held_bytes=most)
-        await self._documents.put(document)
-        try:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
-        except OSError:
-            await self._forget(document)
-            raise
-        self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
+        async with self._beginning:
+            await self._drop_idle()
+            await self._drop_left()
+            if len(self._uploads) >= _MAX_UPLOADS:
+                raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, as many as may be")
+            info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
+            document = _document(owner, info, _UPLOADING, held_bytes=most)
+            await self._documents.put(document)
+            try:
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+                descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
+            except OSError:
+                await self._forget(document)
+                raise
+            self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
         return info.id
 
     async def append(self, owner: str, file_id: str, chunk: memoryview) -> None:
@@ -149,7 +152,7 @@ class Files:
                 replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
             )
             self._close(file_id)
-            self._remove_copy(file_id)
+            self.remove_copy(file_id)
             if not is_kept:  # it was idle for so long that another server removed it
                 raise FileProblem(_UNKNOWN)
         return info
@@ -161,14 +164,13 @@ class Files:
             await self._forget(upload.document)
 
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
-        """A file that lies in the folder already, as a batch's output, is seen from now on."""
+        """A file that lies in the folder already, as a batch's output, is seen from now on. Then `remove_copy`."""
         size = (await asyncio.to_thread(self.path(file_id).stat)).st_size
         if self._objects is not None:
             await asyncio.to_thread(self._objects.put, self.path(file_id), file_id)
         info = FileInfo(file_id, size, int(self._clock()), filename, "batch_output")
         if await self._documents.get(owner, KIND, file_id) is None:  # not put before a crash
             await self._documents.put(_document(owner, info, _READY, held_bytes=size))
-        self._remove_copy(file_id)
 
     async def info(self, owner: str, file_id: str) -> FileInfo | None:
         document = await self._documents.get(owner, KIND, file_id)
@@ -222,14 +224,12 @@ class Files:
     async def _drop_idle(self) -> None:
         oldest = time.monotonic() - _IDLE_SECONDS
         for file_id, upload in list(self._uploads.items()):
-            if upload.seen_at < oldest and not upload.busy.locked():
+            if file_id in self._uploads and upload.seen_at < oldest and not upload.busy.locked():
                 self._close(file_id)
                 await self._forget(upload.document)
-        if self._is_shared:
-            await self._drop_left()
 
     async def _drop_left(self) -> None:
-        """Uploads of servers that have died: nothing has come for so long that a living one would have dropped them."""
+        """Those of servers that have died, or whose object store was away: a living server would have dropped them."""
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
             written = await asyncio.to_thread(_written_at, self.path(document.document_id))
             newest = max(document.created_at, written)
@@ -237,7 +237,7 @@ class Files:
             if is_left and await self._documents.replace(document):  # so it can't end any more
                 await self._forget(document)
 
-    def _remove_copy(self, file_id: str) -> None:
+    def remove_copy(self, file_id: str) -> None:
         """Of a file that lies elsewhere now."""
         if self._objects is not None:
             self.path(file_id).unlink(missing_ok=True)
@@ -247,9 +247,9 @@ class Files:
 
     async def _forget(self, document: Document) -> None:
         """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
+        await asyncio.to_thread(self.path(document.document_id).unlink, missing_ok=True)
         if self._objects is not None:
             await asyncio.to_thread(self._objects.delete, document.document_id)
-        await asyncio.to_thread(self.path(document.document_id).unlink, missing_ok=True)
         await self._documents.delete(document.owner, KIND, document.document_id)
 
 

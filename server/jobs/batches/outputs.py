@@ -112,6 +112,7 @@ class Outputs:
                     await asyncio.to_thread(_close, one, size, path, dtype)
                 ending = "parquet" if dtype is not None else "jsonl"
                 await self._files.keep(self._kept.owner, file_id, f"{state.id}_{name}.{ending}")
+            self._files.remove_copy(file_id)
             if not size or one.path != path:
                 one.path.unlink(missing_ok=True)
 

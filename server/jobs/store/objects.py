@@ -25,7 +25,8 @@ class Objects:
             self._filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
             self._root = str(root).rstrip("/")
             self._filesystem.pipe_file(self._key(_PROBE), b"")
-            self._filesystem.rm_file(self._key(_PROBE))
+            with contextlib.suppress(FileNotFoundError):  # a server that starts beside this one has removed it
+                self._filesystem.rm_file(self._key(_PROBE))
         except Exception as error:  # each library has errors of its own
             raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
 
@@ -50,7 +51,11 @@ class Objects:
         return self._asked(self._read, self._key(file_id), offset, min(offset + count, size))
 
     def exists(self, file_id: str) -> bool:
-        return bool(self._asked(self._filesystem.exists, self._key(file_id)))
+        try:
+            self._asked(self._filesystem.info, self._key(file_id))  # `exists` says no where a store is away
+        except FileNotFoundError:
+            return False
+        return True
 
     def delete(self, file_id: str) -> None:
         """Nothing is said of one that is not there."""

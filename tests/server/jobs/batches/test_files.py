@@ -1,11 +1,13 @@
 """Uploads: their bounds, and what becomes of those that never end."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from server.jobs import files as files_module
 from server.jobs.files import FileProblem, TooManyUploads
+from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import FakeServer, opened
 
 pytestmark = pytest.mark.asyncio
@@ -35,3 +37,34 @@ async def test_uploads_under_way_are_bounded_and_idle_ones_make_room(
         await place.files.begin("other", "in.jsonl", "batch", 3)
         with pytest.raises(FileProblem, match="not known"):
             await place.files.append("", first, memoryview(b"one"))
+
+
+async def test_uploads_that_begin_together_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "_MAX_UPLOADS", 2)
+    async with opened(tmp_path, FakeServer()) as place:
+
+        async def begin() -> list[str | BaseException]:
+            begun = [place.files.begin("", "in.jsonl", "batch", 3) for _ in range(5)]
+            return await asyncio.gather(*begun, return_exceptions=True)
+
+        assert [type(one) for one in await begin()] == [str, str, *[TooManyUploads] * 3]
+        monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)  # each of these drops what it finds
+        assert [type(one) for one in await begin()] == [str] * 5
+
+
+async def test_an_upload_that_ends_while_others_are_dropped_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        _, second = [await place.files.begin("", "in.jsonl", "batch", 3) for _ in range(2)]
+        monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)
+        forget = place.files._forget
+
+        async def forget_slowly(document: Document) -> None:
+            if second in place.files._uploads:
+                await place.files.end("", second)
+            await forget(document)
+
+        monkeypatch.setattr(place.files, "_forget", forget_slowly)
+        await place.files.begin("", "in.jsonl", "batch", 3)
+        assert await place.files.info("", second) is not None

@@ -1,17 +1,19 @@
 """Files that lie in an object store: whole there, and in the folder only while they are written or read as an input."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from server.jobs import files as files_module
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
 from server.jobs.store.errors import StoreUnavailable, StoreUnusable
 from server.jobs.store.objects import Objects
+from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import FakeServer, Gate, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
@@ -99,6 +101,72 @@ async def test_an_upload_is_there_only_if_the_store_has_it(tmp_path: Path, monke
         with pytest.raises(StoreUnavailable, match=r"^--jobs-files does not do it: ConnectionError$"):
             await place.uploaded(CONTENT)
         assert await place.files.newest("", after=None, limit=9) == []
+
+
+async def test_an_upload_that_fails_while_the_store_is_away_keeps_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects(URL)
+
+    def away(*_: object) -> None:
+        raise ConnectionError("no")
+
+    async with opened(tmp_path, FakeServer(), objects) as place:
+        file_id = await place.files.begin("", "in.jsonl", "batch", len(CONTENT))
+        await place.files.append("", file_id, memoryview(CONTENT))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(objects._filesystem, "rm_file", away)
+            with pytest.raises(StoreUnavailable):
+                await place.files.abandon("", file_id)
+        assert list((tmp_path / "files").iterdir()) == []
+        monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)  # of the clock that the file was made by
+        await place.files.begin("", "in.jsonl", "batch", 3)
+        assert await place.files._documents.held("", "file") == (1, 3)
+
+
+async def test_an_output_whose_end_the_store_did_not_answer_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    async with opened(tmp_path, FakeServer(), Objects(URL)) as place:
+        batch_id = await place.made(CONTENT)
+        put, unanswered = place.files._documents.put, [True, True]
+
+        async def put_unanswered(document: Document) -> None:
+            await put(document)
+            if unanswered:
+                raise StoreUnavailable(f"no answer {unanswered.pop()}")
+
+        monkeypatch.setattr(place.files._documents, "put", put_unanswered)
+        await assert_whole(place, tmp_path, batch_id)
+
+
+async def test_a_store_that_is_away_says_nothing_of_what_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects(URL)
+    fsspec.filesystem("memory").pipe_file("/bucket/jobs/file-1", b"kept")
+    assert objects.exists("file-1")
+    assert not objects.exists("file-2")
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("no")
+
+    monkeypatch.setattr(objects._filesystem, "info", away)
+    with pytest.raises(StoreUnavailable):
+        objects.exists("file-1")
+
+
+async def test_servers_that_start_together_try_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = fsspec.filesystem("memory")
+
+    def removed_by_both(path: str, once: Callable[[str], None] = filesystem.rm_file) -> None:
+        once(path)
+        once(path)
+
+    monkeypatch.setattr(filesystem, "rm_file", removed_by_both)
+    Objects(URL)
+    assert kept() == set()
 
 
 async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
