@@ -1,16 +1,21 @@
 """Files and batches of a whole server with the openai SDK, also past the limit of other bodies and across a kill."""
 
+import base64
 import io
 import json
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import openai
 import pyarrow.parquet as pq
 import pytest
 
-from tests.server_e2e.expected import FAKE
+from tests.server.jobs.served.test_job_faults import ROLES, SEED
+from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import Server, serving
 
 KEYS = ("--api-key", "first", "--api-key", "second")
@@ -28,10 +33,10 @@ def client(server: Server, key: str = "first") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0)
 
 
-def lines(count: int) -> bytes:
+def lines(count: int, **fields: str) -> bytes:
+    common = {"method": "POST", "url": "/v1/embeddings"}
     rows = (
-        {"custom_id": f"c{n}", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": f"text {n}"}}
-        for n in range(count)
+        {"custom_id": f"c{n}", **common, "body": {"model": "m", "input": f"text {n}", **fields}} for n in range(count)
     )
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
@@ -47,8 +52,8 @@ def ended_through_restarts(api: openai.OpenAI, batch_id: str) -> openai.types.Ba
     while True:
         try:
             return ended(api, batch_id)
-        except openai.InternalServerError:
-            continue  # the jobs process is being started again
+        except (openai.InternalServerError, openai.APIConnectionError):
+            continue  # a process is being started again
 
 
 def test_a_batch_by_the_sdk(server: Server) -> None:
@@ -137,22 +142,45 @@ def test_another_purpose_is_refused_and_leaves_nothing(server: Server) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.full
-def test_a_batch_outlives_kills_of_the_jobs_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_kills", "num_lines"),
+    [
+        pytest.param(5, 20_000, marks=pytest.mark.full),
+        pytest.param(50, 200_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_a_batch_outlives_kills_of_any_process(
+    num_kills: int, num_lines: int, tmp_path: Path, reached: Callable[[str, str], None]
+) -> None:
+    choose = random.Random(SEED)
+    roles = [choose.choice(ROLES) for _ in range(num_kills)]
     with serving(*FAKE, "--jobs", str(tmp_path / "jobs"), folder=tmp_path) as server:
         api = client(server)
-        file = api.files.create(file=("in.jsonl", lines(20_000)), purpose="batch")
+        file = api.files.create(file=("in.jsonl", lines(num_lines, encoding_format="base64")), purpose="batch")
         batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-        for count in (500, 4000, 9000):
-            while True:
-                try:
-                    counts = api.batches.retrieve(batch.id).request_counts
-                except openai.InternalServerError:
-                    continue  # it is being started again
-                if counts is not None and counts.completed >= count:
-                    break
-            server.kill(next(title for title in server.processes() if title.startswith("jobs")))
+        for number, role in enumerate(roles, 1):
+            wait_for_lines(api, batch.id, number * num_lines // (num_kills + 2))
+            seen = len(server.log.lines)
+            server.kill(role)
+            server.log.wait_for(f"{role} is ready", after=seen)
         batch = ended_through_restarts(api, batch.id)
         assert batch.output_file_id is not None
-        content = api.files.content(batch.output_file_id).text
-    assert [json.loads(line)["custom_id"] for line in content.splitlines()] == [f"c{n}" for n in range(20_000)]
+        assert batch.error_file_id is None
+        found = [json.loads(line) for line in api.files.content(batch.output_file_id).text.splitlines()]
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(num_lines)]
+    rows = b"".join(base64.b64decode(line["response"]["body"]["data"][0]["embedding"]) for line in found)
+    expected = rows_of([f"text {number}" for number in range(num_lines)])
+    assert np.array_equal(np.frombuffer(rows, np.float32).reshape(expected.shape), expected)
+    reached(
+        "batches",
+        f"{num_kills} kills of {len(set(roles))} kinds of processes: 0 of {num_lines:,} lines lost, wrong or twice",
+    )
+
+
+def wait_for_lines(api: openai.OpenAI, batch_id: str, count: int) -> None:
+    """Until so many have been answered."""
+    while True:
+        with suppress(openai.InternalServerError, openai.APIConnectionError):  # a process is being started again
+            counts = api.batches.retrieve(batch_id).request_counts
+            if counts is not None and counts.completed >= count:
+                return

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.jobs.served.asking import result
+from tests.server.jobs.served.asking import accepted, result
 from tests.server.jobs.served.hooks import Receiver, receiving
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE, rows_of
@@ -187,10 +187,12 @@ def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
             second.close()
 
 
-def test_others_are_served_while_the_jobs_process_is_stopped(tmp_path: Path) -> None:
-    with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server:
-        jobs = server.processes()["jobs 0"]
-        os.kill(jobs, signal.SIGSTOP)
+def test_others_are_served_while_the_jobs_process_hangs_and_it_is_replaced(tmp_path: Path) -> None:
+    flags = (*FAKE, "--heartbeat-timeout", "2", "--jobs", str(tmp_path / "kept"))
+    with serving(*flags, folder=tmp_path) as server:
+        kept, seen = accepted(server, {"input": "hello"}), len(server.log.lines)
+        os.kill(server.processes()["jobs 0"], signal.SIGSTOP)
         assert server.embed("hello").status == 200
         assert server.request("GET", "/readyz").status == 200
-        os.kill(jobs, signal.SIGCONT)
+        server.log.wait_for("jobs 0 is ready", after=seen)
+        assert result(server, kept).status == 200
