@@ -1,5 +1,6 @@
-"""Retrieve, rerank, cut: the passages that answer a question, out of an index in numpy.
+"""Retrieve, rerank, cut: the passages that answer a question, out of a collection of Qdrant.
 
+QDRANT_URL names a Qdrant; without it the local mode of its client has the collection in memory.
 In this process: EMBEDLINE_URL=http://localhost:8080 python pipelines.py
 Beside a server: embedline serve --pipelines pipelines.py, then POST /pipelines/answers {"query": "…"}
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from qdrant_client import AsyncQdrantClient, models
 
 from embedline import AsyncClient
 from embedline.pipelines import pipeline, step
@@ -22,7 +24,8 @@ PASSAGES = [
     "Our office is closed on Sundays.",
     "The night train to Vienna leaves at nine.",
 ]
-_index: list[Rows] = []  # the rows of PASSAGES, once they are there
+qdrant = AsyncQdrantClient(os.environ.get("QDRANT_URL", ":memory:"))
+indexing = asyncio.Lock()  # so that runs that begin together index once
 
 
 @dataclass
@@ -37,16 +40,26 @@ async def embed(client: AsyncClient, text: str) -> Rows:
 
 
 @step
-async def index(client: AsyncClient) -> Rows:
-    if not _index:
-        _index.append((await client.embed(PASSAGES)).embeddings)
-    return _index[0]
+async def index(client: AsyncClient) -> str:
+    """The name of the collection, which the first run fills."""
+    async with indexing:
+        if not await qdrant.collection_exists("passages"):
+            rows = (await client.embed(PASSAGES)).embeddings
+            form = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
+            await qdrant.create_collection("passages", vectors_config=form)
+            points = [
+                models.PointStruct(id=number, vector=row.tolist(), payload={"text": PASSAGES[number]})
+                for number, row in enumerate(rows)
+            ]
+            await qdrant.upsert("passages", points)
+    return "passages"
 
 
-@step
-async def retrieve(row: Rows, rows: Rows, number: int) -> list[str]:
-    """A search of your own: numpy here, faiss or Qdrant where there is more to search."""
-    return [PASSAGES[best] for best in np.argsort(-(rows @ row))[:number]]
+@step(timeout=1.0)
+async def retrieve(row: Rows, collection: str, number: int) -> list[str]:
+    """A search of your own: in whatever index you have."""
+    found = await qdrant.query_points(collection, query=row.tolist(), limit=number)
+    return [str(point.payload["text"]) for point in found.points if point.payload]
 
 
 @step(timeout=10.0)
