@@ -17,9 +17,10 @@ class JobsFlags(HttpFlags):
     jobs: str | None = flag(
         None,
         "Jobs",
-        "Take async requests, and keep them and their results in this folder. It is made where it is missing, for this "
-        "user alone (0700), and belongs to one server at a time; a later server with the same folder goes on with what "
-        "is in it. Use a disk of this machine, not a network's. Without it the routes of jobs answer 404.",
+        "Take async requests, files and batches, and keep them and their results in this folder. It is made where it "
+        "is missing, for this user alone (0700), and belongs to one server at a time; a later server with the same "
+        "folder goes on with what is in it. Use a disk of this machine, not a network's, but for what several servers "
+        "share with --jobs-redis. Without it the routes of jobs answer 404.",
         default_text="off",
     )
     jobs_redis: str | None = flag(
@@ -45,8 +46,8 @@ class JobsFlags(HttpFlags):
     jobs_quota: int = flag(
         10 * _GIB,
         "Jobs",
-        "The most bytes of requests and results in --jobs. When they are used up, new async requests are refused with "
-        "503 before they are accepted; what was accepted is kept.",
+        "The most bytes of requests, results and files. When they are used up, new async requests and uploads are "
+        "refused with 503 before they are accepted, and batches wait; what was accepted is kept.",
         least=1 << 20,
     )
     jobs_result_ttl: float = flag(
