@@ -17,6 +17,8 @@ import yaml  # type: ignore[import-untyped]
 from embedline import __version__
 from server.cli import _CHANGE_GRAPHS
 from server.http.auth import HEALTH_PATHS
+from server.jobs.batches.batches import MAX_RUNNING
+from server.jobs.batches.state import KIND, OPEN
 from server.jobs.store.redis.opening import PREFIX
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
@@ -248,11 +250,13 @@ def test_scaling_asks_for_metrics_that_exist(ours: dict[str, Manifests]) -> None
     check(picked)
 
 
-def test_waiting_jobs_start_the_first_replica(ours: dict[str, Manifests]) -> None:
+def test_waiting_jobs_and_open_batches_start_the_first_replica(ours: dict[str, Manifests]) -> None:
     scaled, authentication = ours["to-zero"]["scaling.yaml"]
     queues = [trigger for trigger in scaled["spec"]["triggers"] if trigger["type"] == "redis"]
 
-    assert [queue["metadata"]["listName"] for queue in queues] == [f"{PREFIX}waiting:{n}" for n in range(3)]
+    *requests, batches = [queue["metadata"] for queue in queues]
+    assert [queue["listName"] for queue in requests] == [f"{PREFIX}waiting:{n}" for n in range(3)]
+    assert (batches["listName"], batches["listLength"]) == (f"{PREFIX}stated:{KIND}:{OPEN}", str(MAX_RUNNING))
     assert {queue["authenticationRef"]["name"] for queue in queues} == {authentication["metadata"]["name"]}
     assert "fallback" not in scaled["spec"]
 
