@@ -31,6 +31,7 @@ def source(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
 
 
+@pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_every_row_has_its_vector_or_its_reason(source: Path, out: Place, fake_server: Server) -> None:
     assert run(options(source, out), url_of(fake_server)) == 1
     check(out, texts(COUNT), IDS)

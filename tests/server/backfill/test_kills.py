@@ -25,6 +25,7 @@ def finish(*arguments: str | Path) -> tuple[int, dict[str, object], str]:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
+@pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
     killed, whole, chance = tmp_path / "killed", tmp_path / "whole", random.Random(18)
@@ -45,6 +46,7 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
+@pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_real_rows_of_a_killed_job_are_those_that_the_server_gives(tmp_path: Path, real_server: Server) -> None:
     values = [f"Note {number} " + "and more " * (number % 7) for number in range(600)]
     source, out, chance = write_jsonl(tmp_path / "in.jsonl", values), tmp_path / "out", random.Random(18)

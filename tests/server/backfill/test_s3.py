@@ -37,6 +37,7 @@ def fetched(s3: S3, prefix: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_from_s3_to_s3_that_is_killed_and_resumed_writes_what_one_run_writes(s3: S3, tmp_path: Path) -> None:
     chance = random.Random(18)
     for _ in range(5):

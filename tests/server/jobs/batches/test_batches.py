@@ -20,6 +20,7 @@ from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, inpu
 pytestmark = pytest.mark.asyncio
 
 
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:
     server = FakeServer()
     async with opened(tmp_path, server) as place:
@@ -119,6 +120,7 @@ async def test_what_can_not_be_a_batch_is_refused_by_name(tmp_path: Path, change
     assert caught.value.param == param
 
 
+@pytest.mark.holds("Jobs are seen with their own key alone")
 async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> None:
     async with opened(tmp_path, FakeServer()) as place:
         batch_id = await place.made(joined(input_lines(1)))
@@ -131,6 +133,7 @@ async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("committed_often", [True, False])
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_a_batch_that_was_interrupted_goes_on_with_one_line_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed_often: bool
 ) -> None:

@@ -84,6 +84,7 @@ async def assert_whole(place: Place, folder: Path, shown: dict[str, Any]) -> Non
     assert {path.name for path in (folder / "files").iterdir()} == {shown["input_file_id"], shown["output_file_id"]}
 
 
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_another_server_ends_the_batch_of_one_that_died(tmp_path: Path) -> None:
     clock, gate, server = Clock(), Gate(150), FakeServer()
     async with shared(tmp_path, clock, gate, server) as (first, second):
@@ -103,6 +104,7 @@ async def test_another_server_ends_the_batch_of_one_that_died(tmp_path: Path) ->
     assert [line["custom_id"] for line in found] == IDS
 
 
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_a_server_that_stood_still_writes_nothing_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,7 @@ def test_the_queue_is_on_the_page_of_metrics(server: Server) -> None:
     assert 'embedline_requests_total{class="none",code="202",route="/async_predict"}' in page
 
 
+@pytest.mark.holds("Jobs are seen with their own key alone")
 def test_requests_are_their_keys_own(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"red:sha256={hashlib.sha256(b'r').hexdigest()}\nblue:b\n")
     flags = (*FAKE, "--jobs", str(tmp_path / "kept"), "--api-key-file", str(tmp_path / "keys"))

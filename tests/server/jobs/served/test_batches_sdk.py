@@ -111,6 +111,7 @@ def test_rows_as_a_parquet_file(server: Server) -> None:
     assert (error["custom_id"], error["error"]["code"]) == ("c2", "not_float32")
 
 
+@pytest.mark.holds("Jobs are seen with their own key alone")
 def test_files_and_batches_of_another_key_are_not_there(server: Server) -> None:
     api, other = client(server), client(server, "second")
     file = api.files.create(file=("in.jsonl", lines(1)), purpose="batch")
@@ -149,6 +150,7 @@ def test_another_purpose_is_refused_and_leaves_nothing(server: Server) -> None:
         pytest.param(50, 200_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
     ],
 )
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
 def test_a_batch_outlives_kills_of_any_process(
     num_kills: int, num_lines: int, tmp_path: Path, reached: Callable[[str, str], None]
 ) -> None:

@@ -32,6 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.faults
 @pytest.mark.full
+@pytest.mark.holds("An accepted async request ends exactly once")
 def test_what_was_accepted_before_the_disk_was_full_ends(disk: Path, tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "500", "--jobs", str(disk / "kept"), folder=tmp_path) as server:
         ids = []

@@ -123,6 +123,7 @@ def killed_at_random(clients: Clients, num_kills: int, most_between: int) -> Non
 
 @pytest.mark.faults
 @pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.full)])
+@pytest.mark.holds("An accepted async request ends exactly once")
 def test_processes_are_killed_at_random(num_kills: int, tmp_path: Path) -> None:
     with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server:
         with sending(server) as clients:
@@ -135,6 +136,7 @@ def test_processes_are_killed_at_random(num_kills: int, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("store", "num_kills", "num_requests"), [("SQLite", 50, 20_000), ("Redis", 15, 5_000)])
+@pytest.mark.holds("An accepted async request ends exactly once", "A webhook is sent until it is received")
 def test_nothing_is_lost_or_untold_through_many_kills(
     store: str, num_kills: int, num_requests: int, tmp_path: Path, reached: Callable[[str, str], None]
 ) -> None:
@@ -154,6 +156,7 @@ def test_nothing_is_lost_or_untold_through_many_kills(
 
 @pytest.mark.full
 @pytest.mark.faults
+@pytest.mark.holds("An accepted async request ends exactly once")
 def test_the_whole_server_is_killed_and_started_again(tmp_path: Path) -> None:
     flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
     with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first, sending(first) as clients:

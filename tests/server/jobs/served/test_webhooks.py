@@ -53,6 +53,7 @@ def test_a_request_that_failed_has_a_webhook_with_its_errors(server: Server) -> 
 
 @pytest.mark.faults
 @pytest.mark.full  # waits until the lease of the first attempt is over
+@pytest.mark.holds("A webhook is sent until it is received")
 def test_a_webhook_is_sent_again_when_the_jobs_process_was_killed_meanwhile(server: Server) -> None:
     with receiving() as receiver:
         receiver.may_answer.clear()
@@ -100,6 +101,7 @@ def test_a_url_that_can_not_be_is_refused_by_name(url: str, words: str, server: 
     assert url not in error["message"]
 
 
+@pytest.mark.holds("Webhooks reach public addresses alone")
 def test_a_private_address_needs_the_flag(tmp_path: Path) -> None:
     with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server, receiving() as receiver:
         body = {"model_input": HELLO, "webhook_endpoint": receiver.url}

@@ -43,6 +43,7 @@ async def test_a_server_that_is_started_takes_nothing_from_others(redis_stores: 
     assert await second.requests.claim(1) == []
 
 
+@pytest.mark.holds("An accepted async request ends exactly once")
 async def test_what_a_dead_server_claimed_is_taken_over(redis_stores: Stores, redis_url: str) -> None:
     dead, other = await redis_stores.open(), await redis_stores.open()
     ids = [await dead.requests.add(request(priority=priority)) for priority in (1, 0)]

@@ -43,6 +43,7 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8"]
 
 
 @pytest.mark.parametrize("address", PRIVATE)
+@pytest.mark.holds("Webhooks reach public addresses alone")
 def test_an_address_that_is_not_of_the_open_internet_is_refused(address: str) -> None:
     assert not AddressRules().allows(ip_address(address))
     assert AddressRules(allows_private=True).allows(ip_address(address))
@@ -93,6 +94,7 @@ def test_http_is_allowed_to_this_machine_alone_and_only_by_the_flag() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("host", ["localhost", "127.1", "2130706433", "0x7f000001", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.holds("Webhooks reach public addresses alone")
 async def test_what_a_name_resolves_to_is_checked_however_it_is_written(host: str) -> None:
     with pytest.raises(AddressRefused, match="no address that is allowed"):
         await CheckedNetwork(AddressRules()).connect_tcp(host, 9)

@@ -74,6 +74,7 @@ class OnlyThisMachine(AddressRules):
         ("file:///etc/passwd", "a webhook's URL must begin with https:// and name a host"),
     ],
 )
+@pytest.mark.holds("Webhooks reach public addresses alone")
 async def test_a_redirect_is_checked_as_the_first_url_is(location: str, reason: str) -> None:
     sender = Sender(OnlyThisMachine(allows_private=True), max_connections=1, timeout_s=30)
     async with receiving(redirect(location)) as receiver:
