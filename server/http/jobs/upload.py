@@ -56,7 +56,8 @@ class _Form:
         elif self.name == "purpose" and self.name not in self.fields:
             self.fields[self.name] = bytearray()
         else:
-            raise InvalidRequest("the form may have one file and one purpose, and nothing else")
+            param = self.name[:_MAX_NAME]
+            raise InvalidRequest("the form may have one file and one purpose, and nothing else", param=param)
 
     def data(self, data: bytes, start: int, end: int) -> None:
         if self.name == "file":
