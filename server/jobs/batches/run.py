@@ -8,6 +8,7 @@ exactly one line of output, although some are computed twice.
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class BatchRun:
         self._files = files
         self._ask = ask
         self._clock = clock
+        self._latest = math.inf  # on the loop's clock: the other one may be set back
         self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
@@ -89,6 +91,8 @@ class BatchRun:
 
     async def run(self) -> None:
         """Until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
+        left = min(self.state.expires_at - self._clock(), self.state.expires_at - self.state.created_at)
+        self._latest = asyncio.get_running_loop().time() + left
         try:
             if await self._has_outputs():
                 await self._run()
@@ -186,7 +190,8 @@ class BatchRun:
             request = request_of(line, self.state.endpoint)
             if is_repeated:
                 raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
-            if (seconds := self.state.expires_at - self._clock()) <= 0:
+            left = self._latest - asyncio.get_running_loop().time()
+            if (seconds := min(left, self.state.expires_at - self._clock())) <= 0:
                 raise TimeoutError
             async with asyncio.timeout(seconds):
                 accept = parquet.RAW if self._format else "application/json"

@@ -270,6 +270,17 @@ async def test_lines_that_the_window_left_over_have_an_error_each(tmp_path: Path
     assert [line["error"]["code"] for line in errors] == ["batch_expired"] * 30
 
 
+async def test_a_clock_that_was_set_back_makes_the_window_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "_seconds", lambda window: 0)
+    async with opened(tmp_path, Gate(0)) as place:
+        batch_id = await place.made(joined(input_lines(30)))
+        place.batches._clock = lambda: 0.0
+        shown = await ended(place, batch_id)
+    assert (shown["status"], shown["request_counts"]["failed"]) == ("expired", 30)
+
+
 def positions(content: bytes) -> Iterator[int]:
     at = 0
     for line in content.splitlines(keepends=True):
