@@ -30,7 +30,9 @@ from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
 MAX_IN_FLIGHT = 64  # lines of one batch, asked or waiting for their turn
-MAX_BYTES_IN_FLIGHT = 32 << 20  # of these lines
+MAX_BYTES_IN_FLIGHT = 32 << 20  # of these lines, and of their answers if they are as large as the latest
+_MIN_IN_FLIGHT = 4
+_READ_LINES, _READ_BYTES = 16, 4 << 20  # at a time, and a line more
 COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at the latest then
 FULL_PAUSE = 5.0  # until a full disk or store is tried again
 
@@ -76,6 +78,7 @@ class BatchRun:
         self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
+        self._usual = MAX_BYTES_IN_FLIGHT // _READ_LINES  # bytes of the largest answers of late; a guess at first
         self._format = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
         self._outputs = Outputs(files, self.kept, self._format)
 
@@ -158,9 +161,12 @@ class BatchRun:
         committed, held = loop.time(), 0
         try:
             while True:
-                room = MAX_IN_FLIGHT - len(window) if held < MAX_BYTES_IN_FLIGHT else 0
-                if not self._is_over and (room >= 16 or not window):
-                    taken = await asyncio.to_thread(_next, lines, min(room, 16))
+                while not self._is_over and held < MAX_BYTES_IN_FLIGHT:
+                    room = self._most_in_flight - len(window)
+                    if window and room < _READ_LINES:
+                        break
+                    if not (taken := await asyncio.to_thread(_next, lines, min(room, _READ_LINES))):
+                        break
                     for line in taken if not self._stops else ():
                         held += len(line.content or b"")
                         window.append(loop.create_task(self._answered(line, line.number in found.repeated)))
@@ -171,6 +177,7 @@ class BatchRun:
                     break
                 one = window.popleft().result()
                 held -= len(one.line.content or b"")
+                self._usual = max(len(one.content), self._usual * 15 // 16)
                 answered.append(one)
                 (self._error if one.has_failed else self._output).extend(one.content)
                 is_due = len(self._output) + len(self._error) > COMMIT_BYTES or loop.time() > committed + COMMIT_SECONDS
@@ -183,6 +190,10 @@ class BatchRun:
             if window:
                 await asyncio.wait(window)
         await self._commit(answered)
+
+    @property
+    def _most_in_flight(self) -> int:
+        return max(_MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, MAX_BYTES_IN_FLIGHT // max(1, self._usual)))
 
     async def _answered(self, line: Line, is_repeated: bool) -> _Answered:
         line_id = f"batch_req_{self.state.id.removeprefix('batch-')}_{line.number}"
@@ -268,4 +279,11 @@ class BatchRun:
 
 
 def _next(lines: Iterator[Line], count: int) -> list[Line]:
-    return list(islice(lines, max(1, count)))
+    taken: list[Line] = []
+    num_bytes = 0
+    for line in islice(lines, max(1, count)):
+        taken.append(line)
+        num_bytes += len(line.content or b"")
+        if num_bytes >= _READ_BYTES:
+            break
+    return taken
