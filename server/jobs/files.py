@@ -9,21 +9,23 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
+from server.jobs.store.disk import read_at, sync_folder, write_all, written_at
 from server.jobs.store.objects import Objects
+from server.jobs.store.removal import Removal
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
 KIND = "file"
-_UPLOADING, _READY = "uploading", "ready"
+_UPLOADING, _READY = "uploading", "ready"  # uploading: or being removed
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
 _MAX_UPLOADS = 64  # at a time
-_MAX_LEFT = 1000  # of other servers that are looked at
+_MAX_LEFT = 1000  # of other servers or processes that are looked at
 _UNKNOWN = "this upload is not known, or not any more"
 
 
@@ -82,6 +84,7 @@ class Files:
         self._is_shared = is_shared
         self._objects = objects
         self._documents = documents
+        self.removal = Removal(folder, documents, objects)
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
         self._beginning = asyncio.Lock()  # so that no more are begun than may be
@@ -91,9 +94,8 @@ class Files:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._is_shared:
             return await self._drop_left()
-        while left := await self._documents.in_state(KIND, _UPLOADING):
-            for document in left:
-                await self._forget(document)
+        for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
+            await self.removal.remove(document)
 
     def path(self, file_id: str) -> Path:
         """Where it is written."""
@@ -103,12 +105,12 @@ class Files:
         """A file of this folder with its content, under `name` if it lies elsewhere. Raises FileNotFoundError."""
         path = self.path(name if self._objects is not None else file_id)
         if self._objects is not None and not path.exists():
-            await asyncio.to_thread(self._objects.fetch, file_id, path)
+            await self._objects.fetch(file_id, path)
         return path
 
     async def exists(self, file_id: str) -> bool:
         """Whether its bytes are anywhere."""
-        if self._objects is not None and await asyncio.to_thread(self._objects.exists, file_id):
+        if self._objects is not None and await self._objects.exists(file_id):
             return True
         return self.path(file_id).exists()
 
@@ -126,7 +128,7 @@ class Files:
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
                 descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
             except OSError:
-                await self._forget(document)
+                await self.removal.remove(document)
                 raise
             self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
         return info.id
@@ -138,7 +140,7 @@ class Files:
                 raise FileProblem("the file has more bytes than were announced")
             upload.seen_at = time.monotonic()
             upload.size += len(chunk)
-            await asyncio.to_thread(_write_all, upload.descriptor, chunk)
+            await asyncio.to_thread(write_all, upload.descriptor, chunk)
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
         """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
@@ -146,7 +148,7 @@ class Files:
             await asyncio.to_thread(os.fsync, upload.descriptor)
             await asyncio.to_thread(sync_folder, self._folder)
             if self._objects is not None:
-                await asyncio.to_thread(self._objects.put, self.path(file_id), file_id)
+                await self._objects.put(self.path(file_id), file_id)
             info = msgspec.structs.replace(upload.info, bytes=upload.size)
             is_kept = await self._documents.replace(
                 replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
@@ -161,13 +163,13 @@ class Files:
         """An upload ends without a file."""
         async with self._upload(owner, file_id) as upload:
             self._close(file_id)
-            await self._forget(upload.document)
+            await self.removal.remove(upload.document)
 
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
         """A file that lies in the folder already, as a batch's output, is seen from now on. Then `remove_copy`."""
         size = (await asyncio.to_thread(self.path(file_id).stat)).st_size
         if self._objects is not None:
-            await asyncio.to_thread(self._objects.put, self.path(file_id), file_id)
+            await self._objects.put(self.path(file_id), file_id)
         info = FileInfo(file_id, size, int(self._clock()), filename, "batch_output")
         if await self._documents.get(owner, KIND, file_id) is None:  # not put before a crash
             await self._documents.put(_document(owner, info, _READY, held_bytes=size))
@@ -195,20 +197,23 @@ class Files:
             return None
         try:
             if self._objects is not None:
-                return await asyncio.to_thread(self._objects.read, file_id, offset, count)
-            return await asyncio.to_thread(_read, self.path(file_id), offset, count)
+                return await self._objects.read(file_id, offset, count)
+            return await asyncio.to_thread(read_at, self.path(file_id), offset, count)
         except FileNotFoundError:
             if await self.info(owner, file_id) is None:  # another server has deleted it meanwhile
                 return None
             raise
 
-    async def delete(self, owner: str, file_id: str) -> bool:
-        """Whether there was one. `Batches` sees to it that no batch needs it."""
+    async def hide(self, owner: str, file_id: str) -> Document | None:
+        """No client sees it from now on, and `removal` may remove it; None where there is no such file.
+
+        `Batches` sees to it that no batch needs it.
+        """
         document = await self._documents.get(owner, KIND, file_id)
         if document is None or document.state != _READY:
-            return False
-        await self._forget(document)
-        return True
+            return None
+        hidden = replace(document, state=_UPLOADING)
+        return hidden if await self._documents.replace(hidden) else None
 
     @contextlib.asynccontextmanager
     async def _upload(self, owner: str, file_id: str) -> AsyncIterator[_Upload]:
@@ -226,16 +231,17 @@ class Files:
         for file_id, upload in list(self._uploads.items()):
             if file_id in self._uploads and upload.seen_at < oldest and not upload.busy.locked():
                 self._close(file_id)
-                await self._forget(upload.document)
+                await self.removal.remove(upload.document)
 
     async def _drop_left(self) -> None:
         """Those of servers that have died, or whose object store was away: a living server would have dropped them."""
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
-            written = await asyncio.to_thread(_written_at, self.path(document.document_id))
+            written = await asyncio.to_thread(written_at, self.path(document.document_id))
             newest = max(document.created_at, written)
-            is_left = document.document_id not in self._uploads and newest < self._clock() - 2 * _IDLE_SECONDS
+            is_ours = document.document_id in self._uploads or self.removal.has(document.document_id)
+            is_left = not is_ours and newest < self._clock() - 2 * _IDLE_SECONDS
             if is_left and await self._documents.replace(document):  # so it can't end any more
-                await self._forget(document)
+                await self.removal.remove(document)
 
     def remove_copy(self, file_id: str) -> None:
         """Of a file that lies elsewhere now."""
@@ -245,22 +251,9 @@ class Files:
     def _close(self, file_id: str) -> None:
         os.close(self._uploads.pop(file_id).descriptor)
 
-    async def _forget(self, document: Document) -> None:
-        """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
-        await asyncio.to_thread(self.path(document.document_id).unlink, missing_ok=True)
-        if self._objects is not None:
-            await asyncio.to_thread(self._objects.delete, document.document_id)
-        await self._documents.delete(document.owner, KIND, document.document_id)
-
 
 def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
-
-
-def sync_folder(folder: Path) -> None:
-    """What was made in the folder outlives a loss of power."""
-    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)
 
 
 def _document(owner: str, info: FileInfo, state: str, *, held_bytes: int) -> Document:
@@ -270,30 +263,3 @@ def _document(owner: str, info: FileInfo, state: str, *, held_bytes: int) -> Doc
 
 def _info(document: Document) -> FileInfo:
     return msgspec.json.decode(document.content, type=FileInfo)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _written_at(path: Path) -> float:
-    """Unix seconds; 0 where there is no file."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _read(path: Path, offset: int, count: int) -> bytes:
-    with _opened(path, os.O_RDONLY) as descriptor:
-        return os.pread(descriptor, count, offset)
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]

@@ -8,7 +8,7 @@ import stat
 import uuid
 from pathlib import Path
 
-from server.jobs.files import sync_folder
+from server.jobs.store.disk import sync_folder
 from server.settings.flag import SettingsError
 
 _LOCK, _ID = "lock", "shared-id"

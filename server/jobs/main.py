@@ -106,7 +106,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     await service.start(socket.socket(fileno=start.listener_fd))
     await _follow_state(child, runner, batches)
     child.ready()
-    loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges)
+    loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges, files.removal)
     async with _together(*(one.run() for one in loops)):
         await child.stopping.wait()
     await batches.release()

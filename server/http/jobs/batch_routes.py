@@ -13,6 +13,7 @@ from server.http.jobs.upload import received
 from server.jobs.client import JobsClient
 from server.jobs.messages import Fields, Refused, Reply
 from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
+from wire.frames import Buffer
 
 OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
 _MAX_BODY_BYTES = 64 * 1024  # of a new batch
@@ -52,8 +53,11 @@ class BatchRoutes:
     async def content(self, request: Request) -> Response:
         """All bytes, a piece at a time."""
         info = (await self._call("file_view", request, request.path_params)).fields
+        first = (await self._call("file_read", request, {"file_id": info["id"], "offset": 0})).body
         headers = {"content-length": str(info["bytes"])}
-        return StreamingResponse(self._pieces(request, info), headers=headers, media_type="application/octet-stream")
+        return StreamingResponse(
+            self._pieces(request, info, first), headers=headers, media_type="application/octet-stream"
+        )
 
     async def create(self, request: Request) -> Response:
         body = bytearray()
@@ -86,17 +90,18 @@ class BatchRoutes:
         fields = {"after": request.query_params.get("after"), "limit": int(limit)}
         return JSONResponse((await self._call(what, request, fields)).fields)
 
-    async def _pieces(self, request: Request, info: Fields) -> AsyncIterator[bytes]:
+    async def _pieces(self, request: Request, info: Fields, piece: Buffer) -> AsyncIterator[bytes]:
         offset, jobs = 0, self._there()
-        while offset < info["bytes"]:
+        while piece:
+            yield bytes(piece)
+            offset += len(piece)
+            if offset >= info["bytes"]:
+                return
             try:
-                reply = await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})
+                fields = {"file_id": info["id"], "offset": offset}
+                piece = (await jobs.call("file_read", request.scope[OWNER], fields)).body
             except Refused:
                 return  # fewer bytes than announced: the client sees that it is not whole
-            if not reply.body:
-                return
-            offset += len(reply.body)
-            yield bytes(reply.body)
 
     async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
         with calling():

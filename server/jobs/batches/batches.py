@@ -119,7 +119,10 @@ class Batches:
                     state.error_file_id,
                 ):
                     raise FileInUse(f"{state.id} needs this file until it has ended; it can be cancelled")
-            return await self._files.delete(owner, file_id)
+            hidden = await self._files.hide(owner, file_id)
+        if hidden is not None:
+            await self._files.removal.remove(hidden)
+        return hidden is not None
 
     async def get(self, owner: str, batch_id: str) -> BatchState | None:
         document = await self._documents.get(owner, KIND, batch_id)

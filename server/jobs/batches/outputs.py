@@ -14,7 +14,8 @@ import msgspec
 from server.jobs.batches import parquet
 from server.jobs.batches.kept import KeptBatch
 from server.jobs.batches.state import BatchState
-from server.jobs.files import Files, sync_folder
+from server.jobs.files import Files
+from server.jobs.store.disk import sync_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,8 +132,10 @@ class Outputs:
         """Of a claim that was lost, of a batch that has ended meanwhile: nobody knows what came too late."""
         await asyncio.to_thread(self.remove_rest)  # a half Parquet file too
         for file_id in _ids(self._kept.state):
-            if not await self._files.exists(file_id):  # its owner had deleted it when this claim named it
-                await self._files.delete(self._kept.owner, file_id)
+            if await self._files.exists(file_id):
+                continue
+            if (hidden := await self._files.hide(self._kept.owner, file_id)) is not None:
+                await self._files.removal.remove(hidden)  # its owner had deleted it when this claim named it
 
     def _of(self, claim: str) -> tuple[Output, Output]:
         end = f".{claim}" if claim else ""

@@ -1,9 +1,12 @@
 """Files of --jobs-files: objects of a store that fsspec knows, as s3://. They are put whole and read by ranges."""
 
+import asyncio
 import contextlib
 import errno
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,16 +14,21 @@ from server.jobs.store.errors import StoreUnavailable, StoreUnusable
 
 _PROBE = ".embedline"
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT)  # where it is fetched to
+_MAX_CALLS = 8  # at a time
 _Value = TypeVar("_Value")
 
 
 class Objects:
-    """Those below one prefix, by the ids of files. All calls block, and raise StoreUnavailable."""
+    """Those below one prefix, by the ids of files. All calls raise StoreUnavailable.
+
+    They have threads of their own, so that a store that hangs delays nothing but what needs it.
+    """
 
     def __init__(self, url: str) -> None:
-        """Raises StoreUnusable where nothing can be written there."""
+        """Blocking. Raises StoreUnusable where nothing can be written there."""
         import fsspec  # an extra
 
+        self._threads = ThreadPoolExecutor(_MAX_CALLS, "objects")
         try:
             self._filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
             self._root = str(root).rstrip("/")
@@ -30,37 +38,42 @@ class Objects:
         except Exception as error:  # each library has errors of its own
             raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
 
-    def put(self, path: Path, file_id: str) -> None:
+    async def put(self, path: Path, file_id: str) -> None:
         """Seen once it is whole. Raises FileNotFoundError of the path."""
-        self._asked(self._filesystem.put_file, str(path), self._key(file_id))
+        try:
+            await self._asked(self._filesystem.put_file, str(path), self._key(file_id))
+        except FileNotFoundError:
+            if not await asyncio.to_thread(path.exists):
+                raise
+            raise StoreUnavailable("--jobs-files does not do it: the bucket or folder is gone") from None
 
-    def fetch(self, file_id: str, path: Path) -> None:
+    async def fetch(self, file_id: str, path: Path) -> None:
         """Into a file that appears when it is whole. Raises FileNotFoundError, OSError."""
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
-            self._asked(self._filesystem.get_file, self._key(file_id), str(part))
+            await self._asked(self._filesystem.get_file, self._key(file_id), str(part))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
 
-    def read(self, file_id: str, offset: int, count: int) -> bytes:
+    async def read(self, file_id: str, offset: int, count: int) -> bytes:
         """Raises FileNotFoundError."""
-        size = int(self._asked(self._filesystem.size, self._key(file_id)))
+        size = int(await self._asked(self._filesystem.size, self._key(file_id)))
         if offset >= size:
             return b""
-        return self._asked(self._read, self._key(file_id), offset, min(offset + count, size))
+        return await self._asked(self._read, self._key(file_id), offset, min(offset + count, size))
 
-    def exists(self, file_id: str) -> bool:
+    async def exists(self, file_id: str) -> bool:
         try:
-            self._asked(self._filesystem.info, self._key(file_id))  # `exists` says no where a store is away
+            await self._asked(self._filesystem.info, self._key(file_id))  # `exists` says no where a store is away
         except FileNotFoundError:
             return False
         return True
 
-    def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str) -> None:
         """Nothing is said of one that is not there."""
         with contextlib.suppress(FileNotFoundError):
-            self._asked(self._filesystem.rm_file, self._key(file_id))
+            await self._asked(self._filesystem.rm_file, self._key(file_id))
 
     def _key(self, file_id: str) -> str:
         return f"{self._root}/{file_id}"
@@ -69,9 +82,9 @@ class Objects:
         found: bytes = self._filesystem.cat_file(key, start=start, end=stop)
         return found
 
-    def _asked(self, ask: Callable[..., _Value], *given: Any) -> _Value:
+    async def _asked(self, ask: Callable[..., _Value], *given: Any) -> _Value:
         try:
-            return ask(*given)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(ask, *given))
         except OSError as error:
             if isinstance(error, FileNotFoundError) or error.errno in _OF_THE_DISK:
                 raise

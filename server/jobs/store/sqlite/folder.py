@@ -38,12 +38,3 @@ def _make_private(path: Path) -> None:
     if any(path.iterdir()):
         raise StoreUnusable(f"{path} can be read by others; if it is for jobs alone, run chmod 700 {path}")
     path.chmod(0o700)
-
-
-def sync_folder(path: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

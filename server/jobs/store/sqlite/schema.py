@@ -4,8 +4,8 @@ import os
 import sqlite3
 from pathlib import Path
 
+from server.jobs.store.disk import sync_folder
 from server.jobs.store.errors import StoreUnusable
-from server.jobs.store.sqlite.folder import sync_folder
 
 VERSION = 1
 APPLICATION_ID = 0x656D626A  # "embj"

@@ -129,7 +129,7 @@ async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> No
         assert await place.batches.cancel("other", batch_id) is None
         assert await place.files.info("other", mine) is None
         assert await place.files.read("other", mine, 0, 9) is None
-        assert not await place.files.delete("other", mine)
+        assert not await place.batches.delete_file("other", mine)
 
 
 @pytest.mark.parametrize("committed_often", [True, False])

@@ -58,13 +58,13 @@ async def test_an_upload_that_ends_while_others_are_dropped_ends(
     async with opened(tmp_path, FakeServer()) as place:
         _, second = [await place.files.begin("", "in.jsonl", "batch", 3) for _ in range(2)]
         monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)
-        forget = place.files._forget
+        remove = place.files.removal.remove
 
-        async def forget_slowly(document: Document) -> None:
+        async def remove_slowly(document: Document) -> None:
             if second in place.files._uploads:
                 await place.files.end("", second)
-            await forget(document)
+            await remove(document)
 
-        monkeypatch.setattr(place.files, "_forget", forget_slowly)
+        monkeypatch.setattr(place.files.removal, "remove", remove_slowly)
         await place.files.begin("", "in.jsonl", "batch", 3)
         assert await place.files.info("", second) is not None

@@ -1,6 +1,7 @@
 """Files that lie in an object store: whole there, and in the folder only while they are written or read as an input."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from server.jobs import files as files_module
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
+from server.jobs.store import removal
 from server.jobs.store.errors import StoreUnavailable, StoreUnusable
 from server.jobs.store.objects import Objects
 from server.jobs.types import Document
@@ -103,27 +104,6 @@ async def test_an_upload_is_there_only_if_the_store_has_it(tmp_path: Path, monke
         assert await place.files.newest("", after=None, limit=9) == []
 
 
-async def test_an_upload_that_fails_while_the_store_is_away_keeps_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = Objects(URL)
-
-    def away(*_: object) -> None:
-        raise ConnectionError("no")
-
-    async with opened(tmp_path, FakeServer(), objects) as place:
-        file_id = await place.files.begin("", "in.jsonl", "batch", len(CONTENT))
-        await place.files.append("", file_id, memoryview(CONTENT))
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(objects._filesystem, "rm_file", away)
-            with pytest.raises(StoreUnavailable):
-                await place.files.abandon("", file_id)
-        assert list((tmp_path / "files").iterdir()) == []
-        monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)  # of the clock that the file was made by
-        await place.files.begin("", "in.jsonl", "batch", 3)
-        assert await place.files._documents.held("", "file") == (1, 3)
-
-
 async def test_an_output_whose_end_the_store_did_not_answer_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,15 +126,15 @@ async def test_a_store_that_is_away_says_nothing_of_what_exists(
 ) -> None:
     objects = Objects(URL)
     fsspec.filesystem("memory").pipe_file("/bucket/jobs/file-1", b"kept")
-    assert objects.exists("file-1")
-    assert not objects.exists("file-2")
+    assert await objects.exists("file-1")
+    assert not await objects.exists("file-2")
 
     def away(*_: object, **__: object) -> None:
         raise ConnectionError("no")
 
     monkeypatch.setattr(objects._filesystem, "info", away)
     with pytest.raises(StoreUnavailable):
-        objects.exists("file-1")
+        await objects.exists("file-1")
 
 
 async def test_servers_that_start_together_try_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +162,65 @@ async def test_a_place_where_nothing_can_be_written_is_refused(url: str, monkeyp
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(StoreUnusable, match=r"^--jobs-files can't be written: "):
         Objects(url)
+
+
+async def test_what_a_store_that_is_away_keeps_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "RETRY_PAUSE", 0.0)
+    objects = Objects(URL)
+    failures = iter([ConnectionError("no")] * 4)
+
+    def away(key: str, once: Callable[[str], None] = objects._filesystem.rm_file) -> None:
+        for failure in failures:
+            raise failure
+        once(key)
+
+    async with opened(tmp_path, FakeServer(), objects) as place:
+        deleted = await place.uploaded(CONTENT)
+        abandoned = await place.files.begin("", "in.jsonl", "batch", 100)
+        monkeypatch.setattr(objects._filesystem, "rm_file", away)
+        await place.files.abandon("", abandoned)
+        assert await place.batches.delete_file("", deleted)
+        assert await place.files.info("", deleted) is None
+        assert list((tmp_path / "files").iterdir()) == []
+        assert kept() == {deleted}
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(place.files.removal.run())
+            while place.files.removal.has(deleted) or place.files.removal.has(abandoned):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            running.cancel()
+        assert kept() == set()
+        assert await place.files._documents.held("", "file") == (0, 0)
+
+
+async def test_a_store_that_hangs_delays_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "AT_ONCE_SECONDS", 0.0)
+    objects = Objects(URL)
+    goes_on = threading.Event()
+    (tmp_path / "objects").mkdir()
+    monkeypatch.setattr(objects._filesystem, "put_file", lambda *_: goes_on.wait())
+    monkeypatch.setattr(objects._filesystem, "rm_file", lambda *_: goes_on.wait())
+    async with opened(tmp_path, FakeServer()) as place, opened(tmp_path / "objects", FakeServer(), objects) as hanging:
+        ends = []
+        for _ in range(40):  # more than asyncio has threads
+            file_id = await hanging.files.begin("", "in.jsonl", "batch", 0)
+            ends.append(asyncio.create_task(hanging.files.end("", file_id)))
+        await asyncio.sleep(0)
+        abandoned = await hanging.files.begin("", "in.jsonl", "batch", 100)
+        await hanging.files.abandon("", abandoned)
+        assert (await ended(place, await place.made(CONTENT)))["status"] == "completed"
+        goes_on.set()
+        await asyncio.gather(*ends)
+
+
+async def test_a_bucket_that_is_gone_is_a_store_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects(URL)
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    async with opened(tmp_path, FakeServer(), objects) as place:
+        monkeypatch.setattr(objects._filesystem, "put_file", gone)
+        with pytest.raises(StoreUnavailable, match=r"^--jobs-files does not do it: the bucket or folder is gone$"):
+            await place.uploaded(CONTENT)

@@ -158,7 +158,7 @@ async def test_a_file_that_another_server_deletes_while_it_is_read_is_none(
 
         async def deleted_meanwhile(owner: str, file_id: str) -> object:
             found = await info(owner, file_id)
-            await second.files.delete(owner, file_id)
+            await second.batches.delete_file(owner, file_id)
             return found
 
         monkeypatch.setattr(first.files, "info", deleted_meanwhile)

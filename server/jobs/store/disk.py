@@ -1,0 +1,41 @@
+"""Calls to a disk that block: run them in a thread."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk, so that they outlive a loss of power."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
+
+
+def written_at(path: Path) -> float:
+    """Unix seconds; 0 where there is no file."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    """At most so many bytes from there on."""
+    with _opened(path, os.O_RDONLY) as descriptor:
+        return os.pread(descriptor, count, offset)
+
+
+def write_all(descriptor: int, chunk: memoryview) -> None:
+    """However often the kernel has to be asked."""
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
