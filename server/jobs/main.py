@@ -92,7 +92,8 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)
     is_shared = start.redis is not None
-    objects = await asyncio.to_thread(_objects, start)
+    is_ready = bool((await child.request(Request.STATE))["ready"])  # so this process is started again
+    objects = await asyncio.to_thread(_objects, start, checks=not is_ready)
     files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
     holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
@@ -117,12 +118,17 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     await service.stop()
 
 
-def _objects(start: JobsStart) -> Objects | None:
-    """Raises StartError."""
+def _objects(start: JobsStart, *, checks: bool) -> Objects | None:
+    """checks  whether a store that is away is refused; later it only delays. Raises StartError."""
+    if start.files is None:
+        return None
     try:
-        return Objects(start.files) if start.files is not None else None
+        objects = Objects(start.files)
+        if checks:
+            objects.check()
     except StoreUnusable as error:
         raise StartError(str(error)) from None
+    return objects
 
 
 def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,18 +25,20 @@ class Objects:
     """
 
     def __init__(self, url: str) -> None:
-        """Blocking. Raises StoreUnusable where nothing can be written there."""
+        """Raises StoreUnusable where no library knows it."""
         import fsspec  # an extra
 
         self._threads = ThreadPoolExecutor(_MAX_CALLS, "objects")
-        try:
+        with _usable():
             self._filesystem, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-            self._root = str(root).rstrip("/")
+        self._root = str(root).rstrip("/")
+
+    def check(self) -> None:
+        """Blocking. Raises StoreUnusable where nothing can be written there."""
+        with _usable():
             self._filesystem.pipe_file(self._key(_PROBE), b"")
             with contextlib.suppress(FileNotFoundError):  # a server that starts beside this one has removed it
                 self._filesystem.rm_file(self._key(_PROBE))
-        except Exception as error:  # each library has errors of its own
-            raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
 
     async def put(self, path: Path, file_id: str) -> None:
         """Seen once it is whole. Raises FileNotFoundError of the path."""
@@ -91,3 +93,11 @@ class Objects:
             raise StoreUnavailable(f"--jobs-files does not do it: {type(error).__name__}") from None
         except Exception as error:
             raise StoreUnavailable(f"--jobs-files does not do it: {type(error).__name__}") from None
+
+
+@contextlib.contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each library has errors of its own
+        raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None

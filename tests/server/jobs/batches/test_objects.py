@@ -145,7 +145,7 @@ async def test_servers_that_start_together_try_the_same_place(monkeypatch: pytes
         once(path)
 
     monkeypatch.setattr(filesystem, "rm_file", removed_by_both)
-    Objects(URL)
+    Objects(URL).check()
     assert kept() == set()
 
 
@@ -161,7 +161,7 @@ async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
 async def test_a_place_where_nothing_can_be_written_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(StoreUnusable, match=r"^--jobs-files can't be written: "):
-        Objects(url)
+        Objects(url).check()
 
 
 async def test_what_a_store_that_is_away_keeps_is_removed_later(
