@@ -52,6 +52,13 @@ local function expire()
   for _, id in ipairs(ids) do finish(id, 'EXPIRED', EXPIRY_ERRORS, EXPIRY_SIZE, {}) end
   return #ids
 end
+local function queue_of(priority)
+  local queue = P .. 'queue:' .. priority
+  if call('EXISTS', queue) == 0 then  -- Redis has been emptied since this server opened it
+    call('XGROUP', 'CREATE', queue, 'servers', '0', 'MKSTREAM')
+  end
+  return queue
+end
 local function make_claimable(priority, entry)
   call('XCLAIM', P .. 'queue:' .. priority, 'servers', 'one', 0, entry, 'IDLE', '100000000000', 'JUSTID')
 end
@@ -74,7 +81,7 @@ local held, open, count = usage()
 if count >= tonumber(most) or open + size > math.floor(quota / 2) or held + size > quota then
   return {'full', held, open, count}
 end
-local entry = call('XADD', P .. 'queue:' .. priority, '*', 'id', id)
+local entry = call('XADD', queue_of(priority), '*', 'id', id)
 call('HSET', row(id), 'owner', owner, 'priority', priority, 'digest', digest, 'size', size, 'entry', entry,
      'keyed', key ~= '' and keyed or '', 'status', 'QUEUED', 'status_at', text(now), 'created_at', text(now),
      'wait', wait, 'expires_at', text(now + wait), 'claims', 0, 'attempts', 0, 'errors', '[]', unpack(ARGV, 14))
@@ -113,7 +120,7 @@ local function take(priority, entry, id)
   return true
 end
 for priority = 0, priorities - 1 do
-  local queue, cursor = P .. 'queue:' .. priority, '0-0'
+  local queue, cursor = queue_of(priority), '0-0'
   repeat
     if #claimed >= limit then return claimed end
     local found = call('XAUTOCLAIM', queue, 'servers', 'one', lease, cursor, 'COUNT', 1)

@@ -137,6 +137,19 @@ async def test_all_is_there_after_redis_was_killed(tmp_path: Path) -> None:
         await store.close()
 
 
+@pytest.mark.parametrize("is_looked_at", [False, True], ids=["then added to", "then looked at"])
+async def test_a_redis_that_was_emptied_takes_requests_again(
+    redis_stores: Stores, redis_url: str, *, is_looked_at: bool
+) -> None:
+    store = await redis_stores.open()
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    if is_looked_at:
+        assert await store.requests.claim(10) == []
+    request_id = await store.requests.add(request())
+    assert [one.request_id for one in await store.requests.claim(10)] == [request_id]
+
+
 async def test_another_version_is_refused_by_name(redis_url: str) -> None:
     async with Redis.from_url(redis_url) as client:
         await client.set(f"{PREFIX}version", 7)
