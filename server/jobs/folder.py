@@ -11,7 +11,7 @@ from pathlib import Path
 from server.jobs.store.disk import sync_folder
 from server.settings.flag import SettingsError
 
-_LOCK, _ID = "lock", "shared-id"
+_LOCK, _ID, _FILES_AT = "lock", "shared-id", "files-at"
 _LOOK_SECONDS = 0.05
 _LET_GO_SECONDS = 5.0  # for a process that was killed a moment ago
 
@@ -46,18 +46,38 @@ class Folder:
 
         Raises SettingsError.
         """
-        path = self.path / _ID
+        return self._first(_ID, uuid.uuid4().hex)  # Redis keeps it too: after a loss of power they would differ
+
+    def check_files(self, url: str | None) -> None:
+        """Refuse another --jobs-files than the folder's first server had: files would not be found.
+
+        Raises SettingsError.
+        """
+        given = (url or "").rstrip("/")
+        if (known := self._first(_FILES_AT, given)) != given:
+            place = f"at {known}" if known else "in it"
+            raise SettingsError(
+                f"--jobs-files: the files of this folder of --jobs lie {place}: give the same place to each server. "
+                f"To change it, stop all servers, move the files, then remove {_FILES_AT} from the folder"
+            )
+
+    def _first(self, name: str, text: str) -> str:
+        """The text of a file: this one if no server has written another before. Outlives a loss of power.
+
+        Raises SettingsError.
+        """
+        path = self.path / name
         try:
             if not path.exists():
-                new = self.path / f"{_ID}.{uuid.uuid4().hex}"
+                new = self.path / f"{name}.{uuid.uuid4().hex}"
                 with new.open("w") as stream:
-                    stream.write(uuid.uuid4().hex)
+                    stream.write(text)
                     stream.flush()
                     os.fsync(stream.fileno())
                 with contextlib.suppress(FileExistsError):  # another server was quicker
                     os.link(new, path)
                 new.unlink()
-                sync_folder(self.path)  # Redis keeps it too: after a loss of power they would differ
+                sync_folder(self.path)
             return path.read_text()
         except OSError as error:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None

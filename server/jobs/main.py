@@ -22,7 +22,7 @@ from server.jobs.batches.gauges import BatchGauges
 from server.jobs.batches.kept import Holder
 from server.jobs.documents import Documents
 from server.jobs.files import Files
-from server.jobs.folder import opened
+from server.jobs.folder import Folder, opened
 from server.jobs.gauges import QueueGauges
 from server.jobs.housekeeping import Housekeeping
 from server.jobs.messages import JobsStart
@@ -60,13 +60,13 @@ async def serve(child: Child, start: JobsStart) -> None:
         return
     folder, store = opening.result()
     try:
-        await _serve(child, start, store)
+        await _serve(child, start, folder, store)
     finally:
         await store.close()
         folder.close()
 
 
-async def _serve(child: Child, start: JobsStart, store: Store) -> None:
+async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -> None:
     requests = store.requests
     pace = Pace(start.max_in_flight)
     gauges = QueueGauges(requests, child.metrics, title=child.title)
@@ -93,7 +93,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     asking = Asking(start.http_path, start.secret, pace)
     is_shared = start.redis is not None
     is_ready = bool((await child.request(Request.STATE))["ready"])  # so this process is started again
-    objects = await asyncio.to_thread(_objects, start, checks=not is_ready)
+    objects = await asyncio.to_thread(_objects, start, folder, checks=not is_ready)
     files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
     holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
@@ -118,15 +118,14 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     await service.stop()
 
 
-def _objects(start: JobsStart, *, checks: bool) -> Objects | None:
+def _objects(start: JobsStart, folder: Folder, *, checks: bool) -> Objects | None:
     """checks  whether a store that is away is refused; later it only delays. Raises StartError."""
-    if start.files is None:
-        return None
     try:
-        objects = Objects(start.files)
-        if checks:
+        objects = Objects(start.files) if start.files is not None else None
+        if objects is not None and checks:
             objects.check()
-    except StoreUnusable as error:
+        folder.check_files(start.files)  # a place that can't be used is not the folder's first
+    except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None
     return objects
 
@@ -165,7 +164,7 @@ async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
             task.cancel()
 
 
-async def _opened(start: JobsStart) -> tuple[Any, Store]:
+async def _opened(start: JobsStart) -> tuple[Folder, Store]:
     """Raises StartError."""
     try:
         folder = await opened(start.folder, waits=start.waits_for_folder, is_shared=start.redis is not None)

@@ -76,3 +76,19 @@ def test_servers_that_share_a_folder_know_it_by_one_id(tmp_path: Path) -> None:
         one.close()
     assert ids[0] == ids[1] == ids[3] != ids[2]
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"lock", "shared-id"}
+
+
+def test_another_place_for_its_files_is_refused(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    for url in ("s3://bucket/files", "s3://bucket/files/"):
+        folder.check_files(url)
+    for other in (None, "s3://bucket/others"):
+        with pytest.raises(
+            SettingsError, match="--jobs-files: the files of this folder of --jobs lie at s3://bucket/files"
+        ):
+            folder.check_files(other)
+    (tmp_path / "files-at").unlink()
+    folder.check_files(None)
+    with pytest.raises(SettingsError, match="lie in it: "):
+        folder.check_files("s3://bucket/files")
+    folder.close()
