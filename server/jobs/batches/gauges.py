@@ -27,7 +27,7 @@ class BatchGauges:
     def saved(self, before: BatchState, after: BatchState) -> None:
         """What this process has done of a batch; for a new one both are the same."""
         for outcome in ("completed", "failed"):
-            if more := getattr(after, outcome) - getattr(before, outcome):
+            if (more := getattr(after, outcome) - getattr(before, outcome)) > 0:  # less where it begins anew
                 self._metrics.count("embedline_jobs_batch_lines_total", outcome, by=more)
         if after.has_ended:
             self._metrics.count("embedline_jobs_batches_total", after.status)

@@ -88,6 +88,7 @@ class Outputs:
             await self._copy(*one) for one in zip(earlier, self._pair, _sizes(state), _ids(state), strict=True)
         ]
         if not all(are_there):
+            await asyncio.to_thread(self._sync_folder)  # it fails where all of the folder is away, which may come back
             return False
         await asyncio.to_thread(self._sync_folder)
         await self._kept.change(lambda state: msgspec.structs.replace(state, outputs_claim=state.claim))

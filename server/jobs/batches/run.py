@@ -149,9 +149,13 @@ class BatchRun:
             except OSError as error:
                 logger.error("batch %s waits, as its output can't be copied: %s", self.state.id, error)
                 await self._pause()
-        if not is_there:
+        if not is_there and self.state.status == "cancelling":
             await self._fail("output_file_gone", "what had been answered is no longer on the disk")
-        return is_there
+            return False
+        if not is_there:
+            logger.warning("batch %s begins anew: what had been answered is no longer on the disk", self.state.id)
+            await self.kept.change(lambda state: state.anew())
+        return True
 
     async def _answer_lines(self, path: Path, found: Scan) -> None:
         lines = lines_of(path, offset=self.state.offset, number=self.state.number)

@@ -10,7 +10,8 @@ KIND = "batch"
 OPEN, ENDED = "open", "ended"  # states of its document
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDS = ("completed", "failed", "expired", "cancelled")
-_STATUSES = OPEN_STATUSES + _ENDS  # a batch never goes back
+_PROGRESS = ("completed", "failed", "offset", "number", "output_bytes", "error_bytes")
+_STATUSES = OPEN_STATUSES + _ENDS  # of one claim none goes back
 
 
 class BatchError(msgspec.Struct, frozen=True):
@@ -61,6 +62,13 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
             or _STATUSES.index(self.status) < _STATUSES.index(other.status)
             or self.outputs_claim != other.outputs_claim == other.claim
         )
+
+    def anew(self) -> "BatchState":
+        """Without an answer, for the outputs of its claim."""
+        changes: dict[str, Any] = dict.fromkeys(_PROGRESS, 0)
+        changes |= {"has_expired": False, "outputs_claim": self.claim}
+        status = "in_progress" if self.status == "finalizing" else self.status
+        return msgspec.structs.replace(self, status=status, **changes)
 
     def become(self, status: str, now: float, **changes: Any) -> "BatchState":
         """The next state, with the time when it began."""

@@ -255,24 +255,6 @@ async def test_a_batch_is_cancelled_at_a_server_that_does_not_run_it(tmp_path: P
         assert len(await second.lines(shown["output_file_id"])) == shown["request_counts"]["completed"] == 10
 
 
-async def test_a_batch_whose_answers_are_gone_fails_and_says_so(tmp_path: Path) -> None:
-    clock, gate = Clock(), Gate(150)
-    async with shared(tmp_path, clock, gate, FakeServer()) as (first, second):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
-        state = await first.batches.get("", batch_id)
-        assert state is not None
-        assert state.output_bytes
-        (tmp_path / "files" / f"{state.output_file_id}.{state.claim}").unlink()
-        clock.now += LEASE + 1
-        async with running(second):
-            shown = await when_ended(second, batch_id)
-    assert shown["status"] == "failed"
-    assert [error["code"] for error in shown["errors"]["data"]] == ["output_file_gone"]
-    assert shown["output_file_id"] is None
-
-
 async def test_uploads_of_other_servers_stay_unless_they_are_old(tmp_path: Path) -> None:
     clock = Clock()
     async with shared(tmp_path, clock, FakeServer(), FakeServer()) as (first, second):

@@ -183,3 +183,39 @@ async def test_an_input_that_is_away_for_a_while_costs_time_alone(
         batch_id = await place.made(CONTENT)
         async with running(place):
             await assert_whole(place, tmp_path, await when_ended(place, batch_id))
+
+
+async def test_a_batch_whose_answers_are_gone_begins_anew(tmp_path: Path) -> None:
+    clock, gate = Clock(), Gate(150)
+    async with shared(tmp_path, clock, gate, FakeServer()) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+        state = await first.batches.get("", batch_id)
+        assert state is not None
+        assert state.output_bytes
+        (tmp_path / "files" / f"{state.output_file_id}.{state.claim}").unlink()
+        clock.now += LEASE + 1
+        async with running(second):
+            shown = await when_ended(second, batch_id)
+        found = await second.lines(shown["output_file_id"])
+    assert shown["status"] == "completed"
+    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(300)]
+
+
+async def test_a_batch_whose_folder_is_away_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, gate, server = Clock(), Gate(150), FakeServer()
+    async with shared(tmp_path, clock, gate, server) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+        (tmp_path / "files").rename(tmp_path / "away")
+        clock.now += LEASE + 1
+        async with running(second):
+            while "its output can't be copied" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            (tmp_path / "away").rename(tmp_path / "files")
+            shown = await when_ended(second, batch_id)
+    assert shown["status"] == "completed"
+    assert len(server.asked) < 300
