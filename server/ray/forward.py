@@ -13,6 +13,7 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 # Of one connection alone.
 _NOT_FORWARDED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"expect", b"upgrade", b"te"})
+_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})  # a request with a body has one of them
 _OF_AIOHTTP = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # which it would add
 
 
@@ -30,7 +31,9 @@ class Forward:
             await send({"type": "lifespan.shutdown.complete"})
             return
         import aiohttp
+        import yarl
 
+        has_body = any(name.lower() in _OF_BODIES for name, _ in scope["headers"])
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _kept(scope["headers"])]
         connector = aiohttp.UnixConnector(self._socket)
@@ -39,9 +42,9 @@ class Forward:
         ) as session:
             asked = session.request(
                 scope["method"],
-                f"http://localhost{target.decode('ascii')}",
+                yarl.URL(f"http://localhost{target.decode('ascii')}", encoded=True),  # as it came
                 headers=headers,
-                data=None if scope["method"] in ("GET", "HEAD") else _body(receive),
+                data=_body(receive) if has_body else None,
                 allow_redirects=False,
             )
             async with asked as answer:
