@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from embedline.client.preference import CancellationToken
 from server.backfill.errors import BackfillError, Stopped
 from server.backfill.job import Options
 from server.backfill.servers import Served
+from server.ray.room import Room
 from server.ray.serving import arguments
 from server.ray.worker import PROBLEM
 from server.settings.ray_table import RayConfig
@@ -36,7 +36,8 @@ class Workers:
         self._settings, self._token = config.ray, token
         self._asked: dict[Any, tuple[Any, Sequence[int]]] = {}  # workers by Ray's words for their answers to come
         self._ready: list[Any] = []
-        self._heard_at = time.monotonic()
+        needs = f"{self._settings.num_cpus:g} CPUs and {self._settings.num_gpus:g} GPUs"
+        self._room = Room(needs, self._settings.start_seconds + _ROOM_SECONDS, _free)
         made = ray.remote(
             num_cpus=self._settings.num_cpus,
             num_gpus=self._settings.num_gpus,
@@ -70,11 +71,10 @@ class Workers:
             raise Stopped("stopped by a signal")
         found, _ = ray.wait(list(self._asked), timeout=_POLL_SECONDS) if self._asked else ([], [])
         for reference in found:
-            self._heard_at = time.monotonic()
+            self._room.found()
             yield self._answer(reference)
-        has_work = self._ready or any(shards for _, shards in self._asked.values())
-        if not has_work and time.monotonic() - self._heard_at > self._settings.start_seconds + _ROOM_SECONDS:
-            raise BackfillError("no worker got ready: the Ray cluster has no room for one")
+        if not found:
+            self._room.check(self._is_computing)
 
     def tell(self, shards: Sequence[int]) -> None:
         """A worker that is free writes these."""
@@ -92,6 +92,10 @@ class Workers:
 
         ray.wait([actor.stop.remote() for actor in self._ready], timeout=_STOP_SECONDS)
 
+    def _is_computing(self) -> bool:
+        """Whether one works, or could: one that is to be started again may never find a place."""
+        return bool(self._ready) or any(shards and _has_place(actor) for actor, shards in self._asked.values())
+
     def _answer(self, reference: Any) -> _Answer:
         import ray
 
@@ -106,3 +110,17 @@ class Workers:
             raise BackfillError(figures[PROBLEM])
         self._ready.append(actor)
         return shards, figures
+
+
+def _has_place(actor: Any) -> bool:
+    from ray._private import state
+
+    return bool(state.actors(actor._actor_id.hex()).get("State") == "ALIVE")
+
+
+def _free() -> str:
+    """What the cluster has, in words."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return " and ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}s are free" for kind in ("CPU", "GPU"))

@@ -107,4 +107,4 @@ def test_workers_that_do_not_start_end_the_job_in_a_line(job: Path) -> None:
 
 def test_a_cluster_without_room_ends_the_job_in_a_line(job: Path) -> None:
     said = refusal(job, 'engine = "fake"\n[ray]\nnum_cpus = 1000\nstart_seconds = 1')
-    assert "the Ray cluster has no room for one" in said
+    assert "the Ray cluster has no room for one in 61 s: one needs 1000 CPUs and 0 GPUs, and " in said
