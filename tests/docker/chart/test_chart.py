@@ -35,7 +35,7 @@ JOBS = {"enabled": True, "claim": "jobs", "redis": {"secret": "redis"}}
 TO_ZERO = {
     "jobs": JOBS,
     "monitoring": {"serviceMonitor": True},
-    "scaling": {"kind": "keda", "min": 0, "redis": {"address": "redis:6379", "passwordKey": "password"}},
+    "scaling": {"kind": "keda", "min": 0, "redis": {"address": "redis:6379", "passwordKey": "password", "database": 3}},
 }
 HPA = {"scaling": {"kind": "hpa"}}
 COMPILED = {
@@ -50,7 +50,9 @@ COMPILED = {
     "hfToken": {"secret": "hub"},
     "modelCache": {"kind": "existing", "claim": "models", "compile": True},
 }
-OTHERS = {"to-zero": TO_ZERO, "hpa": HPA, "compiled": COMPILED}
+UNLIMITED = {"image": {"variant": "cuda"}, "gpus": 2, "resources": {"limits": {"memory": None}}}
+STORED = {"jobs": {**JOBS, "files": {"url": "s3://bucket/prefix", "secret": "store"}}, "apiKeys": {"secret": "123"}}
+OTHERS = {"to-zero": TO_ZERO, "hpa": HPA, "compiled": COMPILED, "unlimited": UNLIMITED, "stored": STORED}
 EXAMPLES = [
     manifest for path in sorted((HELM / "examples").glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())
 ]
@@ -63,6 +65,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"scaling": {"minimum": 2}}, "minimum"),
     ({"config": {"model": []}}, "config.model"),
     ({"config": {"port": 80}}, "config.port"),
+    ({"config": {"api-key": ["k"]}}, "config.api-key"),
+    ({"config": {"dtype": None}}, "dtype"),
+    ({"config": {"metrics-auth": True}, "monitoring": {"serviceMonitor": True}}, "config.metrics-auth"),
+    ({"service": {"port": 9000}}, "service.port"),
+    ({"podLabels": {"app.kubernetes.io/name": "other"}}, "app.kubernetes.io/name"),
+    ({"podAnnotations": {"scrape": True}}, "podAnnotations"),
+    ({"disruptionBudget": {"enabled": True, "maxUnavailable": "some"}}, "disruptionBudget"),
+    ({"jobs": {**JOBS, "files": {"secret": "store"}}}, "jobs.files.secret"),
     ({"config": {"ssl-certfile": "/tls.pem"}}, "config.ssl-certfile"),
     ({"gpus": 1}, "gpus"),
     ({"image": {"variant": "cuda"}}, "gpus"),
@@ -257,8 +267,19 @@ def test_waiting_jobs_and_open_batches_start_the_first_replica(ours: dict[str, M
     *requests, batches = [queue["metadata"] for queue in queues]
     assert [queue["listName"] for queue in requests] == [f"{PREFIX}waiting:{n}" for n in range(3)]
     assert (batches["listName"], batches["listLength"]) == (f"{PREFIX}stated:{KIND}:{OPEN}", str(MAX_RUNNING))
+    assert {queue["metadata"]["databaseIndex"] for queue in queues} == {"3"}
     assert {queue["authenticationRef"]["name"] for queue in queues} == {authentication["metadata"]["name"]}
     assert "fallback" not in scaled["spec"]
+
+
+def test_a_gpu_needs_no_limit_of_memory(ours: dict[str, Manifests]) -> None:
+    assert container(ours["unlimited"])["resources"]["limits"] == {"nvidia.com/gpu": 2}
+
+
+def test_files_of_jobs_lie_in_a_store_that_a_secret_opens(ours: dict[str, Manifests]) -> None:
+    one = container(ours["stored"])
+    assert {"name": "JOBS_FILES", "value": "s3://bucket/prefix"} in one["env"]
+    assert one["envFrom"] == [{"secretRef": {"name": "store"}}]
 
 
 def test_the_chart_has_no_copies_of_alerts_and_dashboard(ours: dict[str, Manifests]) -> None:

@@ -8,7 +8,7 @@
 
 {{- define "embedline.selector" -}}
 app.kubernetes.io/name: embedline
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "embedline.labels" -}}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "embedline.hubToken" -}}
 {{- with .Values.hfToken }}
 {{- if .secret }}
-- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ .key }}}}}
+- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ quote .secret }}, key: {{ quote .key }}}}}
 {{- end }}
 {{- end }}
 {{- end -}}
