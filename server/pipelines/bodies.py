@@ -18,6 +18,8 @@ from server.pipelines.messages import Listed
 from server.requests.errors import EngineFailed, RequestError
 
 MAX_ANSWER_BYTES = 256 << 20
+_TOO_LARGE = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
+_FLOAT_BYTES, _NUMBER_BYTES = 4, 2  # at least, in JSON: `0.0,` and `0,`
 _KINDS = "biuf"  # of dtypes
 _DTYPE = re.compile("[<>|=]?(b1|[iu][1248]|f[248])")
 
@@ -31,9 +33,9 @@ class Bodies:
             (name, kind, pipeline.defaults[name]) if name in pipeline.defaults else (name, kind)
             for name, kind in pipeline.parameters.items()
         ]
-        self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
         self._names = tuple(pipeline.parameters)
         try:
+            self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
             self._from_json = msgspec.json.Decoder(self._input, dec_hook=_numbers)
             self._from_msgpack = msgspec.msgpack.Decoder(self._input, dec_hook=_numbers)
             self.listed = Listed(
@@ -44,7 +46,7 @@ class Bodies:
                 input=msgspec.json.schema(self._input, schema_hook=_schema),
                 output=msgspec.json.schema(pipeline.returns, schema_hook=_schema),
             )
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:  # RuntimeError for some names of parameters, as those with __
             raise PipelinesUnusable(f"pipeline {pipeline.name}: {' '.join(str(error).split())}") from None
 
     def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Bodies:
         else:
             body = msgspec.json.encode(output, enc_hook=_plain)
         if len(body) > MAX_ANSWER_BYTES:
-            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+            raise ValueError(_TOO_LARGE)
         return body
 
 
@@ -123,6 +125,8 @@ def _packed(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
+        if value.size * (_FLOAT_BYTES if value.dtype.kind == "f" else _NUMBER_BYTES) > MAX_ANSWER_BYTES:
+            raise ValueError(_TOO_LARGE)  # before each number is a Python object
         return value.tolist()
     raise TypeError(f"{in_words(type(value))} has no form in JSON")
 

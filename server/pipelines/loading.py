@@ -32,7 +32,7 @@ def load(file: str) -> dict[str, Pipeline[..., Any]]:
         found = [value for value in vars(module).values() if isinstance(value, Pipeline)]
         for pipeline in found:
             _ = pipeline.graph
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise PipelinesUnusable(f"--pipelines {file}: {_place(error, path)}{_in_words(error)}") from None
     if not found:
         raise PipelinesUnusable(f"--pipelines {file}: it has no pipeline; @pipeline makes one of a function")

@@ -186,7 +186,8 @@ class Supervisor:
             return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic())
-        if self._restarts.has_given_up(child) and role not in _BESIDE and not self._has_stand_in(child):
+        is_needed = role not in _BESIDE or (role == "pipelines" and not self._restarts.has_served(child))
+        if self._restarts.has_given_up(child) and is_needed and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
             return
         self.metrics.count("embedline_process_restarts_total", role)

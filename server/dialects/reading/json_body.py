@@ -9,6 +9,7 @@ from server.requests.errors import InvalidRequest, MalformedBody
 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
+_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
 _Parsed = TypeVar("_Parsed")
 _Decoded = TypeVar("_Decoded", covariant=True)
 
@@ -24,7 +25,7 @@ def parse(
 ) -> _Parsed:
     """Raises MalformedBody for what is not of this form, and InvalidRequest, naming the field, for other fields.
 
-    msgspec's messages name types and places, never values.
+    Messages name types and places, never values.
     """
     try:
         return decoder.decode(data)
@@ -39,7 +40,7 @@ def parse(
     if missing := _MISSING.search(message):
         param = _joined(param, missing[1])
         raise InvalidRequest(f"{param} is missing", param=param)
-    problem = message[: place.start()] if place else message
+    problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
     raise InvalidRequest(f"{param or 'the body'}: {problem.lower()}", param=param)
 
 

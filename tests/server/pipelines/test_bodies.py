@@ -2,17 +2,34 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from embedline.pipelines import pipeline, step
 from server.dialects.reading.nesting import MAX_LISTS
-from server.pipelines.bodies import _numbers
+from server.pipelines.bodies import Bodies, _numbers
+from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.msgpack_size import MAX_VALUES, _pass, check_msgpack
-from server.requests.errors import MalformedBody
+from server.requests.errors import InvalidRequest, MalformedBody
+
+
+@step
+async def chosen(kind: Literal["a", "b"]) -> NDArray[np.float32]:
+    return np.zeros(len(kind), np.float32)
+
+
+@pipeline
+def chooses(kind: Literal["a", "b"]) -> NDArray[np.float32]:
+    return chosen(kind)
+
+
+@pipeline
+def odd(__kind: Literal["a", "b"]) -> NDArray[np.float32]:
+    return chosen(__kind)
 
 
 def decoded(kind: Any, given: Any) -> Any:
@@ -80,3 +97,20 @@ def test_all_forms_of_msgpack_are_passed() -> None:
         at, more = _pass(body, at)
         num_lists += more
     assert (at, num_lists) == (len(body), 5 + len(lists))
+
+
+def test_a_choice_that_is_none_is_refused_without_its_text() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Bodies(chooses).read(b'{"kind": "a secret"}', is_msgpack=False)
+    assert str(refused.value) == "kind: invalid enum value"
+
+
+def test_an_array_that_is_too_large_for_json_is_refused_before_it_is_a_list() -> None:
+    endless = np.broadcast_to(np.float32(0), (1 << 40,))  # has one number
+    with pytest.raises(ValueError, match="the answer has more than 268435456 bytes"):
+        Bodies(chooses).write(endless, is_msgpack=False)
+
+
+def test_a_parameter_whose_name_no_field_can_have_is_refused() -> None:
+    with pytest.raises(PipelinesUnusable, match=r"pipeline odd: .*'__kind'"):
+        Bodies(odd)

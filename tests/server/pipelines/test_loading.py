@@ -66,6 +66,7 @@ async def test_a_file_and_what_lies_beside_it(tmp_path: Path) -> None:
         ("import os\n\nos.nothing\n", "line 3: AttributeError: module 'os' has no attribute 'nothing'"),
         ("def search(:\n", "line 1: SyntaxError: invalid syntax"),
         ("import sys\nsys.exit('no index')", "line 2: SystemExit: no index"),
+        ("raise KeyboardInterrupt", "line 1: KeyboardInterrupt"),
         ("x = 3", "it has no pipeline; @pipeline makes one of a function"),
         (GOOD + SECOND, "two pipelines have the same name"),
         (GOOD + CYCLE, "line 19: a cycle of pipelines: again -> other -> again"),
@@ -78,7 +79,7 @@ async def test_a_file_and_what_lies_beside_it(tmp_path: Path) -> None:
             "line 5: length: parameter",
         ),
     ],
-    ids=["raises", "syntax", "exits", "none", "same name", "cycle", "types", "untyped"],
+    ids=["raises", "syntax", "exits", "interrupts", "none", "same name", "cycle", "types", "untyped"],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, problem: str, tmp_path: Path) -> None:
     assert wrong(tmp_path, text).startswith(problem)

@@ -30,10 +30,13 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFolder]:
 class Fallen:
     """A supervisor whose processes fall; what it is asked to start again is noted and not started."""
 
-    def __init__(self, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+    def __init__(
+        self, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, *devices: str, pipelines: str | None = None
+    ) -> None:
         self.started: list[str] = []
         monkeypatch.setattr(ChildProcess, "start", lambda child: self._start(child))
-        settings = Settings(models=(ModelSettings(engine="fake", devices=",".join(devices)),))
+        model_settings = (ModelSettings(engine="fake", devices=",".join(devices)),)
+        settings = Settings(models=model_settings, pipelines=pipelines)
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:
             topology = Topology(settings, models, folder=folder, http=[http])
@@ -83,6 +86,20 @@ def test_the_only_one_of_its_kind_ends_it(title: str, folder: SocketFolder, monk
             server.fall(other, 1)
         assert server.end is not None
         assert server.end[0] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+def test_pipelines_that_never_start_end_it_and_others_are_tried_for_ever(
+    has_served: bool, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "cpu", pipelines=__file__)
+        if has_served:
+            server.supervisor.child_ready(server.children["pipelines 0"], {})
+        server.fall("pipelines 0", 6)
+        assert server.end == (None if has_served else (1, "pipelines 0 can't be started: exit status 70"))
 
     asyncio.run(run())
 
