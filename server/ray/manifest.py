@@ -30,6 +30,9 @@ def manifest(config: RayConfig, *, image: str, name: str) -> str:
 
     if not config.ray.num_gpus.is_integer():
         raise SettingsError("[ray] num_gpus must be a whole number on Kubernetes, which gives a pod whole GPUs")
+    for what, port in _PORTS.items():
+        if config.ray.port == port:
+            raise SettingsError(f"[ray] port can't be {port} on Kubernetes: it is that of Ray's {what}")
     serve = dump(_serve(config))
     return dump(
         {

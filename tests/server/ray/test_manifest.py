@@ -57,6 +57,7 @@ def test_it_says_what_the_config_says(tmp_path: Path) -> None:
         ("[ray]\nreplicas = 2", "unknown key 'replicas'"),
         ("modelid = 'x'", "unknown key 'modelid'"),
         ("[ray]\nnum_gpus = 0.5", "num_gpus must be a whole number on Kubernetes"),
+        ("[ray]\nport = 8265", "port can't be 8265 on Kubernetes: it is that of Ray's dashboard"),
     ],
 )
 def test_what_is_wrong_in_the_config_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
