@@ -10,6 +10,7 @@ from server.requests.errors import InvalidRequest, MalformedBody
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
+_MAX_PROBLEM = 200  # characters: the name of a field that is not known is the client's
 _Parsed = TypeVar("_Parsed")
 _Decoded = TypeVar("_Decoded", covariant=True)
 
@@ -41,7 +42,7 @@ def parse(
         param = _joined(param, missing[1])
         raise InvalidRequest(f"{param} is missing", param=param)
     problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
-    raise InvalidRequest(f"{param or 'the body'}: {problem.lower()}", param=param)
+    raise InvalidRequest(f"{param or 'the body'}: {problem[:_MAX_PROBLEM].lower()}", param=param)
 
 
 def _joined(field: str | None, inner: str) -> str | None:

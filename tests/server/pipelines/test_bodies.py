@@ -105,6 +105,12 @@ def test_a_choice_that_is_none_is_refused_without_its_text() -> None:
     assert str(refused.value) == "kind: invalid enum value"
 
 
+def test_the_name_of_an_unknown_field_is_cut() -> None:
+    with pytest.raises(InvalidRequest, match="unknown field `kkk") as refused:
+        Bodies(chooses).read(b'{"kind": "a", "' + b"k" * 100_000 + b'": 1}', is_msgpack=False)
+    assert len(str(refused.value)) < 250
+
+
 def test_an_array_that_is_too_large_for_json_is_refused_before_it_is_a_list() -> None:
     endless = np.broadcast_to(np.float32(0), (1 << 40,))  # has one number
     with pytest.raises(ValueError, match="the answer has more than 268435456 bytes"):
