@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -140,8 +141,17 @@ def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
         if stop.wait(_POLL_SECONDS) or (found.status == "RUNNING" and _is_known(settings)):
             return ""
         if found.status == "DEPLOY_FAILED":
-            return " ".join(one.message or found.message for one in found.deployments.values()) or found.message
+            return (
+                " ".join(_reason(one.message or found.message) for one in found.deployments.values()) or found.message
+            )
     return f"no server was ready after {seconds:g} s: {found.message or 'the cluster has no room for one'}"
+
+
+def _reason(message: str) -> str:
+    """What was raised, without Ray's traceback and the names of classes."""
+    if "Traceback" not in message:
+        return message
+    return re.sub(r"^[\w.]+: ", "", message.strip().splitlines()[-1])
 
 
 def _is_known(settings: RaySettings) -> bool:

@@ -31,6 +31,20 @@ def test_a_replicas_server_is_given(tmp_path: Path, text: str, has: list[str], l
     assert lacks not in given or not lacks
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("no node has 9 CPUs", "no node has 9 CPUs"),
+        (
+            "Failed. Error:\nTraceback (most recent call last):\n  x\nserver.ray.child.StartFailed: it ended: why\n",
+            "it ended: why",
+        ),
+    ],
+)
+def test_a_start_that_fails_is_a_line(message: str, reason: str) -> None:
+    assert serving._reason(message) == reason
+
+
 @pytest.mark.parametrize("found", ["2.59.0", "2.61.0", "3.0.0"])
 def test_another_ray_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     monkeypatch.setattr(serving, "version", lambda name: found)
