@@ -82,7 +82,7 @@ class JobsStart:
     listener_fd: int  # where frontends connect
     folder: str  # --jobs
     redis: str | None = field(repr=False)  # --jobs-redis: a URL, maybe with a password
-    files: str | None  # --jobs-files: a URL
+    files: str | None = field(repr=False)  # --jobs-files: a URL, maybe with a password
     waits_for_folder: bool  # until the server that has it ends, as this one takes over from it
     quota: int  # bytes
     result_ttl: float  # seconds that ended requests are kept

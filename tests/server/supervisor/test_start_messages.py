@@ -65,6 +65,7 @@ JOBS = JobsStart(
     listener_fd=3,
     folder="/jobs",
     redis="redis://:secret@localhost",
+    files="s3://key:secret@bucket",
     waits_for_folder=False,
     quota=1,
     result_ttl=2.5,
