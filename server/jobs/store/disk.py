@@ -20,6 +20,13 @@ def written_at(path: Path) -> float:
         return 0.0
 
 
+def room_beside(database: Path) -> int:
+    """Bytes that the disk takes before the log of an SQLite file, its WAL, finds no room in that file."""
+    disk = os.statvfs(database.parent)
+    log = Path(f"{database}-wal")
+    return disk.f_bavail * disk.f_frsize - (log.stat().st_size if log.exists() else 0)
+
+
 def read_at(path: Path, offset: int, count: int) -> bytes:
     """At most so many bytes from there on."""
     with _opened(path, os.O_RDONLY) as descriptor:

@@ -22,6 +22,7 @@ def add(transaction: Transaction, limits: StoreLimits, new: NewRequest) -> str:
     refuse_what_finds_no_room(
         size, limits, held_bytes=usage.held_bytes, open_bytes=usage.open_bytes, num_open=usage.num_open
     )
+    transaction.take(size)
     request_id = new_request_id(now)
     webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED
     row = (

@@ -5,8 +5,10 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from server.jobs.store.disk import room_beside
 from server.jobs.store.sqlite.documents import SqliteDocuments
 from server.jobs.store.sqlite.folder import StoreFolder
 from server.jobs.store.sqlite.requests import Reader, SqliteRequests
@@ -27,7 +29,8 @@ class SqliteStore:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         self._reading = open_for_reading(folder.path / FILE)
-        self._writer = Writer(connection, _usage(connection), clock=clock, result_ttl=limits.result_ttl)
+        room = partial(room_beside, folder.path / FILE)
+        self._writer = Writer(connection, _usage(connection), room=room, clock=clock, result_ttl=limits.result_ttl)
         reader = Reader(self._reading, self._thread)
         self.requests = SqliteRequests(self._writer, reader, limits=limits, clock=clock)
         self.documents = SqliteDocuments(self._writer, reader, limits)

@@ -6,6 +6,7 @@ each of its operations is tried alone, so that one which needs no room still suc
 """
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections import deque
@@ -21,6 +22,9 @@ T = TypeVar("T")
 MAX_GROUP = 512  # operations
 MAX_WAITING = 8192  # operations
 MAX_WAITING_BYTES = 256 << 20
+MIN_ROOM = 16 << 20  # bytes of the disk beside the log; with less the log is kept short
+_RESERVE = 4 << 20  # of it, where ends and removals find room
+_WRITTEN = 3  # times its size: into the log and into the file, whose pages stay partly empty
 BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
 # What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -42,6 +46,17 @@ class Transaction:
     connection: sqlite3.Connection
     usage: Usage
     now: float
+    room: Callable[[], int]  # bytes that the disk takes before the log finds no room in the file
+    _taken: int = 0
+
+    def take(self, size: int) -> None:
+        """For something new, which goes into SQLite's log first and then into its file.
+
+        StoreFull where one of them would find no room: what was accepted could not end either, and not even be removed.
+        """
+        if self._taken + _WRITTEN * size > self.room() - _RESERVE:
+            raise StoreFull("the disk has no room for new requests")
+        self._taken += _WRITTEN * size
 
 
 @dataclass(slots=True, eq=False)
@@ -57,10 +72,17 @@ class Writer:
     """Owns the connection that writes. Made in the event loop whose futures it resolves."""
 
     def __init__(
-        self, connection: sqlite3.Connection, usage: Usage, *, clock: Callable[[], float], result_ttl: float
+        self,
+        connection: sqlite3.Connection,
+        usage: Usage,
+        *,
+        room: Callable[[], int],
+        clock: Callable[[], float],
+        result_ttl: float,
     ) -> None:
         self.usage = usage
         self._connection = connection
+        self._room = room
         self._clock = clock
         self._result_ttl = result_ttl
         self._last_now = float("inf")  # the waits of a closed server are looked at in the first transaction
@@ -100,6 +122,7 @@ class Writer:
     def _run(self) -> None:
         while group := self._next_group():
             self._write(group)
+            self._spare_the_disk()
             self._tell(partial(_resolve, group))
         self._connection.close()
         self._tell(lambda: self._closed.set_result(None))
@@ -122,13 +145,24 @@ class Writer:
             for waiting in group:
                 self._write([waiting])
 
+    def _spare_the_disk(self) -> None:
+        """SQLite empties its log at a thousand pages, which may be more than a disk has that is nearly full."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            if self._room() < MIN_ROOM:
+                (usual,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
+                self._connection.execute("PRAGMA busy_timeout = 0")  # what reads now is not waited for
+                try:
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                finally:
+                    self._connection.execute(f"PRAGMA busy_timeout = {usual}")
+
     def _write_together(self, group: list[_Waiting]) -> None:
         before, now = replace(self.usage), self._clock()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             if now < self._last_now - BACKWARDS_SECONDS:
                 shorten_waits(self._connection, now, self._result_ttl)
-            transaction = Transaction(self._connection, self.usage, now)
+            transaction = Transaction(self._connection, self.usage, now, self._room)
             for waiting in group:
                 waiting.error = None
                 try:

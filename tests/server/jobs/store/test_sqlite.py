@@ -13,6 +13,7 @@ from server.jobs.store.errors import StoreFull, StoreUnusable
 from server.jobs.store.sqlite.opening import FILE, SqliteStore, open_sqlite
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.types import Finished, Result, Status
+from tests.server.jobs.small_disk import small_disk
 from tests.server.jobs.store.stores import SUCCESS, request
 
 pytestmark = pytest.mark.asyncio
@@ -44,6 +45,20 @@ async def test_a_full_disk_refuses_what_is_new_and_lets_the_rest_end(tmp_path: P
     left = await store.requests.claim(100)
     assert {one.request_id for one in claimed + left} == ids
     await store.close()
+
+
+async def test_what_was_accepted_on_a_small_disk_ends_on_it(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk, 12 << 20):
+        store = await open_sqlite(disk / "store")
+        adding = asyncio.gather(*(store.requests.add(request(body=BIG)) for _ in range(800)))
+        with pytest.raises(StoreFull, match="disk has no room"):
+            await adding
+        while claimed := await store.requests.claim(10):
+            for one in claimed:
+                assert await store.requests.finish(one.request_id, SUCCESS)
+        await store.requests.add(request(body=BIG))
+        await store.close()
 
 
 async def test_an_end_that_finds_no_room_can_be_written_later(tmp_path: Path) -> None:
