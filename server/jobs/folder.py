@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import uuid
 from pathlib import Path
@@ -12,6 +13,7 @@ from server.jobs.store.disk import sync_folder
 from server.settings.flag import SettingsError
 
 _LOCK, _ID, _FILES_AT = "lock", "shared-id", "files-at"
+_USER = re.compile("//[^/]*@")  # of a URL, with a password maybe
 _LOOK_SECONDS = 0.05
 _LET_GO_SECONDS = 5.0  # for a process that was killed a moment ago
 
@@ -53,7 +55,7 @@ class Folder:
 
         Raises SettingsError.
         """
-        given = (url or "").rstrip("/")
+        given = _USER.sub("//", (url or "").rstrip("/"))  # neither kept nor shown, and a new password is no new place
         if (known := self._first(_FILES_AT, given)) != given:
             place = f"at {known}" if known else "in it"
             raise SettingsError(

@@ -80,7 +80,7 @@ def test_servers_that_share_a_folder_know_it_by_one_id(tmp_path: Path) -> None:
 
 def test_another_place_for_its_files_is_refused(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
-    for url in ("s3://bucket/files", "s3://bucket/files/"):
+    for url in ("s3://bucket/files", "s3://bucket/files/", "s3://key:secret@bucket/files"):
         folder.check_files(url)
     for other in (None, "s3://bucket/others"):
         with pytest.raises(

@@ -1,31 +1,25 @@
 """A frontend's client and the pipelines process's service, on a Unix socket: what a run gives, and how it can end."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
-import socket
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from embedline import AsyncClient, RequestFailed
-from embedline.pipelines import InvalidInput, pipeline, step
+from embedline import AsyncClient
+from embedline.pipelines import pipeline, step
 from server.http.body import BodyReader
 from server.http.pipelines import RunPipeline
 from server.pipelines.client import PipelinesClient
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Run
 from server.pipelines.runs import Clients, Runs
-from server.pipelines.service import Service
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -36,213 +30,17 @@ from server.requests.errors import (
     Overloaded,
     RequestError,
 )
+from tests.server.pipelines.running_pipelines import (
+    ALL,
+    SECRET_TEXT,
+    Rows,
+    connected,
+    gates,
+    run,
+)
 from wire.metrics import Recorder
 
 pytestmark = pytest.mark.asyncio
-
-Rows = NDArray[np.float32]
-SECRET_TEXT = "my secret text"
-
-
-@dataclass
-class Hit:
-    text: str
-    score: float
-
-
-class Gate:
-    """Of steps that wait."""
-
-    def __init__(self) -> None:
-        self.began, self.ended = asyncio.Event(), asyncio.Event()
-
-
-gates: list[Gate] = []
-
-
-@step
-async def hits(text: str, scores: Rows, limit: int) -> list[Hit]:
-    return [Hit(text, float(score)) for score in scores[:limit]]
-
-
-@step
-async def doubled(rows: Rows) -> Rows:
-    assert rows.dtype == np.float32
-    return rows * 2
-
-
-@step
-async def waiting(text: str) -> str:
-    gates[-1].began.set()
-    try:
-        await asyncio.Event().wait()
-    finally:
-        gates[-1].ended.set()
-    return text
-
-
-@step
-async def failing(text: str) -> str:
-    raise KeyError(text)
-
-
-@step
-async def refusing(text: str) -> str:
-    raise InvalidInput("no index for this tenant")
-
-
-@step
-async def busy(text: str) -> str:
-    raise RequestFailed("busy", request="", status=429, start=0, stop=1, attempts=[])
-
-
-@step
-async def unsendable(text: str) -> str:
-    return object()  # type: ignore[return-value]
-
-
-@pipeline
-def search(text: str, scores: Rows, limit: int = 2) -> list[Hit]:
-    """Found."""
-    return hits(text, scores, limit)
-
-
-@pipeline
-def arrays(rows: Rows) -> Rows:
-    return doubled(rows)
-
-
-@pipeline(timeout=10.0)
-def waits(text: str) -> str:
-    return waiting(text)
-
-
-@pipeline(timeout=0.001)
-def hangs(text: str) -> str:
-    return waiting(text)
-
-
-@pipeline
-def fails(text: str) -> str:
-    return failing(text)
-
-
-@pipeline
-def refuses(text: str) -> str:
-    return refusing(text)
-
-
-@pipeline
-def too_busy(text: str) -> str:
-    return busy(text)
-
-
-@pipeline
-def sends_nothing(text: str) -> str:
-    return unsendable(text)
-
-
-class Panic(BaseException):
-    """As those of libraries in Rust."""
-
-
-@step
-async def panicking(text: str) -> str:
-    raise Panic(text)
-
-
-@pipeline
-def panics(text: str) -> str:
-    return panicking(text)
-
-
-@step
-async def refusing_unsendably(text: str) -> str:
-    raise InvalidInput("no index \ud800")
-
-
-@pipeline
-def refuses_unsendably(text: str) -> str:
-    return refusing_unsendably(text)
-
-
-@step
-async def endless(text: str) -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
-
-
-@pipeline
-def holds_itself(text: str) -> list[Any]:
-    return endless(text)
-
-
-@dataclass
-class Picky:
-    text: str
-
-    def __post_init__(self) -> None:
-        raise KeyError(self.text)
-
-
-@step
-async def of_picky(one: Picky) -> str:
-    return one.text
-
-
-@pipeline
-def picks(one: Picky) -> str:
-    return of_picky(one)
-
-
-@step
-async def twice(number: np.float32, text: str) -> np.float32:
-    return np.float32(2) * number
-
-
-def _client_named(client: np.float32, self: str) -> np.float32:
-    return twice(client, self)
-
-
-_client_named.__name__ = "client_named"
-client_named = pipeline(_client_named)
-
-FAILING = (panics, refuses_unsendably, holds_itself, picks, client_named)
-ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing, *FAILING)
-
-
-class Process:
-    """What runs in the pipelines process, in this one."""
-
-    def __init__(self, folder: Path, most: int) -> None:
-        self.metrics = Recorder()
-        self.clients = Clients(str(folder / "http.sock"), "secret")
-        self.runs = Runs({one.name: one for one in ALL}, self.clients, most=most, metrics=self.metrics)
-        self.service = Service(self.runs.listing(), self.runs.run)
-
-
-@contextlib.asynccontextmanager
-async def connected(folder: Path, *, most: int = 4) -> AsyncIterator[tuple[PipelinesClient, Process]]:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / "runs.sock"))
-    listener.listen()
-    gates.append(Gate())
-    process, client = Process(folder, most), PipelinesClient(str(folder / "runs.sock"))
-    await process.service.start(listener)
-    client.open()
-    try:
-        yield client, process
-    finally:
-        client.close()
-        process.service.stop()
-        process.clients.close()
-        await asyncio.sleep(0)  # sockets close at the end of a tick
-
-
-async def run(client: PipelinesClient, name: str, body: Any = None, *, seconds: float = math.inf) -> Any:
-    given = body if isinstance(body, bytes) else json.dumps({"text": SECRET_TEXT} if body is None else body).encode()
-    return json.loads(await client.run(Run(name, "", None, given), time.monotonic() + seconds))
 
 
 async def test_json_goes_in_and_comes_out(tmp_path: Path) -> None:

@@ -91,15 +91,24 @@ async def test_a_store_that_is_away_only_delays(tmp_path: Path, monkeypatch: pyt
         await assert_whole(place, tmp_path, batch_id)
 
 
-async def test_an_upload_is_there_only_if_the_store_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (ConnectionError("a text of the store"), "ConnectionError"),
+        (FileNotFoundError("The specified bucket does not exist"), "the bucket or folder is gone"),
+    ],
+)
+async def test_an_upload_is_there_only_if_the_store_has_it(
+    error: OSError, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects = Objects(URL)
 
     def away(*_: object) -> None:
-        raise ConnectionError("a text of the store")
+        raise error
 
     async with opened(tmp_path, FakeServer(), objects) as place:
         monkeypatch.setattr(objects._filesystem, "put_file", away)
-        with pytest.raises(StoreUnavailable, match=r"^--jobs-files does not do it: ConnectionError$"):
+        with pytest.raises(StoreUnavailable, match=f"^--jobs-files does not do it: {problem}$"):
             await place.uploaded(CONTENT)
         assert await place.files.newest("", after=None, limit=9) == []
 
@@ -212,15 +221,3 @@ async def test_a_store_that_hangs_delays_only_what_needs_it(tmp_path: Path, monk
         assert (await ended(place, await place.made(CONTENT)))["status"] == "completed"
         goes_on.set()
         await asyncio.gather(*ends)
-
-
-async def test_a_bucket_that_is_gone_is_a_store_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = Objects(URL)
-
-    def gone(*_: object) -> None:
-        raise FileNotFoundError("The specified bucket does not exist")
-
-    async with opened(tmp_path, FakeServer(), objects) as place:
-        monkeypatch.setattr(objects._filesystem, "put_file", gone)
-        with pytest.raises(StoreUnavailable, match=r"^--jobs-files does not do it: the bucket or folder is gone$"):
-            await place.uploaded(CONTENT)
