@@ -3,7 +3,8 @@
     python -m benchmarks.gpu [part ...] --out DIR
 
 Without a part it is what a first GPU is asked: tests, ceilings, attention, kernels, and models with their profiles, in
-at most 8 minutes. The same command goes on where it was stopped, also from a CSV that was carried (--resume FILE).
+at most 8 minutes. The same command goes on where it was stopped, also from CSVs that were carried (--resume FILE ...).
+`report --resume FILE ... [--out DIR]` measures nothing and writes the report of these rows; it needs no GPU.
 Installs nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs the same code at toy sizes.
 """
 
@@ -13,7 +14,6 @@ import datetime
 import importlib
 import itertools
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -27,13 +27,14 @@ from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.card import described
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.plan import FIRST, FIRST_MODELS, MODELS, PARTS
-from benchmarks.gpu.rows import Figure, Key, Rows
+from benchmarks.gpu.rows import Figure, Key, Rows, join
 from benchmarks.gpu.shapes import MODELS as SHAPES
 from benchmarks.gpu.shapes import TINY, TINY_QWEN3, Shape
 from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
 
 _TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
+REPORT = "report"  # not a part: it measures nothing
 _INTERRUPTED = "interrupted; the same command goes on from here"
 _LOST = 3  # the exit code of a process that lost its device
 _SECONDS = 450.0  # beside them: the grace of the last step, and the report
@@ -45,6 +46,9 @@ def main() -> None:
     if arguments.step:
         with contextlib.suppress(KeyboardInterrupt):  # its rows are in the file
             _run_step(arguments)
+        return
+    if arguments.parts == [REPORT]:
+        report.of_files(arguments.resume or parser.error("of what? --resume FILE ..."), arguments.out)
         return
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("--device cpu is for --tiny alone: there is nothing to learn from a CPU here")
@@ -61,21 +65,21 @@ def main() -> None:
         troubles.extend(plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline))
     except KeyboardInterrupt:
         troubles.append(_INTERRUPTED)
-    report.finish(Rows(path, machine=machine), troubles, is_tiny=arguments.tiny)
+    report.finish(Rows(path, machine=machine), troubles)
     if _INTERRUPTED in troubles:
         raise SystemExit(128 + signal.SIGINT)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {', '.join(PARTS)}; or {REPORT}")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="parts of names: 8B 0.6B bge-m3 MiniLM")
     parser.add_argument("--ways", nargs="+", metavar="WAY", help=f"parts of names: {', '.join(WAYS)}")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: a check of this code, not a measurement")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"for all steps together ({_SECONDS:.0f})")
     parser.add_argument("--out", type=Path, help="where CSV, report and the tests' log go (benchmarks/results)")
-    parser.add_argument("--resume", type=Path, help="a CSV of an earlier run, whose rows are not measured again")
+    parser.add_argument("--resume", type=Path, nargs="+", metavar="FILE", help="CSVs of earlier runs, to go on from")
     for hidden, kind in (("--rows", Path), ("--machine", str), ("--until", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--step", nargs=3, help=argparse.SUPPRESS)
@@ -100,11 +104,14 @@ def _rows(arguments: argparse.Namespace) -> tuple[Path, str]:
     folder = arguments.out or (Path(tempfile.mkdtemp(prefix="embedline-toy-")) if arguments.tiny else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
     machine = report.TOY if arguments.tiny else torch.cuda.get_device_name(arguments.device)
-    slug = "toy-not-a-measurement" if arguments.tiny else report.slug_of(machine)
-    path = Path(folder, f"gpu_{slug}_{datetime.date.today().isoformat()}.csv")
+    path = report.path_in(folder, machine, datetime.date.today())
     if arguments.resume is not None and not path.exists():
-        shutil.copyfile(arguments.resume, path)
+        join(arguments.resume, path)
     return path.resolve(), machine
+
+
+def _described(run: int, device: torch.device) -> list[Figure]:
+    return [Figure("run", run, "", described(device)), Figure("versions", run, "", report.versions())]
 
 
 def _run_step(arguments: argparse.Namespace) -> None:
@@ -117,7 +124,7 @@ def _run_step(arguments: argparse.Namespace) -> None:
         plan.run_tests(rows, log, num_processes=num_processes, until=arguments.until)
         return
     bench = Bench(clock_of(arguments.device), rows, arguments.tiny, arguments.until)
-    rows.add(Key("machine", part, way, model), [Figure("run", rows.run, "", described(bench.clock.device))])
+    rows.add(Key("machine", part, way, model), _described(rows.run, bench.clock.device))
     try:
         if part == MODELS:
             shape = next(one for one in (*SHAPES, *TINY) if one.name == model)

@@ -5,12 +5,14 @@ import importlib.metadata
 import platform
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks.gpu.rows import Rows
+from benchmarks.gpu.rows import Rows, join, machine_of
 from benchmarks.gpu.tables import tables, target_table
 from benchmarks.measuring.report import command
 
 TOY = "toy sizes: not a measurement"
+NOTHING = "none, because no step began"
 _TITLE = "One GPU, and what the fused engine makes of it"
 _PACKAGES = ("torch", "triton", "transformers", "sentence-transformers", "numpy")
 _NOTES = (
@@ -32,18 +34,39 @@ _NOTES = (
 )
 
 
-def finish(rows: Rows, troubles: Sequence[str], *, is_tiny: bool) -> None:
+def of_files(files: Sequence[Path], folder: Path | None) -> None:
+    """The report of rows that were measured before, with the date of the first; beside the file if there is one."""
+    machine = machine_of(files[-1])
+    if folder is None and len(files) == 1:
+        finish(Rows(files[0], machine=machine), ())
+        return
+    first = datetime.date.fromtimestamp(Rows(files[0], machine=machine).began)
+    path = path_in(folder or files[0].parent, machine, first)
+    join(files, path)
+    finish(Rows(path, machine=machine), ())
+
+
+def path_in(folder: Path, machine: str, date: datetime.date) -> Path:
+    """Of the rows; toy sizes say so in the file's name."""
+    slug = "toy-not-a-measurement" if machine == TOY else slug_of(machine)
+    return folder / f"gpu_{slug}_{date.isoformat()}.csv"
+
+
+def finish(rows: Rows, troubles: Sequence[str]) -> None:
     """Write the report and print its tables, the targets last."""
-    path = rows.path.with_suffix(".md")
+    path, is_tiny = rows.path.with_suffix(".md"), rows.machine == TOY
     targets, found = target_table(rows, is_tiny=is_tiny), tables(rows)
-    described = [row.figure.note for row in rows.of_kind("machine")]
+    described, made_with = (
+        [row.figure.note for row in rows.of_kind("machine") if row.figure.metric == metric]
+        for metric in ("run", "versions")
+    )
     lines = [
         f"# {_TITLE}",
         *(["", f"**{TOY.upper()}. The numbers check this benchmark's code and say nothing of any speed.**"] * is_tiny),
         "",
-        f"- Date: {datetime.date.today().isoformat()}",
-        f"- Machine: {described[-1] if described else 'not described, because no step began'}",
-        f"- Versions: {_versions()}",
+        f"- Date: {datetime.date.fromtimestamp(rows.began).isoformat() if described else NOTHING}",
+        f"- Machine: {described[-1] if described else NOTHING}",
+        f"- Versions: {made_with[-1] if made_with else 'not noted'}",
         f"- Command: `{command()}`",
         f"- Rows: [{rows.path.name}]({rows.path.name})",
         *(f"- Not well: {trouble}" for trouble in troubles),
@@ -60,7 +83,8 @@ def slug_of(card: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", card.lower().replace("nvidia", "")).strip("-")
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Of what computes."""
     return f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
 
 

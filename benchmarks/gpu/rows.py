@@ -3,7 +3,7 @@
 import csv
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Rows:
     def __init__(self, path: Path, *, machine: str) -> None:
         """`machine` stands in every row, and what is another machine's is not read."""
         self.path = path
-        self._machine = machine
+        self.machine = machine
         if path.exists():
             _mend(path)
         self._rows = list(_read(path, machine)) if path.exists() else []
@@ -98,6 +98,11 @@ class Rows:
         ]
         return found[-1] if found else None
 
+    @property
+    def began(self) -> float:
+        """When the first row was written, in seconds of the clock."""
+        return next(row.figure.value for row in self._rows if row.figure.metric == BEGUN)
+
     def of_kind(self, *kinds: str) -> list[Row]:
         """In the order in which they were measured."""
         return [row for row in self if row.key.kind in kinds]
@@ -105,13 +110,32 @@ class Rows:
     def _write(self, key: Key, figure: Figure) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not self.path.exists()
-        cells = (self._machine, self.run, key.kind, key.subject, key.precision, key.shape)
+        cells = (self.machine, self.run, key.kind, key.subject, key.precision, key.shape)
         with self.path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             if is_new:
                 writer.writerow(HEADER)
             writer.writerow([*cells, figure.metric, repr(figure.value), figure.unit, figure.note])
         self._rows.append(Row(self.run, key, figure))
+
+
+def join(files: Sequence[Path], into: Path) -> None:
+    """One file of all their rows, in which no two of them have a run of the same number."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with into.open("w", newline="") as written:
+        writer, last = csv.writer(written, lineterminator="\n"), 0
+        writer.writerow(HEADER)
+        for file in files:
+            _mend(file)
+            lines = [line for line in _lines(file) if line != list(HEADER)]
+            writer.writerows([machine, last + int(run), *others] for machine, run, *others in lines)
+            last += max((int(line[1]) for line in lines), default=0)
+
+
+def machine_of(file: Path) -> str:
+    """The one whose rows come last in it."""
+    *_, last = _lines(file)
+    return last[0]
 
 
 def _mend(path: Path) -> None:
@@ -121,10 +145,13 @@ def _mend(path: Path) -> None:
         path.write_text("".join(lines[:-1]))
 
 
-def _read(path: Path, machine: str) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[list[str]]:
     with path.open(newline="") as file:
-        for line in csv.reader(file):
-            if len(line) != len(HEADER) or line[0] != machine:
-                continue
+        yield from (line for line in csv.reader(file) if len(line) == len(HEADER))
+
+
+def _read(path: Path, machine: str) -> Iterator[Row]:
+    for line in _lines(path):
+        if line[0] == machine:
             _, run, kind, subject, precision, shape, metric, value, unit, note = line
             yield Row(int(run), Key(kind, subject, precision, shape), Figure(metric, float(value), unit, note))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import cold_starts, report, throughput
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.clock import CpuClock
 from benchmarks.gpu.fused_models import Subject
@@ -185,9 +186,10 @@ def test_targets_name_what_is_measured() -> None:
 def test_the_report_says_what_it_was_run_with_and_no_folder(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     rows.add(KEY, [Figure("rate", 1.0, "TFLOP/s")])
     rows.add(Key("model", "Qwen3-8B", FP8, "S=512"), [Figure("share", 0.7, "")])
-    rows.add(Key("machine", "models"), [Figure("run", 1.0, "", "a card of 141 GiB")])
+    described = [Figure("run", 1.0, "", "a card of 141 GiB"), Figure("versions", 1.0, "", report.versions())]
+    rows.add(Key("machine", "models"), described)
     monkeypatch.setattr(sys, "argv", ["x", "ceilings", "--out", "/home/somebody/there"])
-    report.finish(rows, ["kernels: its process ended with -11"], is_tiny=False)
+    report.finish(rows, ["kernels: its process ended with -11"])
     text = rows.path.with_suffix(".md").read_text()
     assert "ceilings --out …/there`" in text
     assert "somebody" not in text
@@ -195,6 +197,24 @@ def test_the_report_says_what_it_was_run_with_and_no_folder(rows: Rows, monkeypa
     assert "- Not well: kernels: its process ended with -11" in text
     assert "| model Qwen3-8B fused fp8 S=512: share | at least 0.63 | 0.7 | reached |" in text
     assert re.search(r"torch \d", text)
+
+
+def test_a_report_is_made_of_the_rows_of_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs stay apart: a share is held against the ceiling of its own."""
+    files = [tmp_path / "first.csv", tmp_path / "second.csv"]
+    for file, rate in zip(files, (1.0, 2.0), strict=True):
+        earlier = Rows(file, machine="a card")
+        monkeypatch.setattr(time, "time", lambda: 1_795_744_590.0)
+        earlier.add(Key("machine", "models"), [Figure("run", 1.0, "", "a card of 80 GiB")])
+        earlier.add(KEY, [Figure("rate", rate, "TFLOP/s")])
+    command = ["x", "report", "--resume", *map(str, files), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    (text,) = Path(tmp_path, "out").glob("gpu_a-card_2026-11-2?.md")
+    assert "a card of 80 GiB" in text.read_text()
+    joined = Rows(text.with_suffix(".csv"), machine="a card")
+    assert [joined.value(KEY, "rate", run=run) for run in (1, 2)] == [1.0, 2.0]
+    assert "- Versions: not noted" in text.read_text()
 
 
 @pytest.mark.parametrize(
