@@ -36,13 +36,18 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-# Whichever Python has a torch that sees a GPU.
-GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
-	$$python -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
+# Whichever Python has a torch that sees a GPU. Found out once, where it is wanted: each try imports torch.
+ifeq ($(origin GPU_PYTHON),undefined)
+GPU_PYTHON = $(eval GPU_PYTHON := $$(shell for python in python3 $(BIN)/python; do \
+	$$$$python -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo $$$$python && break; done))$(GPU_PYTHON)
+endif
 
 # Whichever Python has TensorRT-LLM beside that.
-ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
-	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
+ifeq ($(origin ENGINE_PYTHON),undefined)
+ENGINE_PYTHON = $(eval ENGINE_PYTHON := $$(shell for python in python3 $(BIN)/python; do \
+	$$$$python -c 'import importlib.util as found, torch; assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' \
+	>/dev/null 2>&1 && echo $$$$python && break; done))$(ENGINE_PYTHON)
+endif
 
 .PHONY: help serve test test-all test-rest test-faults test-clients clients test-ray nightly bench first-gpu bench-gpu test-gpu test-tensorrt-llm verify \
 	docs proto check constraints fix clean
@@ -91,13 +96,13 @@ GPU_BENCH = $(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu --o
 HAS_GPU = @test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 HAS_OUT = @test -n "$(OUT)" || { echo "where to? OUT=folder"; exit 2; }
 
-first-gpu: ## tests, ceilings, kernels and models on a GPU in 8 minutes (OUT=folder, RESUME=csv, GPU_PYTHON=)
+first-gpu: ## ceilings, models, probes, attention and tests on a GPU in 570 seconds (OUT=folder, RESUME=csv, GPU_PYTHON=)
 	$(HAS_OUT)
 	$(HAS_GPU)
 	$(GPU_BENCH) $(ARGS)
 
 bench-gpu: ## some of it: PARTS="models server" (WHEELS=folder for what the server lacks, ARGS="--models 8B --ways fp8")
-	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, cold-starts, server"; exit 2; }
+	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, probes, cold-starts, server"; exit 2; }
 	$(HAS_OUT)
 	$(HAS_GPU)
 	$(GPU_BENCH) $(PARTS) $(ARGS)

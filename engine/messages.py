@@ -73,7 +73,6 @@ class LoadOptions:
     weights: str | None = None  # a quantized copy of that folder; None = its own weights; for the tensorrt-llm engine
     dtype: str = "auto"
     quantization: str = "none"
-    attention: str = "auto"  # "auto" or "tiles"; for the fused engine
     pooling: str | None = None  # None = what the folder says
     task: str | None = None  # None = what the folder says
     trusted_keys: tuple[str, ...] = ()  # of config.json: see engine.model.model_folder.read

@@ -150,7 +150,7 @@ class EngineLimits:
     max_num_tokens: int  # T of a batch, at least max_seqlen
     max_num_seqs: int  # B of a batch
     max_seqlen: int  # tokens of one sequence
-    token_buckets: tuple[int, ...] = field(default=())  # sizes T to which batches are padded; () = none
+    token_buckets: tuple[int, ...] = field(default=())  # sizes T that batches are best closed at; () = none
     streams: int = 1  # batches computed at the same time; one batch runs on one stream
     depth: int = 2  # batches submitted and not collected: streams + 1 if the engine can stage, 1 if it blocks
     # Whether it computes urgent batches before all others that it has not begun. It then takes `depth` urgent batches,

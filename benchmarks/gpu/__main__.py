@@ -2,67 +2,64 @@
 
     python -m benchmarks.gpu [part ...] --out DIR
 
-Without a part it is what a first GPU is asked: tests, ceilings, attention, kernels, and models with their profiles, in
-at most 8 minutes. The same command goes on where it was stopped, also from CSVs that were carried (--resume FILE ...).
-`report --resume FILE ... [--out DIR]` measures nothing and writes the report of these rows; it needs no GPU.
-Installs nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs the same code at toy sizes.
+Without a part it is what a GPU is asked in at most 570 seconds: ceilings, models with their profiles, probes,
+attention, other people's engines, tests. The same command goes on where it was stopped, also from CSVs that were
+carried (--resume FILE ...). `report --resume FILE ...` measures nothing and writes the report of these rows. Installs
+nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs the same code at toy sizes.
 """
 
 import argparse
-import contextlib
 import datetime
 import importlib
 import itertools
-import os
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from benchmarks.gpu import plan, report
-from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
-from benchmarks.gpu.card import described
-from benchmarks.gpu.clock import clock_of
-from benchmarks.gpu.plan import FIRST, FIRST_MODELS, MODELS, PARTS
+from benchmarks.gpu.plan import KNOWN_MODELS, NEW_MODELS, PARTS, PEERS, Models, Step
 from benchmarks.gpu.rows import Figure, Key, Rows, join
 from benchmarks.gpu.shapes import MODELS as SHAPES
-from benchmarks.gpu.shapes import TINY, TINY_QWEN3, Shape
-from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
+from benchmarks.gpu.shapes import TINY, TINY_BERT, TINY_QWEN3
+from benchmarks.gpu.targets import BF16, COMPILED, FP8, GRAPH, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
 
-_TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
-REPORT = "report"  # not a part: it measures nothing
+_TOY_MODELS: Sequence[Models] = (
+    ((TINY_QWEN3, FP8),),
+    ((TINY_QWEN3, BF16), (TINY_BERT, BF16)),
+    ((TINY_QWEN3, GRAPH), (TINY_BERT, COMPILED), (TINY_QWEN3, SENTENCE_TRANSFORMERS)),
+)
+_IMPORTS = ("torch", "benchmarks.gpu.step", "benchmarks.gpu.model", "transformers.models.qwen3.modeling_qwen3")
+_REPORT = "report"  # not a part: it measures nothing
 _INTERRUPTED = "interrupted; the same command goes on from here"
-_LOST = 3  # the exit code of a process that lost its device
-_SECONDS = 450.0  # beside them: the grace of the last step, and the report
+_SECONDS = 540.0  # from the start of this process; beside them: the grace of the last step, and the report
 
 
 def main() -> None:
+    deadline = time.monotonic()
     parser = _parser()
     arguments = parser.parse_args()
-    if arguments.step:
-        with contextlib.suppress(KeyboardInterrupt):  # its rows are in the file
-            _run_step(arguments)
-        return
-    if arguments.parts == [REPORT]:
+    deadline += arguments.seconds
+    if arguments.parts == [_REPORT]:
         report.of_files(arguments.resume or parser.error("of what? --resume FILE ..."), arguments.out)
         return
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("--device cpu is for --tiny alone: there is nothing to learn from a CPU here")
-    if arguments.device != "cpu" and not torch.cuda.is_available():
+    imported = _import_alone()
+    if arguments.device != "cpu" and not _has_gpu():
         parser.error("torch sees no CUDA GPU; --device cpu --tiny checks this code without one")
-    deadline = time.monotonic() + arguments.seconds
     path, machine = _rows(arguments)
-    steps = plan.steps_of(arguments.parts or FIRST, _models(arguments))
+    Rows(path, machine=machine).add(Key("import", "torch and transformers"), [Figure("alone", imported, "s")])
     fixed = ["--rows", str(path), "--machine", machine, "--device", arguments.device, *["--tiny"] * arguments.tiny]
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have SIGINT ignored by what it starts with &
         signal.signal(number, signal.default_int_handler)
+    command = [sys.executable, "-m", "benchmarks.gpu.step", *fixed]
     troubles: list[str] = []
     try:
-        troubles.extend(plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline))
+        troubles.extend(plan.run_all(_steps(arguments), command, path, deadline=deadline))
     except KeyboardInterrupt:
         troubles.append(_INTERRUPTED)
     report.finish(Rows(path, machine=machine), troubles)
@@ -70,27 +67,30 @@ def main() -> None:
         raise SystemExit(128 + signal.SIGINT)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {', '.join(PARTS)}; or {REPORT}")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="parts of names: 8B 0.6B bge-m3 MiniLM")
-    parser.add_argument("--ways", nargs="+", metavar="WAY", help=f"parts of names: {', '.join(WAYS)}")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: a check of this code, not a measurement")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"for all steps together ({_SECONDS:.0f})")
-    parser.add_argument("--out", type=Path, help="where CSV, report and the tests' log go (benchmarks/results)")
-    parser.add_argument("--resume", type=Path, nargs="+", metavar="FILE", help="CSVs of earlier runs, to go on from")
-    for hidden, kind in (("--rows", Path), ("--machine", str), ("--until", float)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
-    parser.add_argument("--step", nargs=3, help=argparse.SUPPRESS)
-    return parser
+def _import_alone() -> float:
+    """Seconds. On a fresh machine it reads from a cold disk, which is faster before others want to read the same."""
+    began = time.perf_counter()
+    for name in _IMPORTS:
+        importlib.import_module(name)
+    return time.perf_counter() - began
 
 
-def _models(arguments: argparse.Namespace) -> list[tuple[Shape, str]]:
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _steps(arguments: argparse.Namespace) -> list[Step]:
     """Those of the first run unless others are named."""
-    firsts = _TOY_MODELS if arguments.tiny else FIRST_MODELS
-    if not arguments.models and not arguments.ways:
-        return list(firsts)
+    firsts = _TOY_MODELS if arguments.tiny else (NEW_MODELS, KNOWN_MODELS, PEERS)
+    if not arguments.parts and not arguments.models and not arguments.ways:
+        return plan.first_steps(firsts)
+    models = _named(arguments) if arguments.models or arguments.ways else list(itertools.chain(*firsts))
+    return plan.steps_of(arguments.parts or [plan.MODELS], models)
+
+
+def _named(arguments: argparse.Namespace) -> Models:
     shapes = TINY if arguments.tiny else SHAPES
     asked = [one for name in arguments.models or [""] for one in shapes if name in one.name]
     ways = [one for name in arguments.ways or [FP8, BF16] for one in WAYS if one.startswith((name, f"fused {name}"))]
@@ -99,43 +99,30 @@ def _models(arguments: argparse.Namespace) -> list[tuple[Shape, str]]:
     return list(itertools.product(asked, ways))
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {', '.join(PARTS)}; or {_REPORT}")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="parts of names: 8B 0.6B bge-m3 MiniLM")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help=f"parts of names: {', '.join(WAYS)}")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes: a check of this code, not a measurement")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"for all steps together ({_SECONDS:.0f})")
+    parser.add_argument("--out", type=Path, help="where CSV, report and the tests' log go (benchmarks/results)")
+    parser.add_argument("--resume", type=Path, nargs="+", metavar="FILE", help="CSVs of earlier runs, to go on from")
+    return parser
+
+
 def _rows(arguments: argparse.Namespace) -> tuple[Path, str]:
     """A toy run's rows stay out of the results unless somebody says where they shall go."""
     folder = arguments.out or (Path(tempfile.mkdtemp(prefix="embedline-toy-")) if arguments.tiny else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
+    import torch
+
     machine = report.TOY if arguments.tiny else torch.cuda.get_device_name(arguments.device)
     path = report.path_in(folder, machine, datetime.date.today())
     if arguments.resume is not None and not path.exists():
         join(arguments.resume, path)
     return path.resolve(), machine
-
-
-def _described(run: int, device: torch.device) -> list[Figure]:
-    return [Figure("run", run, "", described(device)), Figure("versions", run, "", report.versions())]
-
-
-def _run_step(arguments: argparse.Namespace) -> None:
-    """In a process of its own."""
-    part, model, way = arguments.step
-    rows = Rows(arguments.rows, machine=arguments.machine)
-    if part == plan.TESTS:
-        num_processes = 2 if arguments.tiny else min(8, os.cpu_count() or 1)
-        log = arguments.rows.with_name("gpu-tests.txt")
-        plan.run_tests(rows, log, num_processes=num_processes, until=arguments.until)
-        return
-    bench = Bench(clock_of(arguments.device), rows, arguments.tiny, arguments.until)
-    rows.add(Key("machine", part, way, model), _described(rows.run, bench.clock.device))
-    try:
-        if part == MODELS:
-            shape = next(one for one in (*SHAPES, *TINY) if one.name == model)
-            importlib.import_module("benchmarks.gpu.model").run(bench, shape, way)
-        else:
-            importlib.import_module(f"benchmarks.gpu.{part.replace('-', '_')}").run(bench)
-    except TimeUp:
-        print("its time is up; the same command goes on from here", flush=True)
-    except BrokenDevice as error:
-        print(f"the device is lost to this process ({error})", flush=True)
-        os._exit(_LOST)  # what would tidy up would only fail
 
 
 if __name__ == "__main__":

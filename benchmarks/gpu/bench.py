@@ -34,13 +34,18 @@ class Bench:
         """Seconds to measure for."""
         return tiny if self.is_tiny else full
 
-    def measure(self, key: Key, work: Callable[[], Iterable[Figure]], *, again: bool = False) -> None:
-        """Unless its rows are there. What fails is a row too. Raises TimeUp and BrokenDevice."""
+    def measure(
+        self, key: Key, work: Callable[[], Iterable[Figure]], *, again: bool = False, max_begun: int = _MAX_BEGUN
+    ) -> None:
+        """Unless its rows are there. What fails is a row too. Raises TimeUp and BrokenDevice.
+
+        max_begun: so often it may end the process.
+        """
         if key in self.rows and not again:
             return
         self.check_time()
-        if self.rows.num_begun(key) >= _MAX_BEGUN and not again:
-            self.rows.fail(key, f"the process ended in it, {_MAX_BEGUN} times")
+        if self.rows.num_begun(key) >= max_begun and not again:
+            self.rows.fail(key, f"the process ended in it, {max_begun} times")
             return
         try:
             figures = self.rows.add(key, work())

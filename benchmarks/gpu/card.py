@@ -1,17 +1,21 @@
 """What the card is, and what it says of itself while it works, through nvidia-smi; nothing where there is none."""
 
-import contextlib
+import atexit
+import collections
 import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 _ASKED = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 _EVERY_MS = 100
+_MAX_SAID = 1000  # lines that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +31,28 @@ class Load:
         return f"SM {self.sm_mhz:.0f} MHz, memory {self.memory_mhz:.0f} MHz, {self.watts:.0f} W, {self.celsius:.0f} C"
 
 
-@contextlib.contextmanager
-def watched(device: torch.device) -> Iterator[Callable[[], Load | None]]:
-    """What is called in the block, or after it, gives the card's state up to then."""
-    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        yield lambda: None
-        return
-    command = (
-        *("nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_ASKED)}"),
-        *("--format=csv,noheader,nounits", f"--loop-ms={_EVERY_MS}"),
-    )
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+class Watch:
+    """What the card says of itself while this process lives: to start nvidia-smi for each figure takes too long."""
 
-    def load() -> Load | None:
-        process.terminate()
-        return parse(process.communicate()[0])
+    def __init__(self, device: torch.device) -> None:
+        self._said: collections.deque[tuple[float, str]] = collections.deque(maxlen=_MAX_SAID)  # and when
+        if shutil.which("nvidia-smi") is None:
+            return
+        command = (
+            *("nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_ASKED)}"),
+            *("--format=csv,noheader,nounits", f"--loop-ms={_EVERY_MS}"),
+        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        atexit.register(process.kill)
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
 
-    try:
-        yield load
-    finally:
-        process.kill()
-        process.wait()
+    def since(self, began: float) -> Load | None:
+        """From this moment of time.perf_counter() on."""
+        return parse("".join(line for at, line in list(self._said) if at >= began))
+
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._said.append((time.perf_counter(), line))
 
 
 def parse(lines: str) -> Load | None:

@@ -12,11 +12,14 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Held, hold, median_seconds, rotation
-from benchmarks.gpu.products import BF16, FP8_BLOCK, FP8_ROW, FP8_TENSOR, Product, product_call
+from benchmarks.gpu.products import Product, product_call
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import PRODUCTS, TINY, Shape
+from benchmarks.gpu.targets import FP8_BLOCK, FP8_ROW, FP8_TENSOR
+from benchmarks.gpu.targets import PRODUCT_BF16 as BF16
 
 KIND, GRID = "ceiling", "gemm"
+COPY = Key(KIND, "copy")
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30  # read, and as many written
 _SECONDS, _SECONDS_OF_GRID = 2.0, 0.15
@@ -56,7 +59,7 @@ def copy(bench: Bench) -> None:
         yield Figure("bandwidth", 2e-9 * num_bytes / held.seconds, "GB/s", "bytes read and bytes written")
         yield from _clocks(held)
 
-    bench.measure(Key(KIND, "copy"), work)
+    bench.measure(COPY, work)
 
 
 def _product(bench: Bench, precision: str) -> Iterator[Figure]:

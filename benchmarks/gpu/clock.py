@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.gpu.card import Load, watched
+from benchmarks.gpu.card import Load, Watch
 from engine.fused.runner.graphs import Graph, on_recorder, recorded
 
 Call = Callable[[], object]
@@ -40,8 +40,8 @@ class Clock(Protocol):
         """Seconds from one mark to another, once the device has passed both."""
         ...
 
-    def keep_busy(self, cycles: int) -> None:
-        """For so long the device does nothing else, and the host can run ahead."""
+    def load(self, since: float) -> Load | None:
+        """The card's clocks from this moment of time.perf_counter() on; None where it doesn't tell."""
         ...
 
     def graph(self, call: Call) -> Call:
@@ -56,6 +56,7 @@ class GpuClock:
         self.device = device
         self.is_gpu = True
         torch.cuda.set_device(device)
+        self._watch = Watch(device)
 
     def synchronize(self) -> None:
         """See Clock."""
@@ -81,9 +82,9 @@ class GpuClock:
         """See Clock."""
         return 1e-3 * float(before.elapsed_time(after))
 
-    def keep_busy(self, cycles: int) -> None:
+    def load(self, since: float) -> Load | None:
         """See Clock."""
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        return self._watch.since(since)
 
     def graph(self, call: Call) -> Call:
         """See Clock."""
@@ -92,7 +93,8 @@ class GpuClock:
         def record() -> Graph:
             torch.cuda.set_device(self.device)
             call()  # what libraries set up at a first call may not be captured
-            return recorded(lambda: kept.append(call()))
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            return recorded(lambda: kept.append(call()), pool=torch.cuda.graph_pool_handle(), stream=stream)
 
         graph = on_recorder(record)
 
@@ -129,8 +131,9 @@ class CpuClock:
         """See Clock."""
         return float(after - before)
 
-    def keep_busy(self, cycles: int) -> None:
+    def load(self, since: float) -> Load | None:
         """See Clock."""
+        return None
 
     def graph(self, call: Call) -> Call:
         """See Clock."""
@@ -175,9 +178,12 @@ def median_seconds(clock: Clock, calls: Sequence[Call], *, seconds: float, in_gr
 
 
 def hold(clock: Clock, calls: Sequence[Call], *, seconds: float) -> Held:
-    """Keep the device busy for at least so long. Chunks are queued two deep, so that it never waits for the host."""
-    once = median_seconds(clock, calls, seconds=0.1 if clock.is_gpu else 0.0)
-    per_chunk = max(1, round(_CHUNK_SECONDS / max(once, 1e-7) / len(calls)))
+    """Keep the device busy for at least so long. Chunks are queued four deep, so that it never waits for the host."""
+    for call in calls:
+        call()
+    clock.synchronize()
+    once = statistics.median(clock.sample(calls[0], num=3))
+    per_chunk = max(1, round(min(_CHUNK_SECONDS, seconds) / max(once, 1e-7) / len(calls)))
     turns = itertools.cycle(calls)
 
     def chunk() -> None:
@@ -185,12 +191,11 @@ def hold(clock: Clock, calls: Sequence[Call], *, seconds: float) -> Held:
             next(turns)()
 
     chunks: list[float] = []
-    with watched(clock.device) as load:
-        began = time.perf_counter()
-        while not chunks or time.perf_counter() < began + seconds:
-            chunks += clock.sample(chunk, num=4)
-        held = time.perf_counter() - began
-    return Held(statistics.median(chunks) / per_chunk / len(calls), held, load())
+    began = time.perf_counter()
+    while not chunks or time.perf_counter() < began + seconds:
+        chunks += clock.sample(chunk, num=4)
+    held = time.perf_counter() - began
+    return Held(statistics.median(chunks) / per_chunk / len(calls), held, clock.load(began))
 
 
 def rotation(make: Callable[[int], Call], *, num_bytes: int, clock: Clock) -> list[Call]:

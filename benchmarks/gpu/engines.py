@@ -71,7 +71,6 @@ def engine_of(
         weights=fused.weights,
         modules=RowModules(),
         ops=fused.ops,
-        attention=fused.attention,
         max_num_seqs=_MAX_NUM_SEQS,
         num_threads=1,
     )

@@ -1,6 +1,7 @@
 """The fused engine's parts put together in memory around a random model, without folder, gate or cache."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,17 +13,15 @@ from benchmarks.gpu.random_models import RandomModel, build
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import FP8
 from engine.fused.adapters import ADAPTERS
-from engine.fused.assembly import ModelCompute
-from engine.fused.attention import AttentionChoice, ChosenAttend, candidates_for, choose
-from engine.fused.attention_timing import GpuTiming
+from engine.fused.assembly import ModelCompute, max_graph_tokens
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
-from engine.fused.model.blocks import Attend, Blocks, Weights
+from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import forward_of
+from engine.fused.model.linear import fallbacks, note_of_fallbacks, probe_products, products_of
 from engine.fused.model.ops import Ops
-from engine.fused.model.spec import Spec
 from engine.fused.quantization.quantizing import QuantizableLinears, eligible
-from engine.fused.runner.packing import Packer, Shapes, layout
+from engine.fused.runner.packing import Packer, Shapes, layout, row_counts
 from engine.fused.runner.packing import Shape as BatchShape
 from engine.rows.modules_torch import RowModules
 from engine.types import Batch, OutputKind
@@ -30,15 +29,6 @@ from engine.types import Batch, OutputKind
 MAX_NUM_SEQS = 4096
 
 _NUM_TOKENS = 16_384  # of the largest batch
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a forward is made of."""
-
-    ops: Ops
-    weights: Weights
-    attend: Attend | None  # None = by tiles
 
 
 class FusedModel:
@@ -59,12 +49,8 @@ class FusedModel:
         self.spec = source.spec
         self.shape = model.shape
         self.device = model.device
-        if is_fp8:
-            QuantizableLinears(self.weights.linears, plain=source.linear).set(eligible(self.spec))
         self.ops = ops_for(model.device)
-        self.attention = _attention_of(model, self.spec, self.ops)
-        self.attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)
-        self.compute = self.compute_by(Parts(self.ops, self.weights, self.attend))
+        self.compute = self.compute_by(self.ops, self.weights)
         self.packer = Packer(
             vocab_size=model.shape.vocab_size,
             num_types=0,
@@ -76,18 +62,29 @@ class FusedModel:
             max_num_seqs=MAX_NUM_SEQS,
             max_seqlen=model.shape.max_seqlen,
             has_token_types=False,
-            kernel_max_seqlen=None if self.attention is None else self.attention.kernel_max_seqlen,
+            max_graph_tokens=max_graph_tokens(self.spec),
         )
+        self.probe_seconds, self.slower_products = 0.0, ""  # of products in FP8, and which have no kernel of their own
+        if is_fp8:
+            names = eligible(self.spec)
+            QuantizableLinears(self.weights.linears, plain=source.linear).set(names)
+            if model.device.type == "cuda":
+                self._probe(names, model.dtype)
 
-    @property
-    def note(self) -> str:
-        """How it attends."""
-        return "" if self.attention is None else self.attention.note
+    def _probe(self, names: Iterable[str], dtype: torch.dtype) -> None:
+        """As the engine does at load. Without it, a size that cuBLAS refuses would fail here and not there."""
+        products, began = products_of(self.spec, names), time.perf_counter()
+        counts = row_counts(self.shapes.max_num_tokens, MAX_NUM_SEQS)
+        probe_products(products, row_counts=counts, device=self.device, dtype=dtype)
+        torch.cuda.synchronize(self.device)
+        self.probe_seconds = time.perf_counter() - began
+        slower = fallbacks(products)
+        self.slower_products = note_of_fallbacks(slower) if slower else ""
 
-    def compute_by(self, parts: Parts) -> ModelCompute:
+    def compute_by(self, ops: Ops, weights: Weights) -> ModelCompute:
         """The forward, made of these."""
-        forward = forward_of(Blocks(self.spec, parts.weights, parts.ops, attend=parts.attend))
-        return ModelCompute(forward, parts.ops, pooling=self.shape.pooling, modules=RowModules())
+        forward = forward_of(Blocks(self.spec, weights, ops))
+        return ModelCompute(forward, ops, pooling=self.shape.pooling, modules=RowModules())
 
     def packed(self, batch: Batch) -> tuple[Tensor, BatchShape]:
         """A batch's block on the device."""
@@ -139,13 +136,3 @@ def ops_for(device: torch.device) -> Ops:
     from engine.fused.kernels.ops import TritonOps
 
     return TritonOps()
-
-
-def _attention_of(model: RandomModel, spec: Spec, ops: Ops) -> AttentionChoice | None:
-    """As the engine chooses it when it loads a model; None on a CPU, where there is nothing to choose."""
-    if model.device.type == "cpu":
-        return None
-    capability = torch.cuda.get_device_capability(model.device)
-    max_seqlen = model.shape.max_seqlen
-    candidates = candidates_for(spec, model.dtype, capability, has_bias=False, max_seqlen=max_seqlen)
-    return choose(candidates, GpuTiming(spec, ops, model.dtype, model.device), max_seqlen=max_seqlen)

@@ -191,5 +191,5 @@ def _embed(h: int, *, vocab_size: int) -> Case:
 def _embedded(ops: Ops, inputs: Arguments, *, scale: float) -> Tensor:
     words, token_ids = inputs
     tiles = Tiles(token_ids, 16)  # of those nothing is read here
-    given = Inputs(token_ids, token_ids, None, token_ids, token_ids, tiles, tiles, 1)
+    given = Inputs(token_ids, token_ids, None, token_ids, token_ids, tiles, tiles)
     return ops.embed(given, EmbeddingTables(words, None, None, scale))

@@ -22,7 +22,7 @@ from benchmarks.gpu.other_models import SentenceTransformers
 from benchmarks.gpu.random_models import NUM_SPECIAL, batch_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import Shape
-from benchmarks.gpu.targets import SENTENCE_TRANSFORMERS, TRANSFORMERS
+from benchmarks.gpu.targets import SENTENCE_TRANSFORMERS
 from benchmarks.gpu.throughput import note_ratios
 from embedline.bench.summary import percentile
 from engine.fused.runner.graphs import on_recorder
@@ -52,8 +52,6 @@ class Ran:
 def run(bench: Bench, subject: Subject) -> None:
     """sentence-transformers, or ours."""
     shape, way = subject.shape, subject.way
-    if way == TRANSFORMERS:
-        return
     texts = sequences_of(shape, num=_TINY_NUM_TEXTS if bench.is_tiny else _NUM_TEXTS)
     is_ours = way != SENTENCE_TRANSFORMERS
     work = (

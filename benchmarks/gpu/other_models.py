@@ -1,4 +1,4 @@
-"""The same weights as others run them: our transformers engine's way, and sentence-transformers'."""
+"""The same weights as others run them: our transformers engine's way, transformers' own, and sentence-transformers'."""
 
 import contextlib
 import importlib
@@ -32,6 +32,28 @@ def packed(model: RandomModel) -> Iterator[Callable[[Batch], Tensor]]:
     def rows(batch: Batch) -> Tensor:
         bounds = torch.tensor(batch.cu_seqlens, device=model.device).long()
         return pool(forward(batch), bounds, poolings=[model.shape.pooling])
+
+    try:
+        yield rows
+    finally:
+        model.module.set_attn_implementation(own)
+
+
+@contextlib.contextmanager
+def full_rows(model: RandomModel, *, is_compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Transformers' forward as it is, with PyTorch's attention, of sequences of one length [B, S]; pooled [B, D].
+
+    is_compiled: by torch.compile, for this shape alone.
+    """
+    own = model.module.config._attn_implementation
+    model.module.set_attn_implementation("sdpa")
+    forward: Any = torch.compile(model.module, dynamic=False) if is_compiled else model.module
+    token = -1 if model.shape.pooling == "last" else 0
+
+    @torch.inference_mode()
+    def rows(token_ids: Tensor) -> Tensor:
+        hidden: Tensor = forward(input_ids=token_ids).last_hidden_state
+        return hidden.mean(dim=1) if model.shape.pooling == "mean" else hidden[:, token]
 
     try:
         yield rows

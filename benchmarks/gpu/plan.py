@@ -2,7 +2,8 @@
 
 A step that needs less than its share leaves the rest to those behind it. One that needs more is told to stop, and ended
 if it does not. A process that dies (a lost device, too) is started again while its step has time; what it was at is
-tried once more, then left out. Whatever ends, also by Ctrl-C, ends with all that it started: they are one group.
+tried once more, then left out. One that hangs, so that no row comes for a while, is ended and started again, without
+what it was at. Whatever ends, also by Ctrl-C, ends with all that it started: they are one group.
 """
 
 import contextlib
@@ -16,26 +17,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.rows import Figure, Key, Rows
-from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, Shape
-from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS
+from benchmarks.gpu.attention_cases import CANDIDATES, TILES
+from benchmarks.gpu.rows import Figure, Key, Rows, machine_of
+from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, Shape
+from benchmarks.gpu.targets import BF16, COMPILED, FP8, GRAPH, SENTENCE_TRANSFORMERS
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, COLD_STARTS, SERVER = PARTS = (
+TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, PROBES, COLD_STARTS, SERVER = PARTS = (
     *("tests", "ceilings", "attention", "kernels"),
-    *("models", "cold-starts", "server"),
+    *("models", "probes", "cold-starts", "server"),
 )
-FIRST = (TESTS, CEILINGS, ATTENTION, KERNELS, MODELS)
-FIRST_MODELS = (
-    (QWEN3_8B, FP8), (QWEN3_8B, BF16), (QWEN3_06B, BF16), (QWEN3_06B, SENTENCE_TRANSFORMERS),
+Models = Sequence[tuple[Shape, str]]
+# What was never measured comes first, what has been measured once behind it.
+NEW_MODELS: Models = ((QWEN3_06B, FP8), (MINILM, BF16))
+KNOWN_MODELS: Models = (
+    (QWEN3_8B, FP8), (QWEN3_8B, BF16), (QWEN3_06B, BF16), (BGE_M3, BF16), (BERT_BASE, BF16),
 )  # fmt: skip
-_SECONDS = {TESTS: 75.0, CEILINGS: 55.0, ATTENTION: 45.0, KERNELS: 30.0, COLD_STARTS: 240.0, SERVER: 240.0}
-_SECONDS_OF_MODEL = {FP8: 90.0, BF16: 60.0}
-_SECONDS_OF_OTHERS = 35.0
+PEERS: Models = (
+    (QWEN3_06B, GRAPH), (BERT_BASE, GRAPH), (BERT_BASE, COMPILED), (BERT_BASE, SENTENCE_TRANSFORMERS),
+    (QWEN3_06B, COMPILED),
+)  # fmt: skip
+_SECONDS = {
+    TESTS: 75.0, CEILINGS: 25.0, KERNELS: 30.0, PROBES: 30.0, COLD_STARTS: 240.0, SERVER: 240.0,
+}  # fmt: skip
+_SECONDS_OF_MODEL = {FP8: 45.0, BF16: 38.0, COMPILED: 30.0}
+_SECONDS_OF_OTHERS = 12.0
+_SECONDS_OF_ATTENTION = {TILES: 28.0}
+_SECONDS_OF_OTHER_ATTENTION = 9.0
 _GRACE = 15.0  # seconds between being told to stop, in effect, and being ended
 _STOPPING = 10.0  # seconds, from the same as Ctrl-C to being killed
+_PATIENCE = 60.0  # seconds without a row, after which a process is taken to hang; a compiler takes as long as that
+_WAITS = (TESTS, COLD_STARTS, SERVER)  # which write rows at long intervals, and end by themselves what hangs
 _LEAST = 5.0  # seconds; what a process takes to begin
-_MAX_STARTS = 4
+_MAX_STARTS = 6
 _TESTS = "tests/engine/fused/gpu"
 _PYTEST = (
     *("-m", "pytest", "-c", "/dev/null", "--rootdir", ".", "--confcutdir", _TESTS, "--import-mode=importlib"),
@@ -49,22 +63,40 @@ class Step:
 
     part: str
     seconds: float  # its share beside those of the others
-    model: str = ""  # a shape's name
-    way: str = ""
+    what: tuple[str, ...] = ()  # a candidate for attention; or models, a shape's name and a way of each
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.part, self.model, self.way)))
+        return " ".join((self.part, *self.what))
 
 
-def steps_of(parts: Sequence[str], models: Sequence[tuple[Shape, str]]) -> list[Step]:
-    """In this order; the models' one by one, other people's engines last."""
+def first_steps(models: Sequence[Models]) -> list[Step]:
+    """What a GPU is asked in ten minutes, by value: ceilings, what is new, what is known already, tests last."""
+    new, known, peers = (steps_of([MODELS], group) for group in models)
+    return [
+        *steps_of([CEILINGS]),
+        *new,
+        *steps_of([PROBES]),
+        *known,
+        *steps_of([ATTENTION]),
+        *peers,
+        *steps_of([TESTS]),
+    ]
+
+
+def steps_of(parts: Sequence[str], models: Models = ()) -> list[Step]:
+    """In this order; all models in one process, other people's engines last."""
     found = []
     for part in parts:
-        if part != MODELS:
+        if part == ATTENTION:
+            found += [
+                Step(part, _SECONDS_OF_ATTENTION.get(name, _SECONDS_OF_OTHER_ATTENTION), (name,)) for name in CANDIDATES
+            ]
+        elif part == MODELS:
+            ordered = sorted(models, key=lambda model: model[1] not in (FP8, BF16))
+            seconds = sum(_SECONDS_OF_MODEL.get(way, _SECONDS_OF_OTHERS) for _, way in ordered)
+            found.append(Step(part, seconds, tuple(word for shape, way in ordered for word in (shape.name, way))))
+        else:
             found.append(Step(part, _SECONDS[part]))
-            continue
-        for shape, way in sorted(models, key=lambda model: model[1] not in (FP8, BF16)):
-            found.append(Step(MODELS, _SECONDS_OF_MODEL.get(way, _SECONDS_OF_OTHERS), shape.name, way))
     return found
 
 
@@ -73,51 +105,72 @@ def deadline_of(steps: Sequence[Step], now: float, deadline: float) -> float:
     return now + max(0.0, deadline - now) * steps[0].seconds / sum(step.seconds for step in steps)
 
 
-def run_all(steps: Sequence[Step], command: Sequence[str], *, deadline: float) -> Iterator[str]:
-    """Each step by this command; what became of those that did not end well."""
+def run_all(steps: Sequence[Step], command: Sequence[str], rows: Path, *, deadline: float) -> Iterator[str]:
+    """Each step by this command, which writes these rows; what became of those that did not end well."""
     for index, step in enumerate(steps):
         until = deadline_of(steps[index:], time.monotonic(), deadline)
         if until - time.monotonic() < _LEAST:
             trouble = "no time was left for it"
         else:
-            trouble = _run(step, [*command, "--step", step.part, step.model, step.way, "--until", str(until)], until)
+            words = [*command, "--until", str(until), "--step", step.part, *step.what]
+            trouble = _run(step, words, rows, until)
         if trouble:
             yield f"{step}: {trouble}"
 
 
-def _run(step: Step, command: Sequence[str], until: float) -> str:
+def _run(step: Step, command: Sequence[str], rows: Path, until: float) -> str:
     """Empty if it ended by itself, its time up or not."""
+    trouble = ""
     for _ in range(_MAX_STARTS):
         print(f"\n== {step}: {max(0.0, until - time.monotonic()):.0f} s", flush=True)
-        code = _ended(command, until + _GRACE)
+        code = _ended(command, until + _GRACE, None if step.part in _WAITS else rows)
         if code == 0:
             return ""
-        if code is None:
-            return "ended, because it did not stop in time"
-        if time.monotonic() > until:
+        trouble = "ended, because it did not stop in time" if code is None else f"its process ended with {code}"
+        if code is None and time.monotonic() < until:
+            fail_unfinished(rows, f"nothing came of it for {_PATIENCE:.0f} s")
+            trouble = "ended, because it hung"
+        if time.monotonic() + _LEAST > until:
             break
-    return f"its process ended with {code}"
+    return trouble
 
 
-def _ended(command: Sequence[str], until: float) -> int | None:
-    """Its exit code; None where it had to be ended. Nothing that it started is left."""
+def _ended(command: Sequence[str], until: float, rows: Path | None) -> int | None:
+    """Its exit code; None where it had to be ended, also for want of rows. Nothing that it started is left."""
     process = subprocess.Popen(command, cwd=ROOT, process_group=0)
+    hangs = False
     try:
-        return _exit_code(process, until)
+        code = _exit_code(process, until, rows)
+        hangs = code is None and time.monotonic() < until
+        return code
     finally:
         try:
-            _signal(process, signal.SIGINT)  # a server of its own group is only stopped by the step
-            _exit_code(process, time.monotonic() + _STOPPING)
+            if not hangs:
+                _signal(process, signal.SIGINT)  # a server of its own group is only stopped by the step
+                _exit_code(process, time.monotonic() + _STOPPING)
         finally:
             _signal(process, signal.SIGKILL)
             process.wait()
 
 
-def _exit_code(process: subprocess.Popen[bytes], until: float) -> int | None:
-    """None if it has not ended by then."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(max(0.1, until - time.monotonic()))
-    return None
+def _exit_code(process: subprocess.Popen[bytes], until: float, rows: Path | None = None) -> int | None:
+    """None if it has not ended by then, or no row has come for too long."""
+    known, patience_ends = -1, until
+    while time.monotonic() < min(until, patience_ends):
+        size = rows.stat().st_size if rows and rows.exists() else 0
+        if rows and size != known:
+            known, patience_ends = size, time.monotonic() + _PATIENCE
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(max(0.1, min(until - time.monotonic(), 1.0)))
+    return process.poll()
+
+
+def fail_unfinished(path: Path, why: str) -> None:
+    """What was begun last and has no end is not tried again."""
+    if path.exists():
+        rows = Rows(path, machine=machine_of(path))
+        if (key := rows.unfinished()) is not None:
+            rows.fail(key, why)
 
 
 def _signal(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:

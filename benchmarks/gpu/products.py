@@ -10,7 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-BF16, FP8_ROW, FP8_TENSOR, FP8_BLOCK = "bf16", "fp8 row", "fp8 tensor", "fp8 1x128"
+from benchmarks.gpu.targets import FP8_BLOCK, FP8_ROW, FP8_TENSOR
+from benchmarks.gpu.targets import PRODUCT_BF16 as BF16
+
 _MAX_FP8 = 448.0
 _BLOCK = 128
 
@@ -40,22 +42,36 @@ class Product:
 
 def product_call(size: Product, precision: str, device: torch.device, seed: int) -> Callable[[], object]:
     """What computes it once, into or out of buffers of its own."""
-    rows = _random(size.num_rows, size.depth, device=device, seed=2 * seed)
-    weight = _random(size.num_columns, size.depth, device=device, seed=2 * seed + 1)
+    rows, weight, *scales = product_of(size, precision, device, seed)
     if precision == BF16:
         return partial(torch.mm, rows, weight.T, out=rows.new_empty(size.num_rows, size.num_columns))
-    quantize, transposed_scales = _SCHEMES[precision]
-    rows_fp8, row_scales = quantize(rows, is_weight=False)
-    weight_fp8, weight_scales = quantize(weight, is_weight=True)
+    row_scales, weight_scales = scales
     return partial(
         torch._scaled_mm,
-        rows_fp8,
-        weight_fp8.T,
+        rows,
+        weight.T,
         row_scales,
-        weight_scales.T if transposed_scales else weight_scales,
+        weight_scales if precision == FP8_TENSOR else weight_scales.T,
         out_dtype=torch.bfloat16,
         use_fast_accum=precision != FP8_BLOCK,  # whose sums are scaled block by block anyway
     )
+
+
+def product_of(size: Product, precision: str, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    """Both factors at this precision; in FP8 with the scales of each."""
+    rows, weight = factors(size, device, seed)
+    if precision == BF16:
+        return rows, weight
+    (rows_fp8, row_scales), (weight_fp8, weight_scales) = (
+        _SCHEMES[precision](values, is_weight=values is weight) for values in (rows, weight)
+    )
+    return rows_fp8, weight_fp8, row_scales, weight_scales
+
+
+def factors(size: Product, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """bf16 [M, K] and [N, K]."""
+    rows = _random(size.num_rows, size.depth, device=device, seed=2 * seed)
+    return rows, _random(size.num_columns, size.depth, device=device, seed=2 * seed + 1)
 
 
 def _random(*shape: int, device: torch.device, seed: int) -> Tensor:
@@ -88,4 +104,4 @@ def _scaled(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return (values / scales).clamp(-_MAX_FP8, _MAX_FP8).to(torch.float8_e4m3fn), scales
 
 
-_SCHEMES = {FP8_ROW: (_by_row, True), FP8_TENSOR: (_by_tensor, False), FP8_BLOCK: (_by_block, True)}
+_SCHEMES = {FP8_ROW: _by_row, FP8_TENSOR: _by_tensor, FP8_BLOCK: _by_block}

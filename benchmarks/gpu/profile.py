@@ -1,11 +1,14 @@
-"""Where the time of one forward goes: microseconds of each op a layer, beside what was predicted.
+"""Where the time of one forward goes: microseconds of each op a layer, beside those of the first H100.
 
-Each op and each product stands between two events. Before the forward the device is kept busy, so that the host runs
-ahead, and what lies between two events is the op alone. Attention is that of calls one by one, which is not always that
-of graphs. The kernels of a graph, by name, come from torch's profiler. Two sums with norms a layer are one figure.
+Each op and each product stands between two events. Before the forward the device computes the same as a graph, so that
+the host runs ahead, what lies between two events is the op alone, and clocks are those of a full load. The graph is
+timed between two such forwards, so what it has more than the ops are gaps, and no difference of clocks. The kernels of
+a graph, by name, come from torch's profiler. Two sums with norms a layer are one figure.
 """
 
 import collections
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Clock, median_seconds
-from benchmarks.gpu.fused_models import FusedModel, Parts, Subject
+from benchmarks.gpu.fused_models import FusedModel, Subject
 from benchmarks.gpu.random_models import batch_of
 from benchmarks.gpu.rows import Figure, Key
-from benchmarks.gpu.shapes import QWEN3_8B
-from benchmarks.gpu.targets import FP8, PREDICTED_US
+from benchmarks.gpu.targets import FIRST_US
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear
 from engine.fused.model.ops import Ops
@@ -28,8 +30,9 @@ from engine.fused.model.ops import Ops
 KIND = "profile"
 _NUM_TOKENS, _SEQLEN = 8192, 512
 _TINY_NUM_TOKENS, _TINY_SEQLEN = 32, 8
-_NUM_FORWARDS = 3  # the median counts
-_AHEAD_CYCLES = 100_000_000  # of the device's clock, about 50 ms
+_SECONDS = 1.5  # medians of as many forwards as it holds count
+_AHEAD_SECONDS, _MAX_AHEAD = 0.05, 200  # of graphs before the ops, for the host to launch them meanwhile
+_GRAPH = "graph"
 _NUM_KERNELS = 12
 
 
@@ -99,49 +102,58 @@ class TimedLinear:
         return replace(self, linear=self.linear.part(start, end))
 
 
-def run(bench: Bench, subject: Subject) -> None:
-    """Ops, then the kernels behind them."""
+def ops(bench: Bench, subject: Subject) -> None:
+    """By events around each."""
+    _measure(bench, subject, "ops", _ops)
+
+
+def kernels(bench: Bench, subject: Subject) -> None:
+    """Those behind the ops."""
+    _measure(bench, subject, "kernels", _kernels)
+
+
+def _measure(bench: Bench, subject: Subject, what: str, work: Callable[..., Iterator[Figure]]) -> None:
     sizes = (_TINY_NUM_TOKENS, _TINY_SEQLEN) if bench.is_tiny else (_NUM_TOKENS, _SEQLEN)
-    shape = f"T={sizes[0]} S={sizes[1]}"
-    for what, work in ((f"{shape} ops", _ops), (f"{shape} kernels", _kernels)):
-        bench.measure(Key(KIND, subject.shape.name, subject.way, what), partial(work, bench, subject, *sizes))
+    key = Key(KIND, subject.shape.name, subject.way, f"T={sizes[0]} S={sizes[1]} {what}")
+    bench.measure(key, partial(work, bench, subject, *sizes))
 
 
+@torch.inference_mode()
 def _ops(bench: Bench, subject: Subject, num_tokens: int, seqlen: int) -> Iterator[Figure]:
     fused, num_layers = subject.fused, subject.shape.num_layers
     batch = batch_of(subject.shape, [seqlen] * (num_tokens // seqlen))
     marks = Marks(bench.clock)
     block, shape = fused.packed(batch)
-    compute = fused.compute_by(_timed(fused, marks))
+    timed, graph = fused.compute_by(*_timed(fused, marks)), bench.clock.graph(fused.call(batch))
+    timed(block, shape)  # compiles
+    marks.seconds()
+    ahead = min(_MAX_AHEAD, 1 + round(_AHEAD_SECONDS / median_seconds(bench.clock, [graph], seconds=0.0)))
     found: dict[str, list[float]] = collections.defaultdict(list)
-    for number in range(1 + _NUM_FORWARDS):
-        bench.clock.keep_busy(_AHEAD_CYCLES)
-        with torch.inference_mode():
-            compute(block, shape)
+    began = time.perf_counter()
+    while not found or time.perf_counter() < began + bench.sized(_SECONDS, 0.0):
+        for _ in range(ahead):
+            graph()
+        timed(block, shape)
+        marks.timed(_GRAPH, graph)()
         for name, seconds in marks.seconds().items():
-            if number:  # the first compiles
-                found[name].append(seconds)
-    is_predicted = (subject.shape, subject.way, num_tokens) == (QWEN3_8B, FP8, _NUM_TOKENS)
-    total = 0.0
-    for name, times in found.items():
-        microseconds = 1e6 * sorted(times)[len(times) // 2]
-        total += microseconds
-        predicted = PREDICTED_US.get(name) if is_predicted else None
-        notes = ["" if predicted is None else f"predicted {predicted:.0f}", fused.note if name == "attend" else ""]
-        note = "; ".join(filter(None, notes))
-        yield Figure(name, microseconds / num_layers, "us a layer", note)
-    forward = median_seconds(bench.clock, [bench.clock.graph(fused.call(batch))], seconds=0.0)
-    yield Figure("all ops", total / num_layers, "us a layer")
-    yield Figure("forward", 1e6 * forward / num_layers, "us a layer", "as a graph; what it has more is gaps")
+            found[name].append(1e6 * seconds / num_layers)
+    load, known = bench.clock.load(began), FIRST_US.get((subject.shape.name, subject.way), {})
+    forward = statistics.median(found.pop(_GRAPH))
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    for name, microseconds in medians.items():
+        note = f"{known[name]} on the first H100" if name in known and not bench.is_tiny else ""
+        yield Figure(name, microseconds, "us a layer", note)
+    yield Figure("all ops", sum(medians.values()), "us a layer")
+    yield Figure("forward", forward, "us a layer", "as a graph, in between; what it has more is gaps")
+    if load is not None:
+        yield Figure("SM clock", load.sm_mhz, "MHz", f"of both: {load}")
 
 
-def _timed(fused: FusedModel, marks: Marks) -> Parts:
-    """Only products and ops: where attention is not an op, it is noted as if it were."""
+def _timed(fused: FusedModel, marks: Marks) -> tuple[Ops, Weights]:
     linears: dict[str, Linear] = {
         name: TimedLinear(linear, name.rpartition(".")[2], marks) for name, linear in fused.weights.linears.items()
     }
-    attend = None if fused.attend is None else marks.timed("attend", fused.attend)
-    return Parts(cast(Ops, TimedOps(fused.ops, marks)), Weights(fused.weights.tensors, linears), attend)
+    return cast(Ops, TimedOps(fused.ops, marks)), Weights(fused.weights.tensors, linears)
 
 
 def _kernels(bench: Bench, subject: Subject, num_tokens: int, seqlen: int) -> Iterator[Figure]:

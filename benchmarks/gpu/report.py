@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gpu import attention_cases
 from benchmarks.gpu.rows import Rows, join, machine_of
 from benchmarks.gpu.tables import tables, target_table
 from benchmarks.measuring.report import command
@@ -14,6 +15,7 @@ from benchmarks.measuring.report import command
 TOY = "toy sizes: not a measurement"
 NOTHING = "none, because no step began"
 _TITLE = "One GPU, and what the fused engine makes of it"
+_SIZES = "## The fastest sizes of our attention, for `SIZES` in engine/fused/kernels/attention.py"
 _PACKAGES = ("torch", "triton", "transformers", "sentence-transformers", "numpy")
 _NOTES = (
     "Medians on random data over buffers that exceed the cache together. Ceilings are held for 2 s each, and measured "
@@ -72,6 +74,7 @@ def finish(rows: Rows, troubles: Sequence[str]) -> None:
         *(f"- Not well: {trouble}" for trouble in troubles),
     ]
     lines += [line for table in (targets, *found) if table.rows for line in ("", *table.markdown())]
+    lines += ["", _SIZES, "", *(f"- {line}" for line in sizes)] if (sizes := attention_cases.best(rows)) else []
     path.write_text("\n".join([*lines, "", *(f"- {note}" for note in _NOTES), ""]))
     for table in (*found, targets):
         print("\n" + "\n".join(table.markdown()))

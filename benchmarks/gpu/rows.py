@@ -98,6 +98,11 @@ class Rows:
         ]
         return found[-1] if found else None
 
+    def unfinished(self) -> Key | None:
+        """What was begun last, where it has no end."""
+        begun = [row.key for row in self._rows if row.figure.metric == BEGUN]
+        return begun[-1] if begun and begun[-1] not in self else None
+
     @property
     def began(self) -> float:
         """When the first row was written, in seconds of the clock."""

@@ -1,4 +1,4 @@
-"""From options to an engine that is ready: weights, precision, attention, then the first batches as a check."""
+"""From options to an engine that is ready: weights, precision, then the first batches as a check."""
 
 import contextlib
 import dataclasses
@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-from engine.fused import attention, choices, first_batches
+from engine.fused import choices, first_batches
 from engine.fused.assembly import Model
-from engine.fused.attention import AttentionChoice, candidates_for
-from engine.fused.attention_timing import GpuTiming
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Weights
@@ -159,9 +157,6 @@ class _Loading:
         ops, folder = _ops(self._chosen), self._chosen.folder
         with self._phase("weights"):
             modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
-        with self._phase("attention"):
-            may_choose = self._options.attention == "auto"
-            chosen_attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
         return Model(
             name=self._name,
             reason=self._reason,
@@ -170,7 +165,6 @@ class _Loading:
             weights=weights,
             modules=modules,
             ops=ops,
-            attention=chosen_attention,
             max_num_seqs=self._max_num_seqs,
             num_threads=self._options.num_threads,
             notes=notes,
@@ -183,17 +177,6 @@ def _ops(chosen: Choices) -> Ops:
     from engine.fused.kernels.ops import TritonOps  # Triton need not be there to check a model on a CPU
 
     return TritonOps()
-
-
-def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> AttentionChoice | None:
-    """None on a CPU, where there is nothing to choose."""
-    if chosen.capability is None:
-        return None
-    has_bias, max_seqlen = "relative_bias" in weights.tensors, chosen.folder.max_seqlen
-    candidates = candidates_for(spec, chosen.dtype, chosen.capability, has_bias=has_bias, max_seqlen=max_seqlen)
-    timing = GpuTiming(spec, ops, chosen.dtype, chosen.device)
-    with _told_of_the_device(chosen, "attention kernels were timed (--attention tiles times none)"):
-        return attention.choose(candidates, timing, max_seqlen=max_seqlen)
 
 
 def keep_kernels(cache_dir: Path, environment: MutableMapping[str, str]) -> None:

@@ -17,6 +17,7 @@ _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy mach
 _MAX_SECONDS = 0.6  # for all of them together
 _NUM_STAGED = 4  # batches one behind the other, where it is the rate of many that is wanted
 _ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
+_ENOUGH_WITH_BUCKETS = 0.98  # on a GPU a batch is short, and its time little disturbed by what else the machine does
 
 
 def warm_up(engine: Engine) -> EngineLimits:
@@ -30,7 +31,7 @@ def warm_up(engine: Engine) -> EngineLimits:
     if engine.limits.target_num_tokens:  # known without measuring
         return dataclasses.replace(engine.limits, tokens_per_second=_rate(engine, sum(seqlens) / seconds))
     rates = _rates(engine)
-    target = _target(rates)
+    target = _target(rates, enough=_ENOUGH_WITH_BUCKETS if engine.limits.token_buckets else _ENOUGH)
     rate = rates[target] if target else max(rates.values())
     return dataclasses.replace(engine.limits, tokens_per_second=rate, target_num_tokens=target)
 
@@ -71,9 +72,9 @@ def _rates(engine: Engine) -> dict[int, float]:
     return rates
 
 
-def _target(rates: dict[int, float]) -> int:
-    """The least size that is about as fast as any; 0 where larger ones than were measured may be faster still."""
-    least_rate = _ENOUGH * max(rates.values())
+def _target(rates: dict[int, float], *, enough: float) -> int:
+    """The least size that has enough of the best rate; 0 where larger ones than were measured may be faster still."""
+    least_rate = enough * max(rates.values())
     target = min((size for size, rate in rates.items() if size >= _MIN_TARGET and rate >= least_rate), default=0)
     return target if target < max(rates) else 0
 

@@ -43,6 +43,7 @@ def place(options: LoadOptions) -> Place:
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} can't compute in it; float32 and float16 work")
     torch.cuda.set_device(device)  # otherwise pinning memory would use the first GPU
+    torch.backends.cuda.enable_cudnn_sdp(False)  # see docs/decisions/0024-attention-by-our-kernel.md
     found = Place(torch.device(device), _dtype(dtype, capability), options.memory_share)
     if found.memory_share < 1.0:
         torch.cuda.set_per_process_memory_fraction(found.memory_share, found.device)

@@ -2,8 +2,8 @@
 
 part-00017.parquet holds the ids and, in this format, the rows; its footer names the job and what the shard counted.
 part-00017.npy holds the rows in the other format, and part-00017.errors.jsonl says what was wrong with bad rows. Both
-are written first, and where rows go to a database, they are put there before. The same shard gives the same bytes, so
-writing one again changes nothing.
+are written first, and where rows go to a database, they are put there before. The same shard gives the same ids, and
+rows that are equal but for rounding, so writing one again does no harm.
 """
 
 import io

@@ -152,11 +152,11 @@ class ModelSettings:
         "the log says so, and the model is compiled as without it.",
         is_own=True,
     )
-    attention: str = flag(
-        "auto",
-        "Engine",
-        "For the fused engine on a GPU. auto measures at load which attention kernel is fastest at each length: ours, "
-        "FlashAttention-2 or cuDNN. tiles takes ours without measuring; choose it if one of the others fails.",
+    attention: str | None = flag(
+        None,
+        "Without effect",
+        "Accepted from start commands of earlier versions, where it chose an attention kernel for the fused engine. "
+        "That engine attends by Embedline's own kernel alone, as tiles meant then.",
         one_of=("auto", "tiles"),
     )
     tensorrt_llm_model_class: str = flag(

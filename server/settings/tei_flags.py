@@ -1,4 +1,4 @@
-"""Flags of text-embeddings-inference that this server accepts but does not have.
+"""Flags that this server accepts but does not have: of text-embeddings-inference, and one of its own earlier versions.
 
 A flag that changes no answer is accepted, with a warning. One that would change the rows is refused if it can't be
 followed. Knows nothing of how flags are read.
@@ -18,6 +18,7 @@ _INSTEAD = {  # flags of the group "Without effect", and what applies instead
     "disable_spans": "no line of the log has spans",
     "otlp_endpoint": "no traces are sent; the request log and /metrics have how long each stage took",
     "otlp_service_name": "no traces are sent",
+    "attention": "the fused engine attends by Embedline's own kernel alone",
 }
 
 logger = logging.getLogger("embedline.server")
@@ -25,9 +26,14 @@ logger = logging.getLogger("embedline.server")
 
 def warn_of_flags_without_effect(settings: Settings) -> None:
     """A line of the log for each that was given; never its value, which may be an address."""
-    for flag in flags_of(Settings):
-        if flag.name in _INSTEAD and getattr(settings, flag.name) != flag.default:
-            logger.warning("%s has no effect here: %s", flag.long_name, _INSTEAD[flag.name])
+    given = {
+        flag.name: flag
+        for each in (settings, *settings.models)
+        for flag in flags_of(type(each))
+        if flag.name in _INSTEAD and getattr(each, flag.name) != flag.default
+    }
+    for name, flag in given.items():
+        logger.warning("%s has no effect here: %s", flag.long_name, _INSTEAD[name])
 
 
 def check_dense_path(asked: str | None, folder: ModelFolder) -> None:

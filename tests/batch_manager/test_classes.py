@@ -152,6 +152,21 @@ def test_an_engine_says_how_long_its_batches_may_take() -> None:
     assert harness.dispatched[0].num_tokens == 2500
 
 
+def test_a_model_of_8b_on_a_gpu_gets_batches_of_2048_tokens() -> None:
+    """They take 27 ms in FP8 on an H100; the fused engine allows 30."""
+    harness = Harness()
+    large = limits(
+        tokens_per_second=2048 / 0.027,
+        max_num_tokens=16_384,
+        max_num_seqs=1024,
+        token_buckets=(512, 768, 1024, 1536, 2048, 3072, 4096, 16_384),
+        max_batch_seconds=0.030,
+    )
+    harness.ready(engine_limits=large)
+    harness.submit(*[64] * 400, request_class=BULK)
+    assert harness.dispatched[-1].num_tokens == 2048
+
+
 def test_an_engine_of_small_fixed_costs_keeps_to_its_time_with_small_batches() -> None:
     harness = Harness()
     slow = limits(tokens_per_second=400.0, max_num_tokens=16_384, max_num_seqs=16_384, target_num_tokens=512)

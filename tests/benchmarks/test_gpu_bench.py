@@ -4,18 +4,21 @@ What the numbers are is never asserted; what they are computed from is.
 """
 
 import csv
+import dataclasses
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from benchmarks.gpu import card, mixed, report
+from benchmarks.gpu import beside, card, mixed, report
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import CpuClock, hold, median_seconds
 from benchmarks.gpu.kernel_cases import cases
@@ -24,7 +27,7 @@ from benchmarks.gpu.rows import FAILED, Rows
 from benchmarks.gpu.server import unpacked
 from benchmarks.gpu.shapes import TINY_BERT
 from benchmarks.gpu.targets import CACHED, FP8, SENTENCE_TRANSFORMERS
-from engine.types import Engine
+from engine.types import Batch, Engine, EngineLimits, OutputKind
 from tests.benchmarks.bare_python import bare_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,8 +64,8 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
     assert len(list(out.iterdir())) <= 6
     found = read(out)
     assert {row["kind"] for row in found} == {
-        *("machine", "tests", "ceiling", "gemm", "attention", "kernel"),
-        *("model", "profile", "latency", "padding", "cosine", "mixed", "ratio"),
+        *("import", "machine", "tests", "ceiling", "gemm", "attention", "probe", "probe of products"),
+        *("model", "profile", "latency", "padding", "beside bulk", "cosine", "mixed", "ratio"),
     }
     (skipped,) = [float(row["value"]) for row in found if row["metric"] == "tests skipped"]
     assert skipped > 300
@@ -82,7 +85,7 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
     carried.write_bytes(csv_file.read_bytes())
     again = run("bench-gpu", tmp_path / "again", "PARTS=tests kernels", f"RESUME={carried}")
     assert again.returncode == 0, again.stderr
-    assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} == {"machine"}
+    assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} == {"import", "machine", "kernel"}
 
 
 @pytest.mark.full
@@ -91,7 +94,7 @@ def test_a_part_alone(tmp_path: Path) -> None:
     ran = run("bench-gpu", tmp_path / "out", "PARTS=kernels")
     assert ran.returncode == 0, ran.stderr
     found = read(tmp_path / "out")
-    assert {row["kind"] for row in found} == {"machine", "kernel"}
+    assert {row["kind"] for row in found} == {"import", "machine", "kernel"}
     check_figures(found)
 
 
@@ -117,7 +120,7 @@ def test_what_takes_longer_than_a_first_run(part: str, kind: str, tmp_path: Path
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = read(tmp_path)
-    assert {row["kind"] for row in found} == {"machine", kind}
+    assert {row["kind"] for row in found} == {"import", "machine", kind}
     assert [row for row in found if row["metric"] == FAILED] == []
     check_figures(found)
 
@@ -167,6 +170,49 @@ def test_mixed_lengths_are_packed_whole_and_in_order() -> None:
     assert sum(batch.num_seqs for batch in batches) == 50
     assert all(batch.num_tokens <= 128 for batch in batches)
     assert texts == mixed.sequences_of(TINY_BERT, num=50)
+
+
+class OneByOne:
+    """An engine of no rows that answers in the order of submission."""
+
+    def __init__(self, seconds: float) -> None:
+        self.limits = SimpleNamespace(depth=2)
+        self.submitted: list[Batch] = []
+        self.most_bulk = 0
+        self._seconds = seconds
+        self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._num_collected = 0
+
+    def submit(self, batch: Batch) -> int:
+        self.submitted.append(batch)
+        inside = self.submitted[self._num_collected :]
+        self.most_bulk = max(self.most_bulk, sum(not one.is_urgent for one in inside))
+        self._waiting.put(len(self.submitted))
+        return len(self.submitted)
+
+    def collect(self) -> tuple[int, dict[OutputKind, object]]:
+        ticket = self._waiting.get(timeout=10)
+        time.sleep(self._seconds)
+        self._num_collected = ticket
+        return ticket, {}
+
+
+def test_queries_come_by_the_clock_while_bulk_fills_the_engine() -> None:
+    bulk, query = batch_of(TINY_BERT, [8, 8]), dataclasses.replace(batch_of(TINY_BERT, [4]), is_urgent=True)
+    traffic, engine = beside.Traffic(bulk, query, seconds=0.5), OneByOne(0.002)
+    assert beside._run(cast(Engine, engine), traffic) >= 0.5
+    assert traffic.done.keys() >= traffic.due.keys()
+    assert len(engine.submitted) == len(traffic.done) == traffic.num_bulk + len(traffic.due)
+    assert 5 <= len(traffic.due) <= 60  # 50 a second, by chance
+    assert traffic.num_bulk > len(traffic.due)
+    assert engine.most_bulk == engine.limits.depth
+    assert all(traffic.done[ticket] > due for ticket, due in traffic.due.items())
+
+
+def test_batches_are_sealed_as_the_server_seals_them() -> None:
+    limits = EngineLimits(max_num_tokens=4096, max_num_seqs=8, max_seqlen=512, token_buckets=(256, 512, 2048, 4096))
+    sealed = [beside.sealed(limits, rate, 0.01) for rate in (1e3, 80_000.0, 1e9)]
+    assert sealed == [256, 512, 4096]
 
 
 def test_a_warm_up_waits_for_what_each_batch_has_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

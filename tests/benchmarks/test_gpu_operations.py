@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from benchmarks.gpu.products import BF16, FP8_BLOCK, FP8_ROW, FP8_TENSOR, Product, product_call
+from benchmarks.gpu.products import Product, product_call
 from benchmarks.gpu.random_models import build
 from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_4B, QWEN3_8B, TINY, Shape
+from benchmarks.gpu.targets import FP8_BLOCK, FP8_ROW, FP8_TENSOR
+from benchmarks.gpu.targets import PRODUCT_BF16 as BF16
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,32 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import plan
+from benchmarks.gpu import model, plan
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.bench import Bench, TimeUp
+from benchmarks.gpu.clock import CpuClock
+from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.plan import (
-    FIRST,
-    FIRST_MODELS,
+    KNOWN_MODELS,
+    NEW_MODELS,
+    PEERS,
     Step,
     deadline_of,
     figures_of_tests,
+    first_steps,
     run_all,
     steps_of,
 )
-from benchmarks.gpu.rows import Figure, Key, Rows
-from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B
+from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
+from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, TINY_QWEN3
 from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS
 
 LOG = """
@@ -33,15 +40,38 @@ tests/engine/fused/gpu/test_kernels.py::test_quantize[384]
 """
 
 
-def test_the_first_run_begins_with_what_matters_most() -> None:
-    steps = steps_of(FIRST, FIRST_MODELS)
-    assert [str(step) for step in steps] == [
-        *("tests", "ceilings", "attention", "kernels"),
-        *(f"models {QWEN3_8B.name} {FP8}", f"models {QWEN3_8B.name} {BF16}", f"models {QWEN3_06B.name} {BF16}"),
-        f"models {QWEN3_06B.name} {SENTENCE_TRANSFORMERS}",
+def test_the_first_run_goes_by_value() -> None:
+    steps = first_steps((NEW_MODELS, KNOWN_MODELS, PEERS))
+    assert [step.part for step in steps] == [
+        *("ceilings", "models", "probes", "models"),
+        *["attention"] * 5,
+        *("models", "tests"),
     ]
+    assert str(steps[1]) == "models Qwen3-0.6B fused fp8 all-MiniLM-L6 fused bf16"
+    assert steps[3].what[:4] == ("Qwen3-8B", FP8, "Qwen3-8B", BF16)
+    assert [step.what for step in steps[4:9]][-1] == ("cuDNN in a graph",)
     asked = [(QWEN3_8B, SENTENCE_TRANSFORMERS), (QWEN3_06B, FP8)]
-    assert [step.way for step in steps_of(["models"], asked)] == [FP8, SENTENCE_TRANSFORMERS]
+    (step,) = steps_of(["models"], asked)
+    assert step.what == ("Qwen3-0.6B", FP8, "Qwen3-8B", SENTENCE_TRANSFORMERS)
+
+
+def test_models_of_one_process_share_its_time_and_what_is_not_reached_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "rows.csv", machine="m")
+    bench = Bench(CpuClock(), rows, True, 1000.0)
+    now, begun = [880.0], []
+
+    def measured(_: Bench, subject: Subject) -> None:
+        begun.append((subject.way, round(bench.deadline - now[0])))
+        now[0] = bench.deadline + (15.0 if subject.way == BF16 else 0.0)
+        raise TimeUp
+
+    monkeypatch.setattr(model, "_run", measured)
+    monkeypatch.setattr(model, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(TimeUp):
+        model.run_all(bench, [(TINY_BERT, FP8), (TINY_BERT, BF16), (TINY_BERT, SENTENCE_TRANSFORMERS)])
+    assert begun == [(FP8, 56), (BF16, 43)]  # 1.3, 1.0 and 0.5 of 120 s; the last had 6 s left
 
 
 def test_each_step_gets_its_share_of_what_is_left() -> None:
@@ -51,8 +81,8 @@ def test_each_step_gets_its_share_of_what_is_left() -> None:
     assert deadline_of(steps[2:], 1200.0, 1120.0) == 1200.0  # nothing is left
 
 
-def run(steps: list[Step], code: str, seconds: float = 60.0) -> list[str]:
-    return list(run_all(steps, [sys.executable, "-c", code], deadline=time.monotonic() + seconds))
+def run(steps: list[Step], code: str, seconds: float = 60.0, rows: Path = Path("no rows")) -> list[str]:
+    return list(run_all(steps, [sys.executable, "-c", code, str(rows)], rows, deadline=time.monotonic() + seconds))
 
 
 def test_a_step_that_ends_badly_takes_no_other_with_it(tmp_path: Path) -> None:
@@ -66,7 +96,7 @@ if step == "ceilings":
 """
     troubles = run([Step("ceilings", 1.0), Step("kernels", 1.0)], code)
     assert troubles == ["ceilings: its process ended with -6"]
-    assert Path(tmp_path, "ceilings").read_text() == "xxxx"
+    assert Path(tmp_path, "ceilings").read_text() == "x" * 6
     assert Path(tmp_path, "kernels").read_text() == "x"
 
 
@@ -78,6 +108,77 @@ def test_a_step_that_does_not_stop_is_ended_with_all_that_it_started(monkeypatch
     )
     troubles = run([Step("kernels", 1.0)], code, seconds=0.5)
     assert troubles == ["kernels: ended, because it did not stop in time"]
+
+
+HANGS = """
+import os, signal, sys
+from pathlib import Path
+from benchmarks.gpu.rows import Figure, Key, Rows
+rows = Rows(Path(sys.argv[1]), machine="m")
+for name in ("good", "bad", "behind it"):
+    def figures():
+        yield Figure("rate", 1.0, "")
+        if name == "bad":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    if Key("probe", name) not in rows:
+        rows.add(Key("probe", name), figures())
+"""
+
+
+def test_what_hangs_is_ended_and_the_process_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_PATIENCE", 3.0)
+    path = tmp_path / "rows.csv"
+    assert run([Step("probes", 1.0)], HANGS, rows=path) == []
+    rows = Rows(path, machine="m")
+    assert [(row.key.subject, row.figure.metric) for row in rows] == [
+        *(("good", "rate"), ("bad", "rate"), ("bad", FAILED), ("behind it", "rate")),
+    ]
+    assert [row.figure.note for row in rows if row.figure.metric == FAILED] == ["nothing came of it for 3 s"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(280)
+def test_models_are_measured_to_their_end_beside_a_kill_and_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of two models is killed within the first one, and stopped within the second."""
+    monkeypatch.setattr(plan, "_PATIENCE", 30.0)
+    path, models = tmp_path / "rows.csv", [(TINY_QWEN3, BF16), (TINY_BERT, BF16)]
+    signals = {"latency,toy Qwen3": signal.SIGKILL, "latency,toy BERT": signal.SIGSTOP}
+    is_over = threading.Event()
+
+    def trouble() -> None:
+        while signals and not is_over.wait(0.05):
+            text = path.read_text() if path.exists() else ""
+            for what in [what for what in signals if what in text]:
+                asked = subprocess.run(["pgrep", "-f", f"benchmarks.gpu.step --rows {path}"], stdout=subprocess.PIPE)
+                os.kill(int(asked.stdout.split()[0]), signals.pop(what))
+
+    troublemaker = threading.Thread(target=trouble)
+    troublemaker.start()
+    command = [sys.executable, "-m", "benchmarks.gpu.step", "--rows", str(path), "--machine", "m", "--device", "cpu"]
+    steps = steps_of(["models"], models)
+    assert list(run_all(steps, [*command, "--tiny"], path, deadline=time.monotonic() + 260)) == []
+    is_over.set()
+    troublemaker.join()
+    assert not signals
+    rows = Rows(path, machine="m")
+    assert sum(row.figure.metric == FAILED for row in rows) <= 1  # it may be stopped between two
+    for kind, shape in (("padding", "NaN"), ("mixed", "log-normal"), ("profile", "T=32 S=8 kernels")):
+        assert all(Key(kind, one.name, way, shape) in rows for one, way in models)
+
+
+def test_make_looks_for_a_python_once(tmp_path: Path) -> None:
+    """Each look imports torch."""
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\n')
+    python.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("GPU_PYTHON", None)
+    command = ["make", "first-gpu", f"OUT={tmp_path}"]
+    subprocess.run(command, cwd=plan.ROOT, env=environment, capture_output=True, check=True)
+    asked = Path(tmp_path, "asked").read_text().splitlines()
+    assert asked == ["-c import torch; assert torch.cuda.is_available()", f"-m benchmarks.gpu --out {tmp_path}"]
 
 
 DEAF = """
@@ -101,9 +202,11 @@ plan.run_tests(Rows(folder / "rows.csv", machine="m"), folder / "log", num_proce
 """
 PLAN = """
 import signal, sys, time
+from pathlib import Path
 from benchmarks.gpu.plan import Step, run_all
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts with &
-list(run_all([Step("tests", 1.0)], [sys.executable, "-P", "-c", STEP, sys.argv[1]], deadline=time.monotonic() + 600))
+command = [sys.executable, "-P", "-c", STEP, sys.argv[1]]
+list(run_all([Step("tests", 1.0)], command, Path(sys.argv[1], "rows.csv"), deadline=time.monotonic() + 600))
 """
 
 
@@ -128,8 +231,8 @@ def test_ctrl_c_ends_tests_that_are_deaf_to_it_and_they_are_counted(tmp_path: Pa
 
 
 def test_what_was_measured_until_ctrl_c_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(steps: Sequence[Step], command: Sequence[str], *, deadline: float) -> Iterator[str]:
-        Rows(Path(command[command.index("--rows") + 1]), machine="m").add(Key("machine", "x"), [Figure("run", 1.0, "")])
+    def interrupted(steps: Sequence[Step], command: Sequence[str], rows: Path, *, deadline: float) -> Iterator[str]:
+        Rows(rows, machine="m").add(Key("machine", "x"), [Figure("run", 1.0, "")])
         yield "ceilings: its process ended with 3"
         raise KeyboardInterrupt
 

@@ -16,10 +16,11 @@ memory a multiprocessor), with registers and spills as ptxas reports them for sm
 
 Copies go through plain pointers. Tensor descriptors (the bulk copy engine) read whole boxes, also keys behind a
 sequence's end where zeros are needed. So they can take the place of pointers for blocks that every query sees whole.
-Whether that, or more keys a step, is faster nobody has measured yet: `variants` are tried when a model is loaded.
+On the first H100 all sizes were reasoned, and the kernel was measured in them alone (docs/performance.md). Whether
+other sizes are faster is what the part `attention` of benchmarks.gpu measures; its report writes lines of `SIZES`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,18 +28,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.fused.kernels.attention_tiles import attend_tiles
 from engine.fused.kernels.rows import power_of_two
-from engine.fused.model.ops import AttentionRule, Inputs, Tiles
+from engine.fused.model.ops import AttentionRule, Tiles
 
 _LINE = 16  # bytes that addresses and strides of descriptors are multiples of
 _MAX_OFFSET = 2**31  # offsets within a sequence are counted in 32 bits
 _HOPPER = (9, 0)  # sizes for its like are taken where no GPU is
-# Keys a step, by queries a tile and D, up to which they hold.
-_BLOCK_N = {
-    128: {64: 64, 128: 64, 256: 32},
-    64: {64: 64, 128: 64, 256: 32},
-    32: {64: 64, 128: 32, 256: 32},
-    16: {64: 32, 128: 16, 256: 32},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +46,13 @@ class Sizes:
     by_boxes: bool = False  # whole blocks are read by tensor descriptors (TMA), where rows can be
 
 
-# By D: what may be faster than `sizes_for` on Hopper and data-centre Blackwell, for tiles of 128 queries.
-_VARIANTS = {
-    64: {
-        "tiles by TMA": Sizes(64, 8, 3, 128, by_boxes=True),
-        "tiles of 128 keys": Sizes(128, 8, 2),
-        "tiles of 128 keys by TMA": Sizes(128, 8, 3, by_boxes=True),
-    },
-    128: {
-        "tiles by TMA": Sizes(64, 8, 3, by_boxes=True),
-        "tiles by TMA in 4 stages": Sizes(64, 8, 4, by_boxes=True),
-        "tiles of 128 keys": Sizes(128, 8, 2),
-    },
-    256: {"tiles by TMA": Sizes(32, 8, 3, by_boxes=True)},
+_BY_HAND = {
+    64: {16: Sizes(32, 1, 3), 32: Sizes(64, 2, 3), 64: Sizes(64, 4, 3), 128: Sizes(64, 8, 3, 128)},
+    128: {16: Sizes(16, 1, 3), 32: Sizes(32, 2, 3), 64: Sizes(64, 4, 3), 128: Sizes(64, 8, 3)},
+    256: {16: Sizes(32, 2, 3), 32: Sizes(32, 4, 3), 64: Sizes(32, 4, 2), 128: Sizes(32, 8, 3)},
 }
-VARIED_BLOCK = 128
-
-
-def variants(head_dim: int, capability: tuple[int, int]) -> dict[str, Sizes]:
-    """Sizes of `attend` to try, by a name for people, for 16-bit numbers and without relative biases."""
-    return _VARIANTS[max(64, power_of_two(head_dim))] if capability[0] in (9, 10) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class VariedAttend:
-    """See engine.fused.model.blocks.Attend: with these sizes for large tiles, and those of `sizes_for` for others."""
-
-    sizes: Sizes
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
-        sizes = self.sizes if inputs.tiles.block == VARIED_BLOCK else None
-        return attend(query, key, value, inputs.tiles, rule, sizes=sizes)
+# By the first number of the compute capability, D rounded up, and queries a tile; for 16-bit numbers.
+SIZES = {9: _BY_HAND, 10: _BY_HAND}
 
 
 def attend(
@@ -145,18 +115,18 @@ def _boxes(rows: Tensor, sizes: Sizes) -> TensorDescriptor | None:
 def sizes_for(
     head_dim: int, block: int, capability: tuple[int, int], *, has_bias: bool, is_float32: bool = False
 ) -> Sizes:
-    """The sizes for tiles of `block` queries on a GPU of this compute capability.
+    """The sizes for tiles of `block` queries on a GPU of this compute capability: those of `SIZES`, as far as they fit.
 
-    They are optimized for 9.0 and 16-bit numbers. Other GPUs get sizes that fit, and float32 is for checks.
+    Other GPUs have less shared memory or no use for a limit of registers, float32 is for checks, and what a relative
+    bias looks up takes registers and shared memory.
     """
     dim = max(64, power_of_two(head_dim))
-    block_n, num_warps = _BLOCK_N[block][dim], block // 16
-    if dim == 256 and block < 64:
-        num_warps *= 2
+    sizes = SIZES.get(capability[0], _BY_HAND)[dim][block]
     if is_float32 or (dim == 256 and not _has_large_shared_memory(capability)):
-        return Sizes(16, num_warps, 1)
-    has_two = block == 128 and dim == 64 and capability[0] in (9, 10) and not has_bias
-    return Sizes(block_n, num_warps, 2 if has_bias else 3, 128 if has_two else None)
+        return Sizes(16, sizes.num_warps, 1)
+    if has_bias:
+        return replace(sizes, num_stages=2, max_registers=None, by_boxes=False)
+    return sizes if capability[0] in SIZES else replace(sizes, max_registers=None)
 
 
 def _capability(tensor: Tensor) -> tuple[int, int]:

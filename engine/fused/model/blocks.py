@@ -6,7 +6,6 @@ Shapes: T tokens, B sequences, h hidden size, N query heads, H key heads, D numb
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,13 +25,6 @@ from engine.fused.model.ops import (
 from engine.fused.model.spec import Spec
 
 
-class Attend(Protocol):
-    """Attention of all tokens of a batch; `Ops.attend` over its tiles is one, there are others."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
-        """See Ops.attend; the queries are those of all tokens."""
-
-
 @dataclass(slots=True)
 class Weights:
     """By the names in spec.py. Linear layers can be exchanged for quantized ones; forwards see it at once."""
@@ -44,11 +36,10 @@ class Weights:
 class Blocks:
     """A model's parts, ready to be called."""
 
-    def __init__(self, spec: Spec, weights: Weights, ops: Ops, *, attend: Attend | None = None) -> None:
+    def __init__(self, spec: Spec, weights: Weights, ops: Ops) -> None:
         self.spec = spec
         self.ops = ops
         self._weights = weights
-        self._attend = attend or self._attend_by_tiles
         norms = [name.removesuffix(".weight") for name in weights.tensors if name.endswith("norm.weight")]
         self._norms = {name: self._norm(name) for name in norms}
         tables = weights.tensors
@@ -84,7 +75,7 @@ class Blocks:
         self._rotate(layer, qkv, inputs.positions, num_query=spec.num_heads, num_key=spec.num_kv_heads)
         query = qkv[:, : spec.q_size].view(len(qkv), spec.num_heads, spec.head_dim)
         key, value = self._keys_and_values(qkv[:, spec.q_size :])
-        attended = self._attend(query, key, value, inputs, self._rule(layer))
+        attended = self.ops.attend(query, key, value, inputs.tiles, self._rule(layer))
         return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), spec.q_size))
 
     def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
@@ -112,11 +103,6 @@ class Blocks:
             is_quantized=self.is_quantized(down),
         )
         return self.linear(down, activated)
-
-    def _attend_by_tiles(
-        self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule
-    ) -> Tensor:
-        return self.ops.attend(query, key, value, inputs.tiles, rule)
 
     def _quantized_for(self, linear: Linear, rows: Rows) -> Rows:
         if linear.is_quantized and isinstance(rows, Tensor):

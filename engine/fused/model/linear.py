@@ -1,7 +1,7 @@
 """Products of rows with weights, plain or in FP8.
 
 In FP8 each row of activations and each row of a weight has a scale: there is nothing to calibrate, and a row's scale is
-its own, so no sequence changes another's rows. The product is torch._scaled_mm's, whose formats are in
+its own, so no sequence changes another's rows. On a GPU the product is torch._scaled_mm's, whose formats are in
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_mm.html (row-wise scaling).
 
 cuBLAS has no kernel with scales by row for some sizes, though one for the product itself: seen on Hopper with up to 256
@@ -27,7 +27,7 @@ from engine.types import ModelError
 
 MAX_FP8 = 448.0  # the largest float8_e4m3fn
 FP8_MULTIPLE = 16  # of K, N and the bounds of parts, as torch._scaled_mm wants it
-_NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
+_OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)  # RuntimeErrors that name no missing kernel
 
 logger = logging.getLogger("embedline.engine")
 
@@ -116,15 +116,20 @@ class Fp8Linear:
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, QuantizedRows)
         size = ProductSize(len(rows.values), *self.weight.shape)
-        if size not in without_kernel:
-            try:
-                return self.scaled_by_row(rows).to(self.dtype)
-            except RuntimeError as error:
-                if _NO_KERNEL not in str(error):
-                    raise
-            logger.warning("no row-wise FP8 kernel for %d rows, N %d, K %d: scaled afterwards, which is slower", *size)
-            without_kernel.add(size)
-        return self.scaled_afterwards(rows).to(self.dtype)
+        if size in without_kernel:
+            return self.scaled_afterwards(rows).to(self.dtype)
+        try:
+            return self.scaled_by_row(rows).to(self.dtype)
+        except _OF_THE_DEVICE:
+            raise
+        except RuntimeError as error:  # whatever it says: if the device is at fault, the other way fails too
+            reason = one_line(error)
+        product = self.scaled_afterwards(rows).to(self.dtype)
+        without_kernel.add(size)
+        logger.warning(
+            "no row-wise FP8 kernel for %d rows, N %d, K %d: scaled afterwards, which is slower (%s)", *size, reason
+        )
+        return product
 
     def part(self, start: int, end: int) -> "Fp8Linear":
         assert start % FP8_MULTIPLE == end % FP8_MULTIPLE == 0
@@ -134,22 +139,15 @@ class Fp8Linear:
         """[T, N], by the kernel that scales as it multiplies. Raises RuntimeError where there is none."""
         # On CUDA scaled by rows there is no product but bfloat16; on a CPU there is any.
         dtype = torch.bfloat16 if self.weight.is_cuda else self.dtype
-        return torch._scaled_mm(
-            rows.values,
-            self.weight.t(),
-            scale_a=rows.scales,
-            scale_b=self.scales,
-            bias=None if self.bias is None else self.bias.to(dtype),
-            out_dtype=dtype,
-            use_fast_accum=True,
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return scaled_mm(
+            rows.values, self.weight.t(), scale_a=rows.scales, scale_b=self.scales, bias=bias, out_dtype=dtype
         )
 
     def scaled_afterwards(self, rows: QuantizedRows) -> Tensor:
         """float32 [T, N]: the product of numbers as they are stored, then scales and bias."""
         one = self.scales.new_ones(())
-        product = torch._scaled_mm(
-            rows.values, self.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True
-        )
+        product = scaled_mm(rows.values, self.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32)
         product *= rows.scales
         product *= self.scales
         if self.bias is not None:
@@ -166,6 +164,27 @@ class Fp8Linear:
         if bias is not None and bias.shape != (len(weight),):
             raise ValueError(f"a bias of {list(bias.shape)} does not fit a weight of {list(weight.shape)}")
         return self
+
+
+def scaled_mm(
+    rows: Tensor,
+    weight: Tensor,
+    *,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """[T, N] of rows [T, K] and a weight [K, N]: torch._scaled_mm's.
+
+    On a CPU by a plain product: in torch 2.11 its own takes no scales by row.
+    """
+    if rows.device.type == "cpu":
+        product = (rows.float() * scale_a) @ (weight.float() * scale_b)
+        return (product if bias is None else product + bias).to(out_dtype)
+    return torch._scaled_mm(
+        rows, weight, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=True
+    )
 
 
 def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
@@ -216,7 +235,7 @@ def _try(name: str, linear: Fp8Linear, rows: QuantizedRows) -> None:
         try:
             product(rows)
             break
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except _OF_THE_DEVICE:
             raise
         except RuntimeError as error:  # whatever it says: what counts is whether the other way works
             failures.append(one_line(error))

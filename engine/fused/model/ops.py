@@ -33,7 +33,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything a forward needs to know of its batch; ints among it are the same for each batch of a shape."""
+    """Everything a forward needs to know of its batch."""
 
     token_ids: Tensor  # int32 [T]
     positions: Tensor  # int32 [T]: row of the tables of positions and angles
@@ -42,7 +42,6 @@ class Inputs:
     pooled: Tensor  # int32 [B]: the token that stands for each sequence (pooling cls and last); 0 where padded
     tiles: Tiles  # queries are all tokens
     pooled_tiles: Tiles  # queries are the B pooled tokens
-    max_seqlen: int  # no sequence is longer
 
 
 MAX_HEAD_DIM = 256  # numbers a head; what kernels can take

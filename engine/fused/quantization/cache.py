@@ -39,7 +39,6 @@ _MAX_ENTRIES = 8
 _PACKAGES = ("torch", "transformers", "triton")
 _SOURCES = (
     "fused/**/*.py",
-    "machine/varlen.py",
     "model/**/*.py",
     "rows/*.py",
     "selftest/*.py",

@@ -87,7 +87,6 @@ def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
         weights=source.weights(),
         modules=load_modules(folder.path, folder.steps, device=chosen.device),
         ops=ReferenceOps(),
-        attention=None,
         max_num_seqs=_NUM_SEQS,
         num_threads=torch.get_num_threads(),
     )

@@ -7,6 +7,7 @@ compiles kernels. All graphs share one pool of buffers and write their rows into
 keeps its rows in tensors of its own until they are copied. The host sleeps while it waits for them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.fused.runner.graphs import Graph, Graphs, recorded
+from engine.fused.runner.graphs import Graph, Graphs, on_recorder, recorded
 from engine.fused.runner.packing import Shape, layout
 from engine.fused.runner.runner import Compute, NumRows
 from engine.types import OutputKind
@@ -31,7 +32,6 @@ class DeviceSizes:
     num_slots: int
     max_num_seqs: int
     row_size: int  # numbers in a pooled row
-    max_graph_tokens: int  # larger batches hide the launching of kernels and need no graph
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
@@ -49,7 +49,6 @@ class CudaDevice:
         self._use_device()
         slots = range(sizes.num_slots)
         self._compute = compute
-        self._max_graph_tokens = sizes.max_graph_tokens
         self._computing = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Its own: what another thread launches meanwhile on the one that computes must not become a part of a graph.
@@ -92,7 +91,7 @@ class CudaDevice:
             host_rows = {kind: _copied_to_host(part) for kind, part in rows.items()}
             self._copied[slot].record(self._copying)
         self._started[slot] = _Started(rows, host_rows)
-        if self._is_worth_a_graph(shape):
+        if shape.has_graph:
             self._graphs.record_if_repeated(shape)
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
@@ -104,6 +103,7 @@ class CudaDevice:
     def settle(self) -> None:
         self._use_device()
         self._computing.synchronize()
+        on_recorder(int)  # while a graph is recorded, torch's allocator answers the next line with an internal assert
         torch.cuda.empty_cache()
 
     def _use_device(self) -> None:
@@ -119,9 +119,6 @@ class CudaDevice:
         graph.replay()
         return {OutputKind.POOLED: self._pooled[: num_rows[OutputKind.POOLED]].clone()}
 
-    def _is_worth_a_graph(self, shape: Shape) -> bool:
-        return shape.outputs == OutputKind.POOLED and shape.num_tokens <= self._max_graph_tokens
-
     @torch.inference_mode()
     def _record(self, shape: Shape) -> Graph:
         """On the thread that records."""
@@ -134,6 +131,13 @@ class CudaDevice:
         with torch.cuda.stream(self._recording):
             little = torch.zeros((16, 16), dtype=torch.bfloat16, device=self._device)
             torch.mm(little, little)  # makes this thread's handle of cuBLAS, which can't be done within
+        try:
+            return self._recorded(work)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # torch gives back nothing by itself while a graph is recorded
+            return self._recorded(work)
+
+    def _recorded(self, work: Callable[[], None]) -> Graph:
         try:
             return recorded(work, pool=self._pool, stream=self._recording)
         except RuntimeError:

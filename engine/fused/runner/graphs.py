@@ -41,21 +41,25 @@ def on_recorder(work: Callable[[], _Result]) -> _Result:
     return _RECORDER.submit(work).result()
 
 
-def recorded(work: Callable[[], object], *, pool: Any = None, stream: torch.cuda.Stream | None = None) -> Graph:
-    """Record the kernels that `work` launches. Waits for the device, so recording takes some milliseconds.
+def recorded(work: Callable[[], object], *, pool: Any, stream: torch.cuda.Stream) -> Graph:
+    """Record the kernels that `work` launches, on a stream that computes nothing else.
+
+    `torch.cuda.graph` would also wait for the device and empty the caches of its memory and of pinned memory, which
+    the batches beside it would have to allocate anew.
 
     Raises RuntimeError, including torch.OutOfMemoryError. The current stream and torch's allocator are then as before,
     and calling kernels one by one goes on as if nothing had been; only the pool may be of no more use to new graphs.
     """
     with _ONE_AT_A_TIME:
         graph = torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle() if pool is None else pool
         try:
-            here = torch.cuda.stream(torch.cuda.current_stream())  # torch leaves another where it can't end a recording
-            # "relaxed": other threads call CUDA meanwhile, and cuDNN may load a kernel.
-            with here, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
-                before = _memory_outside_torch()
-                work()
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=pool, capture_error_mode="relaxed")  # other threads call CUDA meanwhile
+                try:
+                    before = _memory_outside_torch()
+                    work()
+                finally:
+                    graph.capture_end()
         except Exception as error:
             # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
             # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
@@ -81,8 +85,8 @@ def _memory_outside_torch() -> int:
 class Graphs:
     """Keeps the most recently used CUDA graphs by shape, within limits of number and memory. Knows no CUDA.
 
-    Recording takes tens of milliseconds, and seconds where cuDNN makes its plans. So only a shape that comes a second
-    time is recorded, one at a time, on a thread of its own. Batches are computed call by call until it is done.
+    Recording takes tens of milliseconds. So only a shape that comes a second time is recorded, one at a time, on a
+    thread of its own. Batches are computed call by call until it is done.
     """
 
     def __init__(

@@ -4,7 +4,8 @@ The block, each part beginning at a multiple of 32 numbers and padded as engine.
 token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |
 pooled B
 
-Batches are padded to few enough shapes to keep a CUDA graph of each.
+Batches that may run as a CUDA graph are padded to few enough shapes to keep a graph of each. Others are padded to the
+next multiple of 16.
 
 Tiles say which queries attend to which keys; the columns of their table are described in engine.fused.model.ops.Tiles.
 Tiles of long sequences come first, and of each sequence the last tile: with a causal mask it has the most work.
@@ -15,7 +16,6 @@ Shapes: T tokens and B sequences with padding, N tiles.
 
 import bisect
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,6 @@ _TOKEN_ALIGNMENT = 16  # matrix units take this many rows at a time
 _PART_ALIGNMENT = 32  # numbers: 128 bytes, which a GPU reads at a time
 _NO_LIMIT = 1 << 30  # replaced by the engine's own limit
 _SEQUENCE_BUCKETS = (1, 8, 64, 256, 1024, 4096, _NO_LIMIT)
-_SEQLEN_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, _NO_LIMIT)
 ALL_OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
 
 BLOCKS = (16, 32, 64, 128)
@@ -57,9 +56,9 @@ class Shape:
     num_seqs: int  # B
     num_tiles: int  # N
     block: int  # at most so many queries a tile
-    max_seqlen: int  # no sequence is longer
     has_types: bool
     outputs: OutputKind
+    has_graph: bool  # whether a CUDA graph is worth recording when it comes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +69,7 @@ class Shapes:
     max_num_seqs: int
     max_seqlen: int
     has_token_types: bool  # whether the model has token types
-    # from buckets for the longest sequence and for tokens to the max_seqlen of attention kernels; None = they need none
-    kernel_max_seqlen: Callable[[int, int], int] | None = None
+    max_graph_tokens: int  # the most of a batch that runs as a CUDA graph: larger ones hide the launching of kernels
 
     @property
     def largest(self) -> Shape:
@@ -80,7 +78,7 @@ class Shapes:
         num_seqs = min(self.max_num_seqs, num_tokens)
         num_tiles = max_num_tiles(num_tokens, num_seqs, block=_TOKEN_ALIGNMENT)
         return Shape(
-            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.max_seqlen, self.has_token_types, ALL_OUTPUTS
+            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.has_token_types, ALL_OUTPUTS, has_graph=False
         )
 
     def of(self, batch: Batch) -> Shape:
@@ -88,7 +86,9 @@ class Shapes:
         longest = batch.max_seqlen
         if longest > self.max_seqlen or batch.num_tokens > self.max_num_tokens or batch.num_seqs > self.max_num_seqs:
             raise ValueError(f"{batch.num_seqs} sequences of up to {longest} tokens are over the engine's limits")
-        num_tokens = _aligned(_at_least(batch.num_tokens, token_buckets(self.max_num_tokens)))
+        bucket = _at_least(batch.num_tokens, token_buckets(self.max_num_tokens))
+        has_graph = batch.outputs == OutputKind.POOLED and bucket <= self.max_graph_tokens
+        num_tokens = _aligned(bucket if has_graph else batch.num_tokens)
         num_seqs = min(_at_least(batch.num_seqs, _SEQUENCE_BUCKETS), self.max_num_seqs, num_tokens)
         block = choose_block(batch.cu_seqlens)
         return Shape(
@@ -96,27 +96,24 @@ class Shapes:
             num_seqs=num_seqs,
             num_tiles=max_num_tiles(num_tokens, num_seqs, block=block),
             block=block,
-            max_seqlen=self._kernel_max_seqlen(longest, num_tokens),
             has_types=self.has_token_types and batch.token_type_ids is not None,
             outputs=batch.outputs,
+            has_graph=has_graph,
         )
-
-    def _kernel_max_seqlen(self, longest: int, num_tokens: int) -> int:
-        if self.kernel_max_seqlen is None:
-            return self.max_seqlen
-        bucket = min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)
-        return min(self.kernel_max_seqlen(bucket, num_tokens), self.max_seqlen)
 
 
 @functools.lru_cache
 def token_buckets(max_num_tokens: int) -> tuple[int, ...]:
-    """Sizes in tokens to which batches are padded. The last is the limit."""
+    """Sizes in tokens to which batches are padded where graphs are recorded of them. The last is the limit."""
     above = range(_TOKEN_BUCKETS[-1] + _BUCKET_STEP, max_num_tokens, _BUCKET_STEP)
     return (*(size for size in (*_TOKEN_BUCKETS, *above) if size < max_num_tokens), max_num_tokens)
 
 
 def row_counts(max_num_tokens: int, max_num_seqs: int) -> tuple[int, ...]:
-    """How many rows a matrix product can have: all tokens of a batch, or the pooled ones, padded; ascending."""
+    """How many rows matrix products usually have: all tokens of a batch, or the pooled ones, padded; ascending.
+
+    Batches that are too large for graphs have any multiple of 16.
+    """
     tokens = [_aligned(size) for size in token_buckets(max_num_tokens)]
     seqs = [size for size in (*_SEQUENCE_BUCKETS, max_num_seqs) if size <= min(max_num_seqs, tokens[-1])]
     return tuple(sorted({*tokens, *seqs}))
@@ -222,7 +219,6 @@ def views(block: Tensor, shape: Shape) -> Inputs:
         pooled=block[places.pooled],
         tiles=tiles,
         pooled_tiles=pooled_tiles,
-        max_seqlen=shape.max_seqlen,
     )
 
 

@@ -24,7 +24,6 @@ def engine_options(
         path="" if is_fake else str(folder.path),
         dtype=settings.dtype,
         quantization=settings.quantization,
-        attention=settings.attention,
         pooling=settings.pooling,
         task=settings.task,
         trusted_keys=settings.trust_config_key,

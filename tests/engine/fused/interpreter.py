@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
+TORCH_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}
 
 
 def converted(numbers: np.ndarray[Any, Any], source: Any, target: Any, rounding: object) -> Any:

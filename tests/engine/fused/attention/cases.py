@@ -6,10 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import AttentionRule, Inputs, Tiles
-from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.kernels.attention import Sizes
+from engine.fused.model.ops import AttentionRule, Tiles
 from engine.fused.runner.packing import pooled_tile_table, tile_table
 
+# By D: sizes that a GPU run tries, with keys and values read by tensor descriptors, and with more or fewer keys a step.
+TRIED = {
+    64: (Sizes(64, 8, 3, 128, by_boxes=True), Sizes(128, 8, 2), Sizes(128, 8, 3, by_boxes=True), Sizes(32, 8, 4, 80)),
+    128: (Sizes(64, 8, 4, by_boxes=True), Sizes(128, 8, 2), Sizes(32, 8, 4, 128), Sizes(32, 8, 4, 128, by_boxes=True)),
+    256: (Sizes(32, 8, 3, by_boxes=True),),
+}
 NUM_PADDING = 9  # rows of NaN behind the sequences, and as many tiles without queries
 
 
@@ -71,31 +77,3 @@ def rule_of(
         generator = torch.Generator().manual_seed(reach)
         bias = torch.randn((case.num_heads, 2 * reach + 1), generator=generator).to(case.device)
     return AttentionRule(is_causal, case.head_dim**-0.5, window, softcap, bias)
-
-
-def inputs_of(case: Case, *, max_seqlen: int) -> Inputs:
-    """As far as attention looks at them."""
-    bounds, tiles = case.cu_seqlens, case.tiles()
-    return Inputs(bounds, bounds, None, bounds, bounds, tiles, case.pooled_tiles(), max_seqlen)
-
-
-def spec_of(**changed: object) -> Spec:
-    """A small BERT, as far as attention looks at it, but for what is named."""
-    values: dict[str, object] = {
-        "architecture": "bert",
-        "family": "bert",
-        "hidden_size": 64,
-        "num_heads": 2,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 64,
-        "vocab_size": 9,
-        "activation": "gelu",
-        "is_gated": False,
-        "norm": "layer",
-        "norm_eps": 1e-5,
-        "is_causal": False,
-        "scaling": 0.2,
-        "layers": (LayerSpec(),),
-    }
-    return Spec(**{**values, **changed})  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
     python -m tests.engine.fused.attention.compile_attention ARCH "HEAD_DIM BLOCK RULE" ...
 
 ARCH is a compute capability, one of compile_kernels.SHARED_MEMORY. RULE is "full", or some of "causal", "window",
-"softcap" and "bias" with a comma between; "float32" may stand among them, and "variant0", … for one of `variants`. A
+"softcap" and "bias" with a comma between; "float32" may stand among them, and "tried0", … for one of cases.TRIED. A
 process of its own, since Triton must not interpret.
 """
 
@@ -13,9 +13,10 @@ import sys
 import torch
 from triton.runtime import driver
 
-from engine.fused.kernels.attention import attend, sizes_for, variants
+from engine.fused.kernels.attention import attend, sizes_for
 from engine.fused.kernels.attention_tiles import attend_tiles
 from engine.fused.model.ops import AttentionRule, Tiles
+from tests.engine.fused.attention.cases import TRIED
 from tests.engine.fused.kernels.compile_kernels import CompilingDriver
 
 NUM_HEADS, NUM_KV_HEADS = 16, 8
@@ -36,8 +37,8 @@ def launch(arch: int, head_dim: int, block: int, names: list[str]) -> None:
     capability = (arch // 10, arch % 10)
     sizes = sizes_for(head_dim, block, capability, has_bias="bias" in names, is_float32=dtype == torch.float32)
     for name in names:
-        if name.startswith("variant"):
-            sizes = list(variants(head_dim, capability).values())[int(name.removeprefix("variant"))]
+        if name.startswith("tried"):
+            sizes = TRIED[head_dim][int(name.removeprefix("tried"))]
     attend(query, key, value, tiles, rule, sizes=sizes)
 
 

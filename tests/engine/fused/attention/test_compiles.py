@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.fused.kernels.attention import variants
+from tests.engine.fused.attention.cases import TRIED
 from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,7 +38,7 @@ def test_hopper_multiplies_by_groups_of_warps_and_spills_nothing(tmp_path: Path)
 @pytest.mark.full
 def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
     large = ["64 128 causal,window", "64 128 bias", "128 128 causal,window,softcap", "256 128 causal,window,softcap"]
-    large += ["128 64 causal", "256 64 full", "48 128 full", "96 128 causal"]
+    large += ["128 64 causal", "256 64 full", "256 64 window", "48 128 full", "96 128 causal"]
     small = ["64 32 full", "128 32 causal", "256 32 causal", "64 16 causal", "128 16 causal", "256 16 full"]
     found = compiled(tmp_path, 90, large + small)
     assert [one["case"] for one in found if one["spilled"]] == []
@@ -47,9 +47,8 @@ def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "product"), [(90, "wgmma.mma_async"), (100, "tcgen05.mma")])
-def test_variants(tmp_path: Path, arch: int, product: str) -> None:
-    counts = {dim: len(variants(dim, (arch // 10, 0))) for dim in (64, 128, 256)}
-    cases = [f"{dim} 128 causal,variant{number}" for dim, count in counts.items() for number in range(count)]
+def test_sizes_that_a_gpu_run_tries(tmp_path: Path, arch: int, product: str) -> None:
+    cases = [f"{dim} 128 causal,tried{number}" for dim, tried in TRIED.items() for number in range(len(tried))]
     found = compiled(tmp_path, arch, cases)
     assert all(one["products"][product] for one in found)
     assert arch != 90 or [one["case"] for one in found if one["spilled"]] == []

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from engine.fused.kernels.attention import Sizes, VariedAttend, attend, sizes_for, variants
+from engine.fused.kernels.attention import Sizes, attend, sizes_for
 from engine.fused.model.reference import ReferenceOps
-from tests.engine.fused.attention.cases import Case, inputs_of, rule_of
+from tests.engine.fused.attention.cases import TRIED, Case, rule_of
 from tests.tiers import full, full_but
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,13 +69,13 @@ def test_blocks_of_each_size(block: int) -> None:
 @pytest.mark.holds("Kernels match their plain reference")
 @pytest.mark.parametrize("rule", [{}, {"is_causal": True, "window": 150}], ids=["all", "window"])
 @pytest.mark.parametrize(
-    ("head_dim", "name"),
-    full_but([(64, "tiles by TMA")], [(dim, name) for dim in (64, 128, 256) for name in variants(dim, (9, 0))]),
+    ("head_dim", "sizes"),
+    full_but([(64, TRIED[64][0])], [(dim, sizes) for dim, tried in TRIED.items() for sizes in tried]),
 )
-def test_each_variant(head_dim: int, name: str, rule: dict[str, object]) -> None:
+def test_sizes_that_a_gpu_run_tries(head_dim: int, sizes: Sizes, rule: dict[str, object]) -> None:
     """Whole blocks, edges, neighbours, keys shared by heads, and NaN behind the last sequence."""
     case = Case(lengths=(7, 300, 128), num_heads=4, head_dim=head_dim, block=128, dtype=torch.float16, device=DEVICE)
-    assert deviation(case, sizes=variants(head_dim, (9, 0))[name], **rule) < 2e-3  # type: ignore[arg-type]
+    assert deviation(case, sizes=sizes, **rule) < 2e-3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3)])
@@ -141,14 +141,3 @@ def test_boxes_are_read_only_where_rows_allow() -> None:
     """Heads of 48 numbers are none, and pointers are as right."""
     case = Case(lengths=(150,), head_dim=48, block=128, device=DEVICE)
     assert deviation(case, sizes=Sizes(32, 4, 1, by_boxes=True)) < 1e-5
-
-
-def test_variants_are_for_large_tiles() -> None:
-    case = Case(lengths=(40,), block=32, dtype=torch.float16, device=DEVICE)
-    query, key, value = case.views()
-    impossible = VariedAttend(Sizes(0, 0, 0))
-    rows = impossible(query, key, value, inputs_of(case, max_seqlen=40), rule_of(case))
-    assert torch.allclose(
-        rows[:40], ReferenceOps().attend(query, key, value, case.tiles(), rule_of(case))[:40], atol=2e-3
-    )
-    assert variants(64, (8, 0)) == {}

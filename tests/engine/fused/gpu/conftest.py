@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.fused import loading
-from engine.fused.attention import TILES
+# What a GPU has already been seen to pass comes last, so that a run that is ended early tells something new. This is
+# for the next run: all order goes with these names and pytest_collection_modifyitems.
+SEEN_TO_PASS = (
+    "gpu/test_attention.py::test_tiles",
+    "gpu/test_fp8.py::test_few_long_rows",
+    "gpu/test_fused_engine.py::test_rows_are_near_those_of_the_cpu",
+    "gpu/test_fused_engine.py::test_the_driver_agrees_with_torch",
+)
 
+MAX_LINES = 40  # of a failure
 HAS_GPU = torch.cuda.is_available()
 
 # Triton looks at this when a kernel is defined. Nothing is run without a GPU, but everything is imported.
@@ -21,6 +28,7 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.hookimpl(trylast=True)  # pytest's own reporter comes first
 def pytest_configure(config: pytest.Config) -> None:
     for marker in (
         "gpu: needs a CUDA GPU",
@@ -29,6 +37,30 @@ def pytest_configure(config: pytest.Config) -> None:
         "holds: a title",
     ):
         config.addinivalue_line("markers", marker)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:  # xdist's workers have none
+        config.pluginmanager.register(FailuresAtOnce(reporter))
+
+
+class FailuresAtOnce:
+    """Writes each failure as it happens. pytest writes them at its end, which a run that is ended never comes to."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed or "gpu/test_" not in report.nodeid:
+            return
+        self._reporter.ensure_newline()
+        self._reporter.write_line(f"{report.nodeid} failed ({report.when}):")
+        for line in report.longreprtext.splitlines()[-MAX_LINES:]:
+            self._reporter.write_line(f"    {line}")
+        self._reporter.flush()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: any(name in item.nodeid for name in SEEN_TO_PASS))
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +75,6 @@ def float8() -> None:
     """The GPU multiplies it."""
     if HAS_GPU and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no FP8")
-
-
-@pytest.fixture
-def only_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention by our own kernel, for tests that ask for equal rows: what is fastest differs from start to start."""
-    monkeypatch.setattr(loading, "candidates_for", lambda *_, **__: (TILES,))
 
 
 @pytest.fixture(scope="session")

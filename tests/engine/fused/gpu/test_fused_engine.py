@@ -13,17 +13,20 @@ from engine.fused import start as fused
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import verify
 from engine.fused.runner.cuda_device import CudaDevice
-from engine.fused.runner.graphs import on_recorder
+from engine.fused.runner.graphs import Graph, Graphs, on_recorder
+from engine.fused.runner.packing import Shape
 from engine.machine import cuda_driver
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, save
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("only_tiles"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 SEQLENS = (5, 17, 1, 30, 9, 40)
-ALIKE = 5e-2  # of the largest number: bfloat16 in another order, or another dtype
+# Of the largest number: bfloat16 in another order, or another dtype. With each product summed in two parts that are
+# rounded to bfloat16, these models' rows move by 0.02 at most on a CPU; another sequence's row is further off by far.
+ALIKE = 5e-2
 
 
 @pytest.fixture
@@ -45,21 +48,47 @@ def batch_of(some: list[NDArray[np.int32]]) -> Batch:
     return Batch("m", OutputKind.POOLED, np.concatenate(some), cu_seqlens)
 
 
+def called(engine: FusedEngine, some: list[NDArray[np.int32]]) -> NDArray[np.float32]:
+    """Rows by kernels that are called one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaDevice, "_is_worth_a_graph", lambda *_: False)
+        patch.setattr(Graphs, "find", lambda *_: None)
+        return selfcheck.rows_of(engine, some)
+
+
+def replayed(engine: FusedEngine, some: list[NDArray[np.int32]]) -> NDArray[np.float32]:
+    """Rows by a graph."""
+    for _ in range(2):  # a shape is recorded when it comes again
+        selfcheck.rows_of(engine, some)
+        on_recorder(int)  # waits for it
+    find = Graphs.find
+
+    def found(graphs: Graphs, shape: Shape) -> Graph:
+        graph = find(graphs, shape)
+        assert graph is not None, "no graph was recorded"
+        return graph
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graphs, "find", found)
+        return selfcheck.rows_of(engine, some)
+
+
+def assert_near(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert np.abs(rows - expected).max() <= ALIKE * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
 @pytest.mark.parametrize("family", ["bert", "qwen3", "gemma3_text, bidirectional"])
-def test_graphs_give_what_calls_give(
-    family: str, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_calls_give_the_same_again_graphs_too_and_both_nearly_the_same(
+    family: str, pooling: str, tmp_path: Path
 ) -> None:
-    folder = save(family, tmp_path / "model")
-    recording = load(folder, pooling=pooling)
-    with monkeypatch.context() as patch:
-        patch.setattr(CudaDevice, "_is_worth_a_graph", lambda *_: False)
-        calling = load(folder, pooling=pooling)
-        expected = [selfcheck.rows_of(calling, some) for some in (sequences(), sequences()[:1], sequences()[3:])]
-    for some, rows in zip((sequences(), sequences()[:1], sequences()[3:]), expected, strict=True):
-        for _ in range(3):
-            assert np.array_equal(selfcheck.rows_of(recording, some), rows)
-            on_recorder(int)  # waits until the graph is recorded, which the last round replays
+    """Bit for bit, each for itself: cuBLAS may take other kernels on the thread that records."""
+    engine = load(save(family, tmp_path / "model"), pooling=pooling)
+    for some in (sequences(), sequences()[:1], sequences()[3:]):
+        call, replay = called(engine, some), replayed(engine, some)
+        assert np.array_equal(called(engine, some), call)
+        assert np.array_equal(replayed(engine, some), replay)
+        assert_near(replay, call)
 
 
 def test_batches_in_flight_keep_apart(tiny: Path) -> None:
@@ -71,23 +100,27 @@ def test_batches_in_flight_keep_apart(tiny: Path) -> None:
         for own in (alone, alone[::-1]):
             _, results = engine.collect()
             assert isinstance(results, dict), results
-            assert np.abs(results[OutputKind.POOLED].values - own).max() <= ALIKE
+            assert_near(results[OutputKind.POOLED].values, own)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
 def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path) -> None:
-    before = selfcheck.rows_of(load(tiny, pooling=pooling), sequences())
+    engine = load(tiny, pooling=pooling)
+    before = [rows_by(engine, sequences()) for rows_by in (called, replayed)]
     tensors = load_file(tiny / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"][0] = torch.nan  # what padding looks up, and no sequence holds
     save_file(tensors, tiny / "model.safetensors")
     engine = load(tiny, pooling=pooling)
-    for _ in range(2):
-        assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+    for rows_by, expected in zip((called, replayed), before, strict=True):
+        assert np.array_equal(rows_by(engine, sequences()), expected)
 
 
 def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is being recorded, too, which is when torch does not give memory back."""
     engine = load(tiny)
-    before = selfcheck.rows_of(engine, sequences())
+    before = called(engine, sequences())
+    for _ in range(2):
+        selfcheck.rows_of(engine, sequences())  # the second begins to record
 
     def greedy(*_: object) -> None:
         torch.empty(1 << 50, device="cuda:0")
@@ -97,14 +130,15 @@ def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.Mo
         engine.submit(batch_of(sequences()))
     _, error = engine.collect()
     assert isinstance(error, EngineError)
-    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
-    assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY, error
+    assert np.array_equal(called(engine, sequences()), before)
+    assert_near(replayed(engine, sequences()), before)
 
 
 def test_rows_are_near_those_of_the_cpu(tiny: Path) -> None:
     on_cpu = load(tiny, device="cpu", dtype="float32")
     rows, expected = (selfcheck.rows_of(engine, sequences()) for engine in (load(tiny), on_cpu))
-    assert np.abs(rows - expected).max() <= ALIKE * np.abs(expected).max()
+    assert_near(rows, expected)
 
 
 @pytest.mark.usefixtures("float8")

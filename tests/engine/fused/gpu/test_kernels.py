@@ -141,7 +141,7 @@ def test_embed(width: int, is_bert: bool) -> None:
     samples = Samples(width)
     ids, positions, types = (samples.numbers(NUM_ROWS, end) for end in (30522, 512, 2))
     tiles = Tiles(ids[:0].view(0, 5), 64)
-    inputs = Inputs(ids, positions, types, ids[:0], ids[:0], tiles, tiles, 0)
+    inputs = Inputs(ids, positions, types, ids[:0], ids[:0], tiles, tiles)
     words, more, kinds = (samples.rows(end, width, torch.bfloat16) for end in (30522, 512, 2))
     tables = EmbeddingTables(words, more, kinds, 1.0) if is_bert else EmbeddingTables(words, None, None, 64.0)
     check(lambda ops: ops.embed(inputs, tables))

@@ -55,7 +55,7 @@ def launch_quantize(width: int) -> None:
 
 def launch_embed(width: int, *, is_bert: bool) -> None:
     tiles = Tiles(ints(5).view(1, 5), 64)
-    inputs = Inputs(*(ints(NUM_ROWS),) * 3, ints(3), ints(2), tiles, tiles, NUM_ROWS)
+    inputs = Inputs(*(ints(NUM_ROWS),) * 3, ints(3), ints(2), tiles, tiles)
     table = rows(width)
     embed(inputs, EmbeddingTables(table, table, table, 1.0) if is_bert else EmbeddingTables(table, None, None, 2.0))
 
@@ -69,7 +69,7 @@ def launch_batches(width: int) -> None:
     for num_rows, offset in ((1, 0), (16, 1), (33, 6)):
         batch, numbers, one = ints(64)[offset:], ints(num_rows), torch.empty(num_rows, width, dtype=torch.bfloat16)
         tiles = Tiles(ints(5).view(1, 5), 64)
-        inputs = Inputs(*(batch[:num_rows],) * 3, numbers, numbers, tiles, tiles, num_rows)
+        inputs = Inputs(*(batch[:num_rows],) * 3, numbers, numbers, tiles, tiles)
         embed(inputs, EmbeddingTables(one, one, one, 1.0))
         add_norm(one, one, norm(width), hidden_norm=None, outputs=NormOutputs.ROWS)
         activate(one, "silu", is_gated=False, is_quantized=False)

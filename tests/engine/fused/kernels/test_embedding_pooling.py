@@ -15,7 +15,7 @@ from tests.tiers import full_but
 def inputs_of(token_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None) -> Inputs:
     nothing = torch.zeros(0, dtype=torch.int32, device=DEVICE)
     tiles = Tiles(nothing.view(0, 5), 64)
-    return Inputs(token_ids, positions, token_type_ids, nothing, nothing, tiles, tiles, 0)
+    return Inputs(token_ids, positions, token_type_ids, nothing, nothing, tiles, tiles)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -127,7 +127,6 @@ def inputs_of(
         pooled=_int32(np.array(pooled), num_padding_sequences),
         tiles=Tiles(_int32(np.array([*tiles, (0,) * TILE_FIELDS])), BLOCK),
         pooled_tiles=Tiles(_int32(np.array(pooled_tiles + [(0,) * TILE_FIELDS] * num_padding_sequences)), BLOCK),
-        max_seqlen=packed.max_seqlen,
     )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from engine.fused.model import linear as products
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.ops import QuantizedRows
 from engine.fused.model.reference import ReferenceOps
@@ -64,35 +66,57 @@ def test_the_largest_of_each_row_is_448() -> None:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
+def test_torch_accepts_both_products_for_a_gpu(has_bias: bool) -> None:
+    """As far as it looks at sizes and dtypes: nothing is computed."""
+    with FakeTensorMode():
+        weight, scales = torch.empty(N, K, dtype=torch.float8_e4m3fn, device="cuda"), torch.empty(1, N, device="cuda")
+        bias = torch.empty(N, dtype=torch.float16, device="cuda") if has_bias else None
+        linear = Fp8Linear(weight, scales, bias, torch.float16)
+        values = QuantizedRows(weight.new_empty(T, K), scales.new_empty(T, 1))
+        by_row, afterwards = linear.scaled_by_row(values), linear.scaled_afterwards(values)
+    assert by_row.shape == afterwards.shape == (T, N)
+    assert (by_row.dtype, afterwards.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("reason", ["CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`", "no algorithm"])
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_that_cublas_lacks_is_scaled_afterwards(
-    dtype: torch.dtype, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    has_bias: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     linear, values = Fp8Linear.of(plain(has_bias=has_bias, dtype=dtype)), quantized_rows(rows(dtype))
     expected = linear(values)
-    product_of: Callable[..., Tensor] = torch._scaled_mm
+    product_of: Callable[..., Tensor] = products.scaled_mm
 
     def without_rows(*factors: Tensor, scale_a: Tensor, scale_b: Tensor, **others: Any) -> Tensor:
         if scale_a.numel() > 1:
-            raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`")
+            raise RuntimeError(reason)
         return product_of(*factors, scale_a=scale_a, scale_b=scale_b, **others)
 
-    monkeypatch.setattr(torch, "_scaled_mm", without_rows)
+    monkeypatch.setattr(products, "scaled_mm", without_rows)
     product = linear(values)
     assert product.dtype == dtype
     torch.testing.assert_close(product, expected, rtol=2e-2, atol=2e-2)
+    assert torch.equal(linear(values), product)
+    assert caplog.text.count(reason) == 1  # said once
     torch.testing.assert_close(linear.part(32, 80)(values), expected[:, 32:80], rtol=2e-2, atol=2e-2)
 
 
-def test_other_errors_of_a_product_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])
+def test_a_device_at_fault_lacks_no_product(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     linear, values = Fp8Linear.of(plain()), quantized_rows(rows())
 
     def lost(*factors: Tensor, **others: Any) -> Tensor:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        raise error("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(torch, "_scaled_mm", lost)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
+    monkeypatch.setattr(products, "scaled_mm", lost)
+    with pytest.raises(error, match="illegal memory access"):
         linear(values)
+    assert not products.without_kernel
 
 
 def test_rows_do_not_change_each_other() -> None:

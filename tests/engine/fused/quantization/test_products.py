@@ -33,8 +33,8 @@ Refuses = Callable[[ProductSize], bool]
 def stand_in(
     monkeypatch: pytest.MonkeyPatch, refuses: Refuses, *, by_tensor: bool = False, error: type[Exception] = RuntimeError
 ) -> list[ProductSize]:
-    """torch._scaled_mm that has no kernel for some sizes, with scales by row, or by tensor too. What was asked for."""
-    product: Callable[..., Tensor] = torch._scaled_mm
+    """A product that has no kernel for some sizes, with scales by row, or by tensor too. What was asked for."""
+    product: Callable[..., Tensor] = linear.scaled_mm
     asked: list[ProductSize] = []
 
     def computed(rows: Tensor, weight: Tensor, *, scale_a: Tensor, scale_b: Tensor, **others: Any) -> Tensor:
@@ -44,7 +44,7 @@ def stand_in(
             raise error("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`")
         return product(rows, weight, scale_a=scale_a, scale_b=scale_b, **others)
 
-    monkeypatch.setattr(torch, "_scaled_mm", computed)
+    monkeypatch.setattr(linear, "scaled_mm", computed)
     return asked
 
 
@@ -125,7 +125,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "choose", lambda given: dataclasses.replace(choose(given), capability=(9, 0)))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
-    monkeypatch.setattr(loading, "_attention", lambda *_: None)
     monkeypatch.setattr(loading, "keep_kernels", lambda *_: None)
     monkeypatch.setattr(first_batches, "_MAX_QUERY", 16)
     monkeypatch.setattr(quantizing, "MIN_LINEAR_PARAMETERS", 0)

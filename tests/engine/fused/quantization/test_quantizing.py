@@ -37,7 +37,6 @@ def model(tmp_path: Path) -> Model:
         weights=source.weights(),
         modules=RowModules(),
         ops=ReferenceOps(),
-        attention=None,
         max_num_seqs=64,
         num_threads=3,
     )

@@ -22,9 +22,7 @@ class PretendedCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
-        self.recording_fails: Exception | None = None
-        self.records_calls = False  # whether work is called when it is recorded, as it really is
-        self.is_recording = False
+        self.recording_failures: list[Exception] = []  # of the next recordings
         self.leaving: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, and what, until an event comes
         self.threads: set[int] = set()  # whose device has been set; that of the others is the first GPU
         self._names = itertools.cycle(("computing", "copying", "recording"))
@@ -39,7 +37,6 @@ class PretendedCuda:
             "synchronize": lambda _: None,
             "empty_cache": lambda: self.events.append("empty cache"),
             "graph_pool_handle": lambda: (0, 1),
-            "is_current_stream_capturing": lambda: self.is_recording,
             "mem_get_info": lambda _: (1 << 40, 2 << 40),
         }
         for name, stand_in in stand_ins.items():
@@ -62,12 +59,8 @@ class PretendedCuda:
     def _recorded(self, work: Callable[[], None], *, pool: Any, stream: "Stream") -> Graph:
         assert stream.name == "recording"
         self.events.append("record")
-        if self.recording_fails is not None:
-            raise self.recording_fails
-        self.is_recording = self.records_calls
-        if self.records_calls:
-            work()
-        self.is_recording = False
+        if self.recording_failures:
+            raise self.recording_failures.pop(0)
 
         def replay() -> None:
             self.events.append("replay")

@@ -15,7 +15,7 @@ from engine.types import Batch, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
 
 DEPTH = 2
-SHAPES = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False)
+SHAPES = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=32)
 PACKER = Packer(vocab_size=1000, num_types=0, padding_idx=None, pooling="cls")
 
 

@@ -1,6 +1,8 @@
 """The CUDA device: its bookkeeping with a pretended torch.cuda. tests/engine/fused/gpu has the real thing."""
 
 import itertools
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.fused import start as fused
 from engine.fused.engine import FusedEngine
+from engine.fused.runner import cuda_device
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.graphs import on_recorder
+from engine.fused.runner.graphs import Graph, on_recorder
 from engine.fused.runner.packing import Shape, layout
 from engine.fused.runner.runner import HostDevice, Runner
 from engine.selftest import selfcheck
@@ -26,9 +29,7 @@ from tests.tiers import full
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = layout(SHAPES.largest).size
-SIZES = DeviceSizes(
-    block_size=BLOCK_SIZE, num_slots=DEPTH, max_num_seqs=SHAPES.max_num_seqs, row_size=2, max_graph_tokens=32
-)
+SIZES = DeviceSizes(block_size=BLOCK_SIZE, num_slots=DEPTH, max_num_seqs=SHAPES.max_num_seqs, row_size=2)
 SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
 
 
@@ -133,21 +134,45 @@ def test_token_rows_and_pooled_rows_of_one_batch(engine: FusedEngine) -> None:
 
 
 def test_where_recording_runs_out_of_memory_batches_are_called(engine: FusedEngine, cuda: PretendedCuda) -> None:
-    cuda.recording_fails = torch.OutOfMemoryError("CUDA out of memory")
+    cuda.recording_failures = [torch.OutOfMemoryError("CUDA out of memory")] * 2
     for first in range(3):
         made = of_lengths(first, SMALL)
         assert np.array_equal(answer(engine, made)[OutputKind.POOLED], expected(made))
-    assert cuda.events.count("record") == 1
+    assert [event for event in cuda.events if event in ("record", "empty cache")] == ["record", "empty cache", "record"]
     assert "replay" not in cuda.events
+
+
+def test_recording_takes_the_memory_that_torch_keeps_where_it_has_to(engine: FusedEngine, cuda: PretendedCuda) -> None:
+    cuda.recording_failures = [torch.OutOfMemoryError("CUDA out of memory")]
+    for _ in range(3):
+        answer(engine, of_lengths(1, SMALL))
+    assert [event for event in cuda.events if event in ("record", "empty cache", "replay")] == [
+        "record",
+        "empty cache",
+        "record",
+        "replay",
+    ]
+
+
+def failing(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def recording_until(may_end: threading.Event, cuda: PretendedCuda) -> Callable[..., Graph]:
+    """A stand-in for `recorded`, which takes its time."""
+
+    def recorded(*_: object, **__: object) -> Graph:
+        assert may_end.wait(10)
+        cuda.events.append("recorded")
+        return Graph(lambda: None, 10)
+
+    return recorded
 
 
 @pytest.mark.holds("A slot is reused only after its batch was collected")
 def test_after_a_failure_blocks_are_free_before_they_are_used_again(
     engine: FusedEngine, cuda: PretendedCuda, compute: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     with monkeypatch.context() as patch:
         patch.setattr(Counting, "__call__", failing)
         engine.submit(of_lengths(1))
@@ -157,6 +182,24 @@ def test_after_a_failure_blocks_are_free_before_they_are_used_again(
     assert cuda.events[-2:] == ["host waits for computing", "empty cache"]
     made = of_lengths(2)
     assert np.array_equal(answer(engine, made)[OutputKind.POOLED], expected(made))
+
+
+def test_memory_is_given_back_only_between_recordings(
+    engine: FusedEngine, cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch's allocator asserts. A shape is recorded until the failing batch waits for it."""
+    may_end = threading.Event()
+    monkeypatch.setattr(cuda_device, "recorded", recording_until(may_end, cuda))
+    for _ in range(2):
+        engine.submit(of_lengths(1, SMALL))
+        engine.collect()
+    monkeypatch.setattr(Counting, "__call__", failing)
+    threading.Timer(0.2, may_end.set).start()
+    engine.submit(of_lengths(1, SMALL))
+    _, error = engine.collect()
+    assert isinstance(error, EngineError)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
+    assert cuda.events[-2:] == ["recorded", "empty cache"]
 
 
 def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:

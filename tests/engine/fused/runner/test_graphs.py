@@ -12,7 +12,7 @@ from engine.types import OutputKind
 
 
 def shape(num_tokens: int) -> Shape:
-    return Shape(num_tokens, 1, 1, 16, 512, has_types=False, outputs=OutputKind.POOLED)
+    return Shape(num_tokens, 1, 1, 16, has_types=False, outputs=OutputKind.POOLED, has_graph=True)
 
 
 class Recorder:

@@ -1,7 +1,6 @@
 """Sizes that batches are padded to."""
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,25 +20,14 @@ LIMITS = [
 ]
 
 
-def shapes(
-    max_num_tokens: int,
-    max_num_seqs: int,
-    max_seqlen: int,
-    *,
-    kernel_max_seqlen: Callable[[int, int], int] | None = None,
-) -> Shapes:
+def shapes(max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, max_graph_tokens: int = 1 << 30) -> Shapes:
     return Shapes(
         max_num_tokens=max_num_tokens,
         max_num_seqs=max_num_seqs,
         max_seqlen=max_seqlen,
         has_token_types=True,
-        kernel_max_seqlen=kernel_max_seqlen,
+        max_graph_tokens=max_graph_tokens,
     )
-
-
-def itself(max_seqlen: int, num_tokens: int) -> int:
-    """As for an attention that needs to know how long sequences are."""
-    return max_seqlen
 
 
 def batch_of(seqlens: list[int], *, has_types: bool = False, outputs: OutputKind = OutputKind.POOLED) -> Batch:
@@ -67,9 +55,7 @@ def test_buckets_ascend_and_waste_at_most_half(limits: tuple[int, int, int]) -> 
 @given(st.data())
 def test_a_shape_holds_its_batch_and_the_largest_holds_any(data: st.DataObject) -> None:
     max_num_tokens, max_num_seqs, max_seqlen = data.draw(st.sampled_from(LIMITS))
-    some = shapes(
-        max_num_tokens, max_num_seqs, max_seqlen, kernel_max_seqlen=data.draw(st.sampled_from([None, itself]))
-    )
+    some = shapes(max_num_tokens, max_num_seqs, max_seqlen, max_graph_tokens=data.draw(st.sampled_from([0, 2048])))
     seqlens = data.draw(st.lists(st.integers(1, min(max_seqlen, 3000)), min_size=1, max_size=min(max_num_seqs, 40)))
     while sum(seqlens) > max_num_tokens:
         seqlens.pop()
@@ -79,7 +65,6 @@ def test_a_shape_holds_its_batch_and_the_largest_holds_any(data: st.DataObject) 
     assert shape.num_tokens % 16 == 0
     assert made.num_seqs <= shape.num_seqs <= min(largest.num_seqs, shape.num_tokens, max_num_seqs)
     assert len(tile_table(made.cu_seqlens, block=shape.block)) <= shape.num_tiles
-    assert made.max_seqlen <= shape.max_seqlen <= max_seqlen
     assert shape.has_types == (made.token_type_ids is not None)
     assert layout(shape).size <= layout(largest).size
 
@@ -105,19 +90,17 @@ def test_usual_work_has_few_shapes() -> None:
     assert len(seen) <= 80
 
 
-def test_only_what_tells_the_longest_sequence_has_shapes_by_it() -> None:
-    short, long = batch_of([30, 2]), batch_of([31, 1])
-    assert shapes(64, 8, 400).of(short) == shapes(64, 8, 400).of(long)
-    telling = shapes(4096, 8, 400, kernel_max_seqlen=itself)
-    assert [telling.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 257, 400)] == [
-        64, 64, 128, 256, 400, 400,
-    ]  # fmt: skip
-    partly = shapes(4096, 8, 400, kernel_max_seqlen=lambda max_seqlen, _: 150 if max_seqlen <= 150 else 1000)
-    assert [partly.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 400)] == [150, 150, 150, 400, 400]
+def test_batches_without_a_graph_are_padded_to_the_next_16_tokens() -> None:
+    some = shapes(16_384, 64, 512, max_graph_tokens=2048)
+    largest, larger = some.of(batch_of([512, 512, 512, 500])), some.of(batch_of([512, 512, 512, 512, 52]))
+    assert (largest.num_tokens, largest.has_graph) == (2048, True)
+    assert (larger.num_tokens, larger.has_graph) == (2112, False)
+    of_tokens = some.of(batch_of([100], outputs=OutputKind.TOKENS))
+    assert (of_tokens.num_tokens, of_tokens.has_graph) == (112, False)
 
 
 def test_types_that_the_model_does_not_tell_apart_are_no_part_of_the_shape() -> None:
-    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False)
+    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=64)
     assert some.of(batch_of([3], has_types=True)) == some.of(batch_of([3]))
 
 
