@@ -75,7 +75,7 @@ _KNOWN = (
         batch_seconds=0.002,
         start_seconds=180.0,
         price_per_hour=2.50,
-        source="all figures are assumptions: nothing was measured on a GPU",
+        source="all figures are assumptions: the server was not measured on a GPU",
     ),
 )
 

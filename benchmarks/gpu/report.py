@@ -14,6 +14,7 @@ from benchmarks.measuring.report import command
 
 TOY = "toy sizes: not a measurement"
 NOTHING = "none, because no step began"
+_IN_EVERY_HEAD = ("run", "versions", "command")
 _TITLE = "One GPU, and what the fused engine makes of it"
 _SIZES = "## The fastest sizes of our attention, for `SIZES` in engine/fused/kernels/attention.py"
 _PACKAGES = ("torch", "triton", "transformers", "sentence-transformers", "numpy")
@@ -58,19 +59,18 @@ def finish(rows: Rows, troubles: Sequence[str]) -> None:
     """Write the report and print its tables, the targets last."""
     path, is_tiny = rows.path.with_suffix(".md"), rows.machine == TOY
     targets, found = target_table(rows, is_tiny=is_tiny), tables(rows)
-    described, made_with = (
-        [row.figure.note for row in rows.of_kind("machine") if row.figure.metric == metric]
-        for metric in ("run", "versions")
-    )
+    noted = {row.figure.metric: row.figure.note for row in rows.of_kind("machine")}
+    others = [f"- {name.capitalize()}: {note}" for name, note in noted.items() if name not in _IN_EVERY_HEAD]
     lines = [
         f"# {_TITLE}",
         *(["", f"**{TOY.upper()}. The numbers check this benchmark's code and say nothing of any speed.**"] * is_tiny),
         "",
-        f"- Date: {datetime.date.fromtimestamp(rows.began).isoformat() if described else NOTHING}",
-        f"- Machine: {described[-1] if described else NOTHING}",
-        f"- Versions: {made_with[-1] if made_with else 'not noted'}",
-        f"- Command: `{command()}`",
+        f"- Date: {datetime.date.fromtimestamp(rows.began).isoformat() if noted else NOTHING}",
+        f"- Machine: {noted.get('run', NOTHING)}",
+        f"- Versions: {noted.get('versions', 'not noted')}",
+        f"- Command: {noted.get('command', f'`{command()}`')}",
         f"- Rows: [{rows.path.name}]({rows.path.name})",
+        *others,
         *(f"- Not well: {trouble}" for trouble in troubles),
     ]
     lines += [line for table in (targets, *found) if table.rows for line in ("", *table.markdown())]

@@ -224,7 +224,8 @@ def test_a_report_is_made_of_the_rows_of_several_files(tmp_path: Path, monkeypat
     for file, rate in zip(files, (1.0, 2.0), strict=True):
         earlier = Rows(file, machine="a card")
         monkeypatch.setattr(time, "time", lambda: 1_795_744_590.0)
-        earlier.add(Key("machine", "models"), [Figure("run", 1.0, "", "a card of 80 GiB")])
+        noted = Figure("run", 1.0, "", "a card of 80 GiB"), Figure("not there", 1.0, "", "the server")
+        earlier.add(Key("machine", "models"), noted)
         earlier.add(KEY, [Figure("rate", rate, "TFLOP/s")])
     command = ["x", "report", "--resume", *map(str, files), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", command)
@@ -234,6 +235,7 @@ def test_a_report_is_made_of_the_rows_of_several_files(tmp_path: Path, monkeypat
     joined = Rows(text.with_suffix(".csv"), machine="a card")
     assert [joined.value(KEY, "rate", run=run) for run in (1, 2)] == [1.0, 2.0]
     assert "- Versions: not noted" in text.read_text()
+    assert "- Not there: the server" in text.read_text()
 
 
 @pytest.mark.parametrize(

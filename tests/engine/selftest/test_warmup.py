@@ -161,8 +161,15 @@ class Staging(Scripted):
     """One stream, whose batches come one behind the other. What the host does with a batch is seen where none is ahead
     of it."""
 
-    def __init__(self, cost: Callable[[int], float], *, host_seconds: float = 0.0, **limits: float) -> None:
-        super().__init__(cost, **{"token_buckets": (128, 16_384), "max_batch_seconds": 0.025, **limits})
+    def __init__(
+        self,
+        cost: Callable[[int], float],
+        *,
+        host_seconds: float = 0.0,
+        max_batch_seconds: float = 0.025,
+        **limits: float,
+    ) -> None:
+        super().__init__(cost, token_buckets=(128, 16_384), max_batch_seconds=max_batch_seconds, **limits)
         self._host_seconds = host_seconds
 
     def submit(self, batch: Batch) -> int:
