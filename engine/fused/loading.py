@@ -23,6 +23,7 @@ from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.fused.runner import packing
+from engine.fused.runner.graphs import on_recorder
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.rows.modules_torch import load_modules
@@ -60,8 +61,13 @@ def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loade
             torch.cuda.set_per_process_memory_fraction(chosen.memory_share, chosen.device)
     if options.cache_dir and chosen.capability is not None:
         keep_kernels(Path(options.cache_dir), os.environ)
-    with _told_of_the_device(chosen, "the model was loaded"):
-        return _Loading(chosen, phase, name=name, reason=reason, options=options).load()
+    try:
+        with _told_of_the_device(chosen, "the model was loaded"):
+            return _Loading(chosen, phase, name=name, reason=reason, options=options).load()
+    finally:
+        on_recorder(
+            int
+        )  # whoever takes up a load that failed frees memory, which can't be done while graphs are recorded
 
 
 @contextlib.contextmanager

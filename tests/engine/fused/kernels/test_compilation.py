@@ -46,7 +46,7 @@ def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
 
 def test_the_table_of_gpus_says_what_is_compiled() -> None:
     """And has a line for each generation that the engine knows."""
-    lines = re.findall(r"^\| ([\d., ]+) \|.*\| ([\w ]+) \| never \|$", MODELS.read_text(), re.MULTILINE)
+    lines = re.findall(r"^\| ([\d., ]+) \|.*\| ([\w ]+) \| [\w ,]+ \|$", MODELS.read_text(), re.MULTILINE)
     documented = {int(one.replace(".", "")): built for numbers, built in lines for one in numbers.split(", ")}
     whole, parts = dict.fromkeys(WHOLLY_COMPILED, "yes"), dict.fromkeys(SHARED_MEMORY, "one size each")
     assert documented == {70: "no", 75: "no"} | parts | whole
