@@ -9,6 +9,7 @@
 # JOBS=2                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
 # GPU_PYTHON=python3 OUT=folder     for `make first-gpu` and its kin: any Python with torch, Triton and transformers
+# WHEELS=.gpu-wheels SCRATCH=folder for `make first-gpu-server`: what the server lacks there; models and caches that are kept
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,7 +50,7 @@ ENGINE_PYTHON = $(eval ENGINE_PYTHON := $$(shell for python in python3 $(BIN)/py
 	>/dev/null 2>&1 && echo $$$$python && break; done))$(ENGINE_PYTHON)
 endif
 
-.PHONY: help serve test test-all test-rest test-faults test-clients clients test-ray nightly bench first-gpu bench-gpu test-gpu test-tensorrt-llm verify \
+.PHONY: help serve test test-all test-rest test-faults test-clients clients test-ray nightly bench first-gpu first-gpu-server gpu-wheels bench-gpu test-gpu test-tensorrt-llm verify \
 	docs proto check constraints fix clean
 
 help: ## list the commands
@@ -92,7 +93,7 @@ bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb $(LLAMA)/bin/llama-server ## eng
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
 # Installs nothing. A run goes on where it was stopped, in the same folder or from a CSV of it.
-GPU_BENCH = $(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu --out "$(OUT)" $(if $(RESUME),--resume "$(RESUME)")
+GPU_BENCH = $(if $(WHEELS),WHEELS="$(WHEELS)") $(if $(SCRATCH),SCRATCH="$(SCRATCH)") $(GPU_PYTHON) -m benchmarks.gpu --out "$(OUT)" $(if $(RESUME),--resume "$(RESUME)")
 HAS_GPU = @test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 HAS_OUT = @test -n "$(OUT)" || { echo "where to? OUT=folder"; exit 2; }
 
@@ -101,8 +102,22 @@ first-gpu: ## ceilings, models, probes, attention and tests on a GPU in 570 seco
 	$(HAS_GPU)
 	$(GPU_BENCH) $(ARGS)
 
+first-gpu-server: ## the whole server in front of a GPU in 200 s (OUT=folder, WHEELS=folder, SCRATCH=folder, GPU_PYTHON=)
+	$(HAS_OUT)
+	$(HAS_GPU)
+	$(GPU_BENCH) server --seconds 180 $(ARGS)
+
+# What the server needs beside torch, Triton and transformers with all that these require.
+GPU_WHEELS := annotated-doc annotated-types backports.zstd fastapi httptools msgspec opentelemetry-api orjson \
+	prometheus-client pybase64 pydantic pydantic_core python-multipart setproctitle starlette typing-inspection uvicorn
+gpu-wheels: $(VENV)/.created ## what the server lacks on a GPU's machine with Python 3.12, for WHEELS= (.gpu-wheels)
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
+		--only-binary=:all: --python-version 3.12 --implementation cp \
+		--platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+		--dest $(or $(WHEELS),.gpu-wheels) $(GPU_WHEELS)
+
 bench-gpu: ## some of it: PARTS="models server" (WHEELS=folder for what the server lacks, ARGS="--models 8B --ways fp8")
-	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, probes, cold-starts, server"; exit 2; }
+	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, probes, server"; exit 2; }
 	$(HAS_OUT)
 	$(HAS_GPU)
 	$(GPU_BENCH) $(PARTS) $(ARGS)

@@ -53,6 +53,7 @@ def main() -> None:
         parser.error("torch sees no CUDA GPU; --device cpu --tiny checks this code without one")
     path, machine = _rows(arguments)
     Rows(path, machine=machine).add(Key("import", "torch and transformers"), [Figure("alone", imported, "s")])
+    print(f"a report of what there is so far: python -m benchmarks.gpu {_REPORT} --resume {path}", flush=True)
     fixed = ["--rows", str(path), "--machine", machine, "--device", arguments.device, *["--tiny"] * arguments.tiny]
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have SIGINT ignored by what it starts with &
         signal.signal(number, signal.default_int_handler)

@@ -16,17 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention_cases import (
-    BY_BOXES,
-    CUDNN,
-    CUDNN_IN_GRAPH,
-    FLASH,
-    TILES,
-    Case,
-    Launch,
-    cases,
-    launches,
-)
+from benchmarks.gpu import attention_cases as known
+from benchmarks.gpu.attention_cases import Case, Launch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
@@ -58,25 +49,25 @@ Attend = Callable[[Sample, AttentionRule], Tensor]
 
 def run(bench: Bench, candidate: str) -> None:
     """All cases of one candidate."""
-    for case in cases(is_tiny=bench.is_tiny):
+    for case in known.cases(is_tiny=bench.is_tiny):
         for subject, attend in _ways(bench, candidate, case):
-            wheres = {CUDNN: (CALLED,), CUDNN_IN_GRAPH: (IN_GRAPH,)}.get(candidate, (CALLED, IN_GRAPH))
+            wheres = {known.CUDNN: (CALLED,), known.CUDNN_IN_GRAPH: (IN_GRAPH,)}.get(candidate, (CALLED, IN_GRAPH))
             work = partial(_measure, bench, case, attend, wheres)
             bench.measure(Key(KIND, subject, "bf16", str(case)), work, max_begun=1)
 
 
 def _ways(bench: Bench, candidate: str, case: Case) -> Iterator[tuple[str, Attend]]:
     """By the names of their rows. On a CPU there is but the reference."""
-    if candidate == TILES:
-        yield TILES, partial(_by_tiles, bench.clock.device)
+    if candidate == known.TILES:
+        yield known.TILES, partial(_by_tiles, bench.clock.device)
     if not bench.clock.is_gpu:
         return
-    if candidate in (TILES, BY_BOXES):
-        for launch in launches(case, by_boxes=candidate == BY_BOXES):
-            yield f"{TILES} {launch}", partial(_launched, launch)
-    if candidate == FLASH:
-        yield FLASH, flash_attend
-    if candidate in (CUDNN, CUDNN_IN_GRAPH):
+    if candidate in (known.TILES, known.BY_BOXES):
+        for launch in known.launches(case, by_boxes=candidate == known.BY_BOXES):
+            yield f"{known.TILES} {launch}", partial(_launched, launch)
+    if candidate == known.FLASH:
+        yield known.FLASH, flash_attend
+    if candidate in (known.CUDNN, known.CUDNN_IN_GRAPH):
         yield candidate, cudnn_attend
 
 

@@ -2,13 +2,14 @@
 
 import atexit
 import collections
+import contextlib
+import os
 import platform
 import shutil
 import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -42,17 +43,20 @@ class Watch:
             *("nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_ASKED)}"),
             *("--format=csv,noheader,nounits", f"--loop-ms={_EVERY_MS}"),
         )
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        lines, terminal = os.openpty()  # what goes to a terminal comes line by line, when it is said
+        process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL)
+        os.close(terminal)
         atexit.register(process.kill)
-        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
 
     def since(self, began: float) -> Load | None:
         """From this moment of time.perf_counter() on."""
         return parse("".join(line for at, line in list(self._said) if at >= began))
 
-    def _read(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._said.append((time.perf_counter(), line))
+    def _read(self, lines: int) -> None:
+        with contextlib.suppress(OSError), open(lines) as opened:  # it ends with an error where the process ends
+            for line in opened:
+                self._said.append((time.perf_counter(), line))
 
 
 def parse(lines: str) -> Load | None:

@@ -93,6 +93,7 @@ class GpuClock:
         def record() -> Graph:
             torch.cuda.set_device(self.device)
             call()  # what libraries set up at a first call may not be captured
+            torch.cuda.empty_cache()  # torch gives nothing back while it records
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             return recorded(lambda: kept.append(call()), pool=torch.cuda.graph_pool_handle(), stream=stream)
 

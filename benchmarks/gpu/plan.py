@@ -23,9 +23,9 @@ from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B
 from benchmarks.gpu.targets import BF16, COMPILED, FP8, GRAPH, SENTENCE_TRANSFORMERS
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, PROBES, COLD_STARTS, SERVER = PARTS = (
+TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, PROBES, SERVER = PARTS = (
     *("tests", "ceilings", "attention", "kernels"),
-    *("models", "probes", "cold-starts", "server"),
+    *("models", "probes", "server"),
 )
 Models = Sequence[tuple[Shape, str]]
 # What was never measured comes first, what has been measured once behind it.
@@ -38,7 +38,7 @@ PEERS: Models = (
     (QWEN3_06B, COMPILED),
 )  # fmt: skip
 _SECONDS = {
-    TESTS: 75.0, CEILINGS: 25.0, KERNELS: 30.0, PROBES: 30.0, COLD_STARTS: 240.0, SERVER: 240.0,
+    TESTS: 75.0, CEILINGS: 25.0, KERNELS: 30.0, PROBES: 30.0, SERVER: 240.0,
 }  # fmt: skip
 _SECONDS_OF_MODEL = {FP8: 45.0, BF16: 38.0, COMPILED: 30.0}
 _SECONDS_OF_OTHERS = 12.0
@@ -47,7 +47,7 @@ _SECONDS_OF_OTHER_ATTENTION = 9.0
 _GRACE = 15.0  # seconds between being told to stop, in effect, and being ended
 _STOPPING = 10.0  # seconds, from the same as Ctrl-C to being killed
 _PATIENCE = 60.0  # seconds without a row, after which a process is taken to hang; a compiler takes as long as that
-_WAITS = (TESTS, COLD_STARTS, SERVER)  # which write rows at long intervals, and end by themselves what hangs
+_WAITS = (TESTS, SERVER)  # which write rows at long intervals, and end by themselves what hangs
 _LEAST = 5.0  # seconds; what a process takes to begin
 _MAX_STARTS = 6
 _TESTS = "tests/engine/fused/gpu"

@@ -118,24 +118,27 @@ def _measure(bench: Bench, subject: Subject, what: str, work: Callable[..., Iter
     bench.measure(key, partial(work, bench, subject, *sizes))
 
 
-@torch.inference_mode()
 def _ops(bench: Bench, subject: Subject, num_tokens: int, seqlen: int) -> Iterator[Figure]:
     fused, num_layers = subject.fused, subject.shape.num_layers
     batch = batch_of(subject.shape, [seqlen] * (num_tokens // seqlen))
     marks = Marks(bench.clock)
     block, shape = fused.packed(batch)
     timed, graph = fused.compute_by(*_timed(fused, marks)), bench.clock.graph(fused.call(batch))
-    timed(block, shape)  # compiles
-    marks.seconds()
     ahead = min(_MAX_AHEAD, 1 + round(_AHEAD_SECONDS / median_seconds(bench.clock, [graph], seconds=0.0)))
     found: dict[str, list[float]] = collections.defaultdict(list)
-    began = time.perf_counter()
-    while not found or time.perf_counter() < began + bench.sized(_SECONDS, 0.0):
+
+    @torch.inference_mode()
+    def once() -> dict[str, float]:
         for _ in range(ahead):
             graph()
         timed(block, shape)
         marks.timed(_GRAPH, graph)()
-        for name, seconds in marks.seconds().items():
+        return marks.seconds()
+
+    once()  # compiles
+    began = time.perf_counter()
+    while not found or time.perf_counter() < began + bench.sized(_SECONDS, 0.0):
+        for name, seconds in once().items():
             found[name].append(1e6 * seconds / num_layers)
     load, known = bench.clock.load(began), FIRST_US.get((subject.shape.name, subject.way), {})
     forward = statistics.median(found.pop(_GRAPH))

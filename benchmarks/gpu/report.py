@@ -25,13 +25,17 @@ _NOTES = (
     "against the same op in float32 (the others). GB/s count each byte that has to be read or written once.",
     "model: random weights, N(0, 0.02), of the true shapes: speed does not depend on them, cosines do. The quality "
     "gate is off; cosines are printed instead, and deep random models are a worst case for FP8. tokens/s are of the "
-    "device alone, by replays of a graph with the inputs in place, at the number of tokens a batch that was fastest; "
-    "`T*` is the smallest batch with 95 % of that.",
+    "device alone, by a second of replays of a graph with the inputs in place, at the number of tokens a batch that "
+    "was fastest, as is the SM clock; `T*` is the smallest batch with 95 % of that.",
     "share: the model's operations (2 for each linear parameter, and attention, half where causal) over the rate of "
     "the product at 8192 x 8192 x 8192 in the same process. Last-layer pruning is not taken off; `share of work done` "
     "takes it off. FP8 is held against the FP8 rate, though attention is bf16 in it.",
     "profile: events around each op and product while the host runs ahead, of all layers, divided by their number "
-    "(the last one computes what pooled tokens need). What is predicted is for the 8B shape in FP8 on an H200.",
+    "(the last one computes what pooled tokens need), and the same forward as a graph in between, at the same clocks.",
+    "beside bulk: queries of 32 tokens, 50 a second, through the whole engine, without a server; bulk in batches as "
+    "large as the server seals them beside queries, held against bulk alone.",
+    "transformers sdpa: transformers' own forward with PyTorch's attention on full rows, nothing padded, as a graph; "
+    "compiled: by torch.compile for that shape alone.",
     "server: generator and server share the machine's processors. Weights are random, texts are the tokenizer's words.",
     "Not shown: real texts' distributions, quality on real weights, several GPUs, TLS.",
 )

@@ -1,192 +1,179 @@
-"""The whole server in front of one GPU: bulk alone, interactive alone, and both at once.
+"""The whole server in front of one GPU. What comes last is what a short run does not reach; the same command goes on.
 
-Where the Python at hand lacks what the server needs (fastapi, uvicorn, msgspec, …), WHEELS names a folder of wheels:
-they are unpacked into a temporary folder that goes onto the path. Nothing is installed.
+Seconds that each part is expected to take on an H100 of a fresh machine. Nothing of it has been measured.
+
+| part | seconds |
+|---|---|
+| torch and transformers imported from a cold disk (from a warm one 4), and again in the step's process | 16 + 8 |
+| 0.6B in bf16: folder, start (8B's folder is written meanwhile), loads, the engine alone | 2 + 20 + 28 + 4 |
+| 8B in FP8: start (the reranker's folder is written meanwhile), loads, the engine alone | 30 + 33 + 6 |
+| reranker of 0.6B: start, loads | 12 + 8 |
+| 8B in FP8: start from the cache; its engine killed | 12 + 13 |
+| in all, on a fresh machine | 192 |
+
+WHEELS names a folder of wheels for what the Python at hand lacks of the server.
+SCRATCH names a folder that keeps models and caches for the next call (30 GB). Without it models are in shared memory,
+or in a temporary folder where that has no room, and all is gone at the end.
 """
 
-import asyncio
 import contextlib
-import json
 import os
-import urllib.request
-import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.random_models import batch_of, build, save, text_of
+from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp, one_line
+from benchmarks.gpu.fused_models import Subject
+from benchmarks.gpu.model_folders import Folders, ModelFolder, roomy_place
 from benchmarks.gpu.rows import Figure, Key
-from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, Shape
-from benchmarks.gpu.targets import BF16, FP8
-from benchmarks.measuring.servers import Recipe, RunningServer, embedline, running
-from embedline.bench.bodies import Request, prepare
-from embedline.bench.load import Generator, Load, Phase
-from embedline.bench.options import Options, parse_url
-from embedline.bench.run import run_on_loop
-from embedline.bench.summary import Summary, summarize
+from benchmarks.gpu.server_cases import Embedding, Killed, Reranker, Traffic, Work, is_open, measure
+from benchmarks.gpu.server_loads import Bulk, Queries, Reranking, notes_of
+from benchmarks.gpu.server_shares import note_share
+from benchmarks.gpu.server_start import Starter, unpacked
+from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, TINY_QWEN3, Shape
+from benchmarks.gpu.targets import BF16, CACHED, FP8, NOTHING_CACHED, TRANSFORMERS
+from benchmarks.measuring.servers import RunningServer
 
-KIND = "server"
-BULK, INTERACTIVE, BOTH = "bulk alone", "interactive alone", "both loads"
-_QUANTIZATIONS = {BF16: "none", FP8: "fp8"}
-_PATIENCE = 300.0  # seconds, from the start to the first answer: a model of 8B is read and its kernels compiled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """What is sent."""
-
-    bulk_seqlen: int  # tokens a text
-    bulk_batch_size: int  # texts a request
-    bulk_concurrency: int  # requests in flight
-    query_seqlen: int
-    query_rate: float  # a second, Poisson
-    num_texts: int  # different ones of each kind
-    seconds: float  # of each of the three runs
-    warmup: float
+_START = "cold start"
+_FLAGS = {
+    BF16: ("--engine", "fused", "--quantization", "none"),
+    FP8: ("--engine", "fused", "--quantization", "fp8"),
+    TRANSFORMERS: ("--engine", "transformers", "--task", "rerank", "--template", "Qwen3-Reranker"),
+}
+_PATIENCE = 90.0  # seconds, from the start to the first answer
 
 
-_TRAFFIC = Traffic(
-    bulk_seqlen=512, bulk_batch_size=32, bulk_concurrency=24, query_seqlen=32, query_rate=50.0, num_texts=4096,
-    seconds=15.0, warmup=5.0,
-)  # fmt: skip
-_TINY_TRAFFIC = Traffic(
-    bulk_seqlen=48, bulk_batch_size=4, bulk_concurrency=2, query_seqlen=8, query_rate=20.0, num_texts=64,
-    seconds=0.5, warmup=0.2,
-)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One start of a server, and what it is sent."""
+
+    shape: Shape
+    way: str
+    work: Work
+    start: str = NOTHING_CACHED
+
+    @property
+    def folder(self) -> ModelFolder:
+        """That it is started with."""
+        return ModelFolder(self.shape, is_reranker=self.way == TRANSFORMERS)
+
+    @property
+    def start_key(self) -> Key:
+        """Of the seconds to the first answer."""
+        return Key(_START, self.shape.name, self.way, self.start)
+
+    def open_keys(self, bench: Bench) -> list[Key]:
+        """What is still to be measured, in this order."""
+        return [key for key in (self.start_key, *self.work.keys) if is_open(bench, key)]
 
 
 def run(bench: Bench) -> None:
-    """A server for each model."""
-    cases = ((TINY_BERT, BF16),) if bench.is_tiny else ((QWEN3_06B, BF16), (QWEN3_8B, FP8))
-    for shape, way in cases:
-        keys = {what: Key(KIND, shape.name, way, what) for what in (BULK, INTERACTIVE, BOTH)}
-        if bench.are_missing(keys.values()):
-            bench.check_time()
-            with TemporaryDirectory() as folder, unpacked(os.environ.get("WHEELS"), Path(folder, "wheels")) as path:
-                model = save(build(shape, bench.clock.device, is_tame=True), Path(folder, "model"))
-                bench.release()
-                recipe = recipe_of(model, str(bench.clock.device), way, path=path)
-                with running(recipe, cache=Path(folder, "cache")) as server:
-                    _measure(bench, server, shape, keys)
+    """Case by case. One that fails takes no other with it."""
+    with contextlib.ExitStack() as stack:
+        kept = os.environ.get("SCRATCH")
+        models = kept or stack.enter_context(TemporaryDirectory(dir=roomy_place()))
+        place = kept or stack.enter_context(TemporaryDirectory())  # shared memory may not hold what is executed
+        folders = Folders(Path(models, "models"), bench.clock.device)
+        stack.callback(folders.close)
+        wheels = unpacked(os.environ.get("WHEELS"), Path(place, "wheels"))
+        runner = Runner(bench, folders, Starter(bench, wheels, Path(place, "caches")))
+        cases = _tiny_cases() if bench.is_tiny else _cases()
+        for number, case in enumerate(cases):
+            if case.open_keys(bench):
+                runner.attempt(case, next((one for one in cases[number + 1 :] if one.open_keys(bench)), None))
+            _note_shares(bench, case)
 
 
-def recipe_of(model: Path, device: str, way: str, *, path: Sequence[str]) -> Recipe:
-    """Ours, from this checkout."""
-    quantization = _QUANTIZATIONS[way]
-    flags = ("--model-id", str(model), "--engine", "fused", "--devices", device, "--quantization", quantization)
-    recipe = embedline(*flags)
-    recipe.environment["PYTHONPATH"] = os.pathsep.join([recipe.environment["PYTHONPATH"], *path])
-    return recipe
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs cases."""
 
+    bench: Bench
+    folders: Folders
+    starter: Starter
 
-@contextlib.contextmanager
-def unpacked(wheels: str | None, folder: Path) -> Iterator[list[str]]:
-    """What is to be on the path of a process: the folder of these wheels' files, behind whatever is there already."""
-    found = sorted(Path(wheels).glob("*.whl")) if wheels else []
-    if wheels and not found:
-        raise FileNotFoundError(f"WHEELS={wheels} holds no *.whl")
-    for wheel in found:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-    yield [*([str(folder)] if found else []), *filter(None, [os.environ.get("PYTHONPATH")])]
-
-
-def _measure(bench: Bench, server: RunningServer, shape: Shape, keys: dict[str, Key]) -> None:
-    traffic = _TINY_TRAFFIC if bench.is_tiny else _TRAFFIC
-    server.wait_for_answer(text_of(range(5, 5 + traffic.query_seqlen)), patience=_PATIENCE)
-    loads = Loads(server.port, shape, traffic)
-    loads.run(is_bulk=True, is_interactive=True, seconds=traffic.warmup)
-    bench.measure(keys[BULK], partial(_bulk, loads, _notes(server.port)))
-    bench.measure(keys[INTERACTIVE], partial(_interactive, loads))
-    bench.measure(keys[BOTH], partial(_both, bench, loads, keys))
-
-
-class Loads:
-    """Both kinds of traffic on one server."""
-
-    def __init__(self, port: int, shape: Shape, traffic: Traffic) -> None:
-        self.traffic = traffic
-        self._port = port
-        kinds = ((traffic.bulk_seqlen, traffic.bulk_batch_size, "bulk"), (traffic.query_seqlen, 1, "interactive"))
-        self._bulk, self._queries = (
-            self._requests(shape, seqlen, batch_size=batch_size, request_class=name)
-            for seqlen, batch_size, name in kinds
-        )
-
-    def run(self, *, is_bulk: bool, is_interactive: bool, seconds: float) -> tuple[Summary, Summary]:
-        """What came of the bulk, and of the queries; of what was not asked for, nothing did."""
-        traffic = self.traffic
-        bulk = Phase(Load(concurrency=traffic.bulk_concurrency, seconds=seconds))
-        queries = Phase(Load(concurrency=4096, seconds=seconds, rate=traffic.query_rate, seed=0))
-        asked = [(self._bulk, bulk)] * is_bulk + [(self._queries, queries)] * is_interactive
-        run_on_loop(self._run(asked))
-        return summarize(bulk), summarize(queries)
-
-    async def _run(self, asked: Sequence[tuple[list[Request], Phase]]) -> None:
-        target = parse_url(f"127.0.0.1:{self._port}")
-        generators = [Generator(target, requests, patience=_PATIENCE) for requests, _ in asked]
+    def attempt(self, case: Case, following: Case | None) -> None:
+        """Measure it. Of what ends it, the first of its keys that is still open has a row. Raises TimeUp."""
+        self.bench.check_time()
         try:
-            await asyncio.gather(
-                *(generator.run(phase) for generator, (_, phase) in zip(generators, asked, strict=True))
-            )
-        finally:
-            for generator in generators:
-                generator.close()
+            path = self.folders.begin(case.folder).result()
+            self._prepare_cache(case, path)
+            self._run(case, path, [self.folders.begin(following.folder)] if following else [])
+        except (TimeUp, BrokenDevice):
+            raise
+        except Exception as error:  # of a server, a folder, a log
+            key = next(iter(case.open_keys(self.bench)), case.start_key)
+            self.bench.rows.fail(key, one_line(error))
+            print(f"{key}: failed ({one_line(error)})", flush=True)
 
-    def _requests(self, shape: Shape, seqlen: int, *, batch_size: int, request_class: str) -> list[Request]:
-        batch = batch_of(shape, [seqlen] * self.traffic.num_texts, seed=batch_size)
-        texts = [text_of(token_ids) for token_ids in batch.token_ids.reshape(-1, seqlen).tolist()]
-        options = Options(
-            url=f"127.0.0.1:{self._port}",
-            batch_size=batch_size,
-            model="m",
-            encoding="bytes",
-            request_class=request_class,
-        )
-        return prepare(options, parse_url(options.url), texts)
+    def _prepare_cache(self, case: Case, path: Path) -> None:
+        """As the start is said to find it."""
+        key, has_cache = case.start_key, self.starter.has_cache(case.start_key)
+        if not has_cache or (case.start == NOTHING_CACHED and is_open(self.bench, key)):
+            self.starter.forget_cache(key)
+        if case.start == CACHED and not has_cache:
+            with self._started(case, path):
+                pass
 
+    def _run(self, case: Case, path: Path, writing: Sequence[Future[Path]]) -> None:
+        bench, key = self.bench, case.start_key
+        with self._started(case, path) as (server, seconds):
+            note = f"weights in the host's memory; {notes_of(server)}".replace(str(self.starter.caches), "the cache")
+            measure(bench, key, lambda: [Figure("to the first embedding", seconds, "s", note)])
+            wait(writing)  # so that nothing else is done while the server is measured
+            case.work.measure(bench, server)
 
-def _notes(port: int) -> str:
-    """What the engine says of itself: whether the model is in FP8 as a whole, how it attends."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/info") as answer:
-        notes: list[str] = json.load(answer)["models"][0]["info"]["notes"]
-    return "; ".join(notes)
-
-
-def _bulk(loads: Loads, notes: str) -> Iterator[Figure]:
-    summary, _ = loads.run(is_bulk=True, is_interactive=False, seconds=loads.traffic.seconds)
-    yield Figure("texts", summary.num_texts, "", notes)
-    yield from _bulk_figures(loads, summary)
-
-
-def _interactive(loads: Loads) -> Iterator[Figure]:
-    _, summary = loads.run(is_bulk=False, is_interactive=True, seconds=loads.traffic.seconds)
-    yield from _query_figures(summary)
+    @contextlib.contextmanager
+    def _started(self, case: Case, path: Path) -> Iterator[tuple[RunningServer, float]]:
+        """A server that has answered, and how many seconds that took."""
+        flags = ("--model-id", str(path), *_FLAGS[case.way])
+        with self.starter.started(case.start_key, flags) as server:
+            ask = partial(case.work.ask, server)
+            yield server, self.starter.first_answer(case.start_key, server, ask, patience=_PATIENCE)
 
 
-def _both(bench: Bench, loads: Loads, keys: dict[str, Key]) -> Iterator[Figure]:
-    bulk, queries = loads.run(is_bulk=True, is_interactive=True, seconds=loads.traffic.seconds)
-    alone = bench.rows.value(keys[BULK], "bulk rate")
-    yield from _bulk_figures(loads, bulk)
-    if alone:
-        yield Figure("share of bulk kept", bulk.texts_per_second * loads.traffic.bulk_seqlen / alone, "")
-    yield from _query_figures(queries)
+def _note_shares(bench: Bench, case: Case) -> None:
+    if not isinstance(case.work, Embedding):
+        return
+    subject = Subject(case.shape, case.way, bench.clock.device)
+    for bulk in case.work.traffic.bulks:
+        note_share(bench, subject, bulk.seqlen)
+    del subject
+    bench.release()
 
 
-def _bulk_figures(loads: Loads, summary: Summary) -> Iterator[Figure]:
-    yield Figure("bulk rate", summary.texts_per_second * loads.traffic.bulk_seqlen, "tokens/s")
-    yield Figure("bulk failed", sum(summary.failures.values()), "", _failures(summary))
+def _cases() -> list[Case]:
+    small, large = _traffic(4), _traffic(2)
+    reranking = Reranking(query_seqlen=16, seqlen=128, num_documents=100, seconds=3.0)
+    return [
+        Case(QWEN3_06B, BF16, Embedding(QWEN3_06B, BF16, small)),
+        Case(QWEN3_8B, FP8, Embedding(QWEN3_8B, FP8, large)),
+        Case(QWEN3_06B, TRANSFORMERS, Reranker(QWEN3_06B, TRANSFORMERS, reranking, concurrency=4)),
+        Case(QWEN3_8B, FP8, Killed(QWEN3_8B, FP8, replace(large, patience=30.0)), CACHED),
+    ]
 
 
-def _query_figures(summary: Summary) -> Iterator[Figure]:
-    yield Figure("interactive p50", summary.percentile_ms(50), "ms", f"{summary.num_requests} queries")
-    yield Figure("interactive p99", summary.percentile_ms(99), "ms")
-    yield Figure("interactive failed", sum(summary.failures.values()), "", _failures(summary))
-    yield Figure("generator late", summary.lag_p99_ms or 0.0, "ms")
+def _traffic(num_long: int) -> Traffic:
+    """So many requests of long texts in flight, three times as many of short ones: of 8B one takes 0.8 s."""
+    bulks = (
+        Bulk(seqlen=512, batch_size=128, concurrency=num_long, seconds=5.0),
+        Bulk(seqlen=128, batch_size=128, concurrency=3 * num_long, seconds=3.0),
+    )
+    return Traffic(bulks=bulks, queries=Queries(seqlen=32, rate=50.0, seconds=5.0), patience=15.0)
 
 
-def _failures(summary: Summary) -> str:
-    return "; ".join(f"{count} x {failure}" for failure, count in summary.failures.items())
+def _tiny_cases() -> list[Case]:
+    bulks = tuple(Bulk(seqlen=seqlen, batch_size=4, concurrency=2, seconds=0.5) for seqlen in (48, 16))
+    traffic = Traffic(bulks=bulks, queries=Queries(seqlen=8, rate=20.0, seconds=0.5), patience=30.0)
+    reranking = Reranking(query_seqlen=4, seqlen=16, num_documents=10, seconds=0.5)
+    config = {**TINY_QWEN3.config, "max_position_embeddings": 256}
+    reranker = replace(TINY_QWEN3, max_seqlen=256, config=config)  # the template alone takes more than 64 tokens
+    return [
+        Case(TINY_BERT, BF16, Embedding(TINY_BERT, BF16, traffic)),
+        Case(TINY_BERT, FP8, Embedding(TINY_BERT, FP8, traffic)),
+        Case(reranker, TRANSFORMERS, Reranker(reranker, TRANSFORMERS, reranking, concurrency=2)),
+        Case(TINY_BERT, FP8, Killed(TINY_BERT, FP8, traffic), CACHED),
+    ]

@@ -58,8 +58,8 @@ TARGETS = (
     _at_most("latency", QWEN3_8B.name, FP8, "B=1 S=32", "p50", 3.4, "ms"),
     _at_most("latency", QWEN3_06B.name, BF16, "B=1 S=32", "p50", 0.85, "ms"),
     _at_most("latency", BERT_BASE.name, BF16, "B=1 S=32", "p50", 0.30, "ms"),
-    Target("model", BGE_M3.name, BF16, "S=512", "share of it at T=1024", 0.80),
-    Target("model", BERT_BASE.name, BF16, "S=512", "share of it at T=1024", 0.70),
+    Target("model", BGE_M3.name, BF16, "S=512", "share of best at T=1024", 0.80),
+    Target("model", BERT_BASE.name, BF16, "S=512", "share of best at T=1024", 0.70),
     *(
         _at_most("padding", name, precision, "NaN", "changed rows", 0.0)
         for name, precision in ((MINILM.name, BF16), (BGE_M3.name, BF16), (QWEN3_06B.name, BF16), (QWEN3_8B.name, FP8))
@@ -67,28 +67,19 @@ TARGETS = (
     _at_most("cold start", QWEN3_8B.name, FP8, CACHED, "to the first embedding", 20.0, "s"),
     _at_most("server", QWEN3_8B.name, FP8, "both loads", "interactive p99", 60.0, "ms"),
     _at_most("server", QWEN3_06B.name, BF16, "both loads", "interactive p99", 20.0, "ms"),
+    Target("server", QWEN3_8B.name, FP8, "bulk alone", "share of the engine's rate", 0.97),
+    Target("server", QWEN3_06B.name, BF16, "bulk alone", "share of the engine's rate", 0.90),
     Target("server", QWEN3_8B.name, FP8, "both loads", "share of bulk kept", 0.85),
     Target("server", QWEN3_06B.name, BF16, "both loads", "share of bulk kept", 0.85),
 )  # fmt: skip
 
 # Of a layer at 8,192 tokens in texts of 512, on the first H100 (27 November 2026): microseconds
 FIRST_US = {
-    (QWEN3_8B.name, FP8): {
-        "qkv": 290, "o": 193, "gate_up": 1101, "down": 569, "attend": 201, "activate": 171, "add_norm": 158,
-        "rotate": 62, "quantize": 34, "forward": 2957,
-    },
-    (QWEN3_8B.name, BF16): {
-        "qkv": 587, "o": 378, "gate_up": 2200, "down": 1098, "attend": 205, "activate": 202, "add_norm": 179,
-        "rotate": 60, "forward": 5121,
-    },
-    (QWEN3_06B.name, BF16): {
-        "qkv": 98, "o": 47, "gate_up": 146, "down": 68, "attend": 94, "activate": 52, "add_norm": 46, "rotate": 39,
-        "forward": 568,
-    },
-    (BGE_M3.name, BF16): {
-        "qkv": 77, "o": 28, "gate_up": 97, "down": 87, "attend": 60, "activate": 51, "add_norm": 37, "forward": 434,
-    },
-    (BERT_BASE.name, BF16): {
-        "qkv": 50, "o": 20, "gate_up": 59, "down": 51, "attend": 46, "activate": 39, "add_norm": 30, "forward": 270,
-    },
+    (QWEN3_8B.name, FP8): dict(
+        qkv=290, o=193, gate_up=1101, down=569, attend=201, activate=171, add_norm=158, rotate=62, quantize=34),
+    (QWEN3_8B.name, BF16): dict(
+        qkv=587, o=378, gate_up=2200, down=1098, attend=205, activate=202, add_norm=179, rotate=60),
+    (QWEN3_06B.name, BF16): dict(qkv=98, o=47, gate_up=146, down=68, attend=94, activate=52, add_norm=46, rotate=39),
+    (BGE_M3.name, BF16): dict(qkv=77, o=28, gate_up=97, down=87, attend=60, activate=51, add_norm=37),
+    (BERT_BASE.name, BF16): dict(qkv=50, o=20, gate_up=59, down=51, attend=46, activate=39, add_norm=30),
 }  # fmt: skip

@@ -83,7 +83,7 @@ def _rates(bench: Bench, subject: Subject, seqlen: int) -> Iterator[Figure]:
         yield Figure("SM clock", load.sm_mhz, "MHz")
     if is_ours and sizes == _NUM_TOKENS:
         yield Figure("T*", min(size for size, rate in rates.items() if rate >= _ENOUGH * rates[best]), "tokens")
-        yield Figure(f"share of it at T={SMALL}", rates[SMALL] / rates[best], "")
+        yield Figure(f"share of best at T={SMALL}", rates[SMALL] / rates[best], "")
     yield from _shares(bench, subject, seqlen, rates[best])
 
 

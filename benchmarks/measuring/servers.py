@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,11 +96,12 @@ def llama(folder: Path, weights: str, *flags: str) -> Recipe:
 class RunningServer:
     """A started server, which may not be ready yet."""
 
-    def __init__(self, recipe: Recipe, *, cache: Path) -> None:
+    def __init__(self, recipe: Recipe, *, cache: Path, log: Path | None = None) -> None:
+        """log: the file that its output is added to; without one it is forgotten."""
         self.name = recipe.name
         self.port = recipe.port or free_port()
         values = {"port": str(self.port), "cache": str(cache)}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._log = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115 - closed by `stop`
         self.process = subprocess.Popen(
             [part.format_map(values) for part in recipe.command],
             env=os.environ | {name: value.format_map(values) for name, value in recipe.environment.items()},
@@ -113,33 +115,41 @@ class RunningServer:
 
     def wait_for_answer(self, text: str, *, patience: float = 120.0) -> float:
         """Seconds from the start to the first answer. Raises ServerFailed."""
-        while time.perf_counter() < self._began + patience:
+        return self.wait_for(lambda seconds: self.embed([text], patience=seconds), patience=patience)
+
+    def wait_for(self, ask: Callable[[float], object], *, patience: float) -> float:
+        """The same for any question, which is given the seconds that its answer may take."""
+        while (left := self._began + patience - time.perf_counter()) > 0:
             if self.process.poll() is not None:
                 raise ServerFailed(f"{self.name} ended with {self.process.returncode}: {self._last_line()}")
             with contextlib.suppress(OSError, http.client.HTTPException, ServerFailed):
-                self.embed([text], patience=patience)
+                ask(left)
                 return time.perf_counter() - self._began
             time.sleep(_POLL_SECONDS)
         raise ServerFailed(f"{self.name} did not answer within {patience:.0f} s of its start: {self._last_line()}")
 
     def embed(self, texts: Sequence[str], *, patience: float = 60.0) -> NDArray[np.float32]:
         """float32 [N, D]. Raises ServerFailed, OSError, HTTPException."""
-        body = json.dumps({"input": texts, "model": "m"})
+        answer = self.ask(ROUTE, {"input": texts, "model": "m"}, patience=patience)
+        return np.array([item["embedding"] for item in answer["data"]], np.float32)
+
+    def ask(self, route: str, body: object, *, patience: float = 60.0) -> Any:
+        """What it answers to this JSON. Raises ServerFailed, OSError, HTTPException."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience)) as connection:
-            connection.request("POST", ROUTE, body, {"content-type": "application/json"})
+            connection.request("POST", route, json.dumps(body), {"content-type": "application/json"})
             answer = connection.getresponse()
             content = answer.read()
         if answer.status != 200:
             raise ServerFailed(f"{self.name} answered {answer.status}")
-        return np.array([item["embedding"] for item in json.loads(content)["data"]], np.float32)
+        return json.loads(content)
 
-    def stop(self) -> None:
-        """Politely, and then not."""
+    def stop(self, *, seconds: float = _STOP_SECONDS) -> None:
+        """Politely, and after these seconds not."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STOP_SECONDS)
+                self.process.wait(seconds)
         self._log.close()
 
     def _last_line(self) -> str:

@@ -4,30 +4,25 @@ What the numbers are is never asserted; what they are computed from is.
 """
 
 import csv
-import dataclasses
-import json
 import os
-import queue
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
-from benchmarks.gpu import beside, card, mixed, report
+from benchmarks.gpu import card, mixed, report
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import CpuClock, hold, median_seconds
 from benchmarks.gpu.kernel_cases import cases
 from benchmarks.gpu.random_models import batch_of, save_tokenizer, text_of
 from benchmarks.gpu.rows import FAILED, Rows
-from benchmarks.gpu.server import unpacked
 from benchmarks.gpu.shapes import TINY_BERT
-from benchmarks.gpu.targets import CACHED, FP8, SENTENCE_TRANSFORMERS
-from engine.types import Batch, Engine, EngineLimits, OutputKind
+from benchmarks.gpu.targets import SENTENCE_TRANSFORMERS
+from engine.types import Engine
 from tests.benchmarks.bare_python import bare_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,23 +101,8 @@ def check_figures(found: list[dict[str, str]]) -> None:
             assert value < (0.05 if row["precision"] == "fp8 out" else 0.01), row
         if row["kind"] == "cosine" and row["metric"] in ("lowest", "median"):
             assert value > (0.98 if "fp8" in row["precision"] else 0.99999), row
-        if row["metric"] in ("changed rows", "bulk failed", "interactive failed"):
+        if row["metric"] == "changed rows":
             assert value == 0, row
-        if (row["kind"], row["metric"], row["precision"]) == ("cold start", "to the first embedding", FP8):
-            assert ("quantized weights taken from" in row["note"]) == (row["shape"] == CACHED), row
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("part", "kind"), [("cold-starts", "cold start"), ("server", "server")])
-def test_what_takes_longer_than_a_first_run(part: str, kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", part, "--device", "cpu", "--tiny", "--out", str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    found = read(tmp_path)
-    assert {row["kind"] for row in found} == {"import", "machine", kind}
-    assert [row for row in found if row["metric"] == FAILED] == []
-    check_figures(found)
 
 
 @pytest.mark.full
@@ -154,6 +134,24 @@ def test_what_nvidia_smi_says() -> None:
     assert card.parse("[N/A], [N/A], [N/A], [N/A]\n") is None
 
 
+def test_clocks_are_those_of_a_stretch_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line counts when it is said; in a pipe it would wait for others."""
+    os.mkfifo(tmp_path / "said")
+    nvidia_smi = tmp_path / "nvidia-smi"
+    repeat = f"for line in open('{tmp_path}/said'): print(line, end='')"
+    nvidia_smi.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{repeat}"\n')
+    nvidia_smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    watch = card.Watch(torch.device("cuda:0"))
+    with Path(tmp_path, "said").open("w", buffering=1) as said:
+        for clock in (1000.0, 1400.0):
+            began = time.perf_counter()
+            said.write(f"{clock}, 2619, 600.0, 50\n")
+            while (load := watch.since(began)) is None:
+                assert time.perf_counter() < began + 20
+            assert load.sm_mhz == clock
+
+
 def test_a_text_has_the_tokens_it_was_made_of(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -172,49 +170,6 @@ def test_mixed_lengths_are_packed_whole_and_in_order() -> None:
     assert texts == mixed.sequences_of(TINY_BERT, num=50)
 
 
-class OneByOne:
-    """An engine of no rows that answers in the order of submission."""
-
-    def __init__(self, seconds: float) -> None:
-        self.limits = SimpleNamespace(depth=2)
-        self.submitted: list[Batch] = []
-        self.most_bulk = 0
-        self._seconds = seconds
-        self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._num_collected = 0
-
-    def submit(self, batch: Batch) -> int:
-        self.submitted.append(batch)
-        inside = self.submitted[self._num_collected :]
-        self.most_bulk = max(self.most_bulk, sum(not one.is_urgent for one in inside))
-        self._waiting.put(len(self.submitted))
-        return len(self.submitted)
-
-    def collect(self) -> tuple[int, dict[OutputKind, object]]:
-        ticket = self._waiting.get(timeout=10)
-        time.sleep(self._seconds)
-        self._num_collected = ticket
-        return ticket, {}
-
-
-def test_queries_come_by_the_clock_while_bulk_fills_the_engine() -> None:
-    bulk, query = batch_of(TINY_BERT, [8, 8]), dataclasses.replace(batch_of(TINY_BERT, [4]), is_urgent=True)
-    traffic, engine = beside.Traffic(bulk, query, seconds=0.5), OneByOne(0.002)
-    assert beside._run(cast(Engine, engine), traffic) >= 0.5
-    assert traffic.done.keys() >= traffic.due.keys()
-    assert len(engine.submitted) == len(traffic.done) == traffic.num_bulk + len(traffic.due)
-    assert 5 <= len(traffic.due) <= 60  # 50 a second, by chance
-    assert traffic.num_bulk > len(traffic.due)
-    assert engine.most_bulk == engine.limits.depth
-    assert all(traffic.done[ticket] > due for ticket, due in traffic.due.items())
-
-
-def test_batches_are_sealed_as_the_server_seals_them() -> None:
-    limits = EngineLimits(max_num_tokens=4096, max_num_seqs=8, max_seqlen=512, token_buckets=(256, 512, 2048, 4096))
-    sealed = [beside.sealed(limits, rate, 0.01) for rate in (1e3, 80_000.0, 1e9)]
-    assert sealed == [256, 512, 4096]
-
-
 def test_a_warm_up_waits_for_what_each_batch_has_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(mixed, "alone", lambda _, batch: done.append(batch.num_tokens))
@@ -227,21 +182,3 @@ def test_kernels_are_measured_at_the_widths_of_the_models() -> None:
     full = cases(is_tiny=False)
     assert len({(case.name, case.width, case.is_quantized) for case in full}) == len(full)
     assert {case.name for case in cases(is_tiny=True)} <= {case.name for case in full}
-
-
-def test_wheels_are_unpacked_and_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    with zipfile.ZipFile(tmp_path / "thing-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("thing/__init__.py", "number = 7\n")
-    with unpacked(str(tmp_path), tmp_path / "unpacked") as path:
-        asked = "import json, thing; print(json.dumps(thing.number))"
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-        ran = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, check=True)
-    assert json.loads(ran.stdout) == 7
-    with unpacked(None, tmp_path / "nothing") as path:
-        assert path == []
-
-
-def test_a_folder_without_wheels_is_said_to_be_one(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no \*\.whl"), unpacked(str(tmp_path), tmp_path / "x"):
-        pass

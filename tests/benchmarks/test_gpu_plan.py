@@ -142,7 +142,7 @@ def test_models_are_measured_to_their_end_beside_a_kill_and_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of two models is killed within the first one, and stopped within the second."""
-    monkeypatch.setattr(plan, "_PATIENCE", 30.0)
+    monkeypatch.setattr(plan, "_PATIENCE", 20.0)
     path, models = tmp_path / "rows.csv", [(TINY_QWEN3, BF16), (TINY_BERT, BF16)]
     signals = {"latency,toy Qwen3": signal.SIGKILL, "latency,toy BERT": signal.SIGSTOP}
     is_over = threading.Event()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import cold_starts, report, throughput
+from benchmarks.gpu import report, throughput
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.attention_cases import best
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
@@ -18,7 +18,7 @@ from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
 from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
 from benchmarks.gpu.tables import short, tables, target_table
 from benchmarks.gpu.targets import BF16 as TARGET_BF16
-from benchmarks.gpu.targets import CACHED, FP8, NOTHING_CACHED, TARGETS, Target
+from benchmarks.gpu.targets import FP8, TARGETS, Target
 from benchmarks.gpu.throughput import RATIOS, SEQLENS, SMALL
 
 KEY = Key("gemm", "toy", "bf16", "M=1")
@@ -141,30 +141,6 @@ def test_a_target_is_reached_missed_or_not_measured(rows: Rows) -> None:
     assert {line["measured"] for line in toy} == {"not measured"}
 
 
-def test_a_start_that_was_begun_is_measured_from_its_first_run_on(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later one finds nothing of what an earlier process cached."""
-    bf16 = [Key("cold start", TINY_BERT.name, TARGET_BF16, name) for name in (NOTHING_CACHED, CACHED)]
-    fp8 = [Key("cold start", TINY_BERT.name, FP8, name) for name in (NOTHING_CACHED, CACHED)]
-    for key in (*bf16, fp8[0]):
-        rows.add(key, [Figure("to the first embedding", 1.0, "s")])
-    started: list[str] = []
-
-    def start(device: str, model: Path, way: str, caches: Path) -> list[Figure]:
-        started.append(way)
-        return [Figure("to the first embedding", 2.0, "s")]
-
-    monkeypatch.setattr(cold_starts, "_start", start)
-    cold_starts.run(bench_of(rows))
-    assert started == [FP8, FP8]
-    assert [rows.value(key, "to the first embedding") for key in (*bf16, *fp8)] == [1.0, 1.0, 2.0, 2.0]
-
-
-def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_starts, "_PATIENCE", 0.0)
-    with pytest.raises(RuntimeError, match="the process ended with -9"):
-        list(cold_starts._start("cpu", tmp_path, FP8, tmp_path))
-
-
 def test_a_failure_meets_no_target() -> None:
     assert not any(target.is_met_by(float("nan")) for target in TARGETS)
 
@@ -175,7 +151,7 @@ def test_targets_name_what_is_measured() -> None:
     assert {target.kind for target in TARGETS} == {"model", "ratio", "latency", "padding", "cold start", "server"}
     of_models = [target for target in TARGETS if target.kind == "model"]
     assert {int(target.shape.removeprefix("S=")) for target in of_models} <= set(SEQLENS)
-    assert {target.metric for target in of_models} == {"share", f"share of it at T={SMALL}"}
+    assert {target.metric for target in of_models} == {"share", f"share of best at T={SMALL}"}
     ratios = [target for target in TARGETS if target.kind == "ratio"]
     assert {tuple(target.precision.split(" / ")) for target in ratios} <= set(RATIOS)
     shares = {(one.subject, one.precision, one.shape): one.bound for one in of_models if one.metric == "share"}
