@@ -93,7 +93,7 @@ bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb $(LLAMA)/bin/llama-server ## eng
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
 # Installs nothing. A run goes on where it was stopped, in the same folder or from a CSV of it.
-GPU_BENCH = $(if $(WHEELS),WHEELS="$(WHEELS)") $(if $(SCRATCH),SCRATCH="$(SCRATCH)") $(GPU_PYTHON) -m benchmarks.gpu --out "$(OUT)" $(if $(RESUME),--resume "$(RESUME)")
+GPU_BENCH = $(if $(WHEELS),WHEELS="$(WHEELS)") $(if $(SCRATCH),SCRATCH="$(SCRATCH)") $(GPU_PYTHON) -m benchmarks.gpu $(if $(RESUME),--resume "$(RESUME)") --out "$(OUT)"
 HAS_GPU = @test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 HAS_OUT = @test -n "$(OUT)" || { echo "where to? OUT=folder"; exit 2; }
 

@@ -27,9 +27,11 @@ from engine.types import (
     EngineLimits,
     ModelError,
     ModelInfo,
+    OnStage,
     OutputKind,
     Results,
     Rows,
+    untold,
 )
 
 TABLE_ROWS = 4096
@@ -224,8 +226,9 @@ def _counts(batch: Batch) -> Rows:
     return Rows(np.concatenate(entries).astype(np.float32), offsets)
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> FakeEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> FakeEngine:
     """Raises ModelError if an option is wrong."""
+    on_stage("load")
     fake = options.fake
     assert fake is not None
     assert options.max_seqlen is not None

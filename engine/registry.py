@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
-from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, ProcessSpent
+from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, OnStage, ProcessSpent, untold
 
 logger = logging.getLogger("embedline.engine")
 
@@ -30,7 +30,7 @@ class EngineRow:
     """What the rest of the program needs to know about an engine before it is loaded."""
 
     name: str  # in `--engine`
-    module: str  # has `load(name=, reason=, options=)`
+    module: str  # has `load(name=, reason=, options=, on_stage=)`
     packages: tuple[str, ...] = ()  # that it needs; for auto it is installed if the first one is
     converters: tuple[str, ...] = ()  # packages that it needs to convert most models, and not to serve them
     extra: str = "server"  # of our package, which installs those; "" = users install them
@@ -134,19 +134,20 @@ def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]
     return engines[0] if asked == AUTO else asked, f"--engine {asked} with --quantization {quantization}"
 
 
-def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
-    """Load a model. Raises ModelError with one line for the operator if it can't be served.
+def load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> Engine:
+    """Load a model; the stages have the engine's name before their own. Raises ModelError with one line for the
+    operator if it can't be served.
 
     "auto" tries one engine after the other, and ModelInfo.reason says why the first ones failed. It stops if the device
     is at fault or an engine has spoiled the process.
     """
     if engine != AUTO:
-        return _load(engine, name=name, reason=reason, options=options)
+        return _load(engine, name=name, reason=reason, options=options, on_stage=on_stage)
     kind = options.kind
     failures: list[str] = []
     for candidate in (row.name for row in _tried_by_auto(kind)):
         try:
-            return _load(candidate, name=name, reason=reason, options=options)
+            return _load(candidate, name=name, reason=reason, options=options, on_stage=on_stage)
         except ModelError as error:
             why = str(error)  # not the error itself: its traceback holds what was loaded
             is_the_last = isinstance(error, DeviceTrouble | ProcessSpent)
@@ -159,11 +160,16 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine
     raise ModelError(f"--engine auto finds no engine that can serve it on {_WHERE[kind]}: {'; '.join(failures)}")
 
 
-def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
+def _load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage: OnStage) -> Engine:
+    def enter(stage: str) -> None:
+        on_stage(f"{engine}: {stage}")
+
     row = ENGINES[engine]
     try:
+        enter("import")
         module = importlib.import_module(row.module)
-        loaded: Engine = module.load(name=name, reason=reason, options=options)  # may import more packages
+        # may import more packages
+        loaded: Engine = module.load(name=name, reason=reason, options=options, on_stage=enter)
     except ModuleNotFoundError as error:
         what = f"pip install 'embedline[{row.extra}]'" if row.extra else "comes with its package"
         raise ModelError(f"the {engine} engine needs {error.name}, which is not installed: {what}") from error

@@ -4,6 +4,7 @@ Shape legend: B sequences in a batch, T tokens in a batch (no padding), D number
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
@@ -39,6 +40,13 @@ MAX_CACHE_BYTES = 20_000_000_000  # of compiled models, by default
 def main_output(outputs: OutputKind) -> OutputKind:
     """The lowest of several flags: the main purpose of a model that gives them."""
     return OutputKind(outputs & -outputs)
+
+
+OnStage = Callable[[str], object]  # told of each stage of a start as it begins, by a name that whoever does it gives
+
+
+def untold(stage: str) -> None:
+    """Where nobody asks."""
 
 
 # Flags in a token's type. Token types themselves are smaller.

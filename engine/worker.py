@@ -25,6 +25,7 @@ from engine.fp8_copy import with_copy
 from engine.messages import EngineStart
 from engine.selftest.canary import Canary
 from engine.selftest.warmup import warm_up
+from engine.start_report import StartReport
 from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
 from wire.blocking import BlockingConnection
@@ -215,21 +216,26 @@ def main() -> NoReturn:
     supervisor = BlockingConnection(socket.socket(fileno=control_fd))
     process, start = _wait_for_start(supervisor)
     begin(process.title, process.log_level, json_output=process.json_output)
-    loading = _Heartbeat(supervisor)
+    starting = StartReport(supervisor)
     try:
+        starting.enter("copy")
         options = with_copy(start.engine, start.options)
-        engine = registry.load(start.engine, name=start.model, reason=start.reason, options=options)
+        engine = registry.load(
+            start.engine, name=start.model, reason=start.reason, options=options, on_stage=starting.enter
+        )
+        starting.enter("first batches")
         limits = warm_up(engine)
+        starting.enter("canary")
         canary = Canary(engine)
     except ModelError as error:
-        loading.stop()
+        starting.stop()
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
         sys.exit(2)
     gc.collect()
     gc.freeze()  # the model stays; collecting it would stop all threads for tenths of a second
     worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits=limits, canary=canary)
     collector = worker.start()
-    loading.stop()
+    starting.stop()
     supervisor.send(control.READY, 0, control.encode({"info": dataclasses.asdict(engine.info)}))
     _beat_until_stopped(supervisor, worker)
     engine.close()
@@ -249,35 +255,12 @@ def _wait_for_start(supervisor: BlockingConnection) -> tuple[ProcessStart, Engin
                 return control.decode_start(payload, EngineStart)
 
 
-class _Heartbeat:
-    """Sends heartbeats from its own thread while the main thread loads a model."""
-
-    def __init__(self, supervisor: BlockingConnection) -> None:
-        self._supervisor = supervisor
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return when another sender can use the supervisor's socket."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(control.HEARTBEAT_SECONDS):
-            _send_heartbeat(self._supervisor, None)
-
-
-def _send_heartbeat(supervisor: BlockingConnection, busy: Json | None) -> None:
-    supervisor.send(control.HEARTBEAT, 0, control.encode({"busy": busy}))
-
-
 def _beat_until_stopped(supervisor: BlockingConnection, worker: Worker) -> None:
     """Answer the supervisor until it sends STOP. Without a supervisor the process exits."""
     try:
         while True:
             if not supervisor.wait(control.HEARTBEAT_SECONDS):
-                _send_heartbeat(supervisor, worker.busy())
+                supervisor.send(control.HEARTBEAT, 0, control.encode({"busy": worker.busy()}))
                 continue
             for kind, _, _ in supervisor.receive():
                 if kind == control.STOP:

@@ -1,6 +1,7 @@
 """The command line. The flags of `serve` are made from the fields of the settings, so there is one list."""
 
 import contextlib
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -277,6 +278,7 @@ _OF_BACKFILL = _named(
 
 def main() -> None:
     """The console script. What is wrong with the arguments is one line, without typer's frame around it."""
+    faulthandler.enable(file=2)  # some commands load models
     arguments = sys.argv[1:]
     if arguments[-1:] in _VERSION and (len(arguments) == 1 or arguments[0] == "serve"):  # an image says serve itself
         version()

@@ -71,6 +71,12 @@ class Child:
         self._beat(self._loop.time())
         return start
 
+    async def enter(self, stage: str) -> None:
+        """Tell the supervisor what this process does next of its start. It is in the socket on return, so a death right
+        after it loses nothing."""
+        self._connection.send(control.STAGE, 0, control.encode({"stage": stage}))
+        await self._connection.sent()
+
     def ready(self, info: Json | None = None) -> None:
         """Tell the supervisor that this process serves."""
         gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
@@ -147,6 +153,7 @@ def _exit_on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
 async def _main(role: Role[_Start], kind: type[_Start], control_fd: int) -> int:
     child = Child()
     start = await child.join(control_fd, kind)
+    await child.enter("setup")
     try:
         await role(child, start)
     except StartError as error:

@@ -56,6 +56,12 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
         self._unsent += buffers
 
+    async def sent(self) -> None:
+        """Return once all is in the socket, or the connection is lost."""
+        self._flush()
+        while self._transport is not None and self._transport.get_write_buffer_size():  # noqa: ASYNC110 - nothing tells when it is 0
+            await asyncio.sleep(0)
+
     def close(self) -> None:
         """Flush and close; `on_lost` follows."""
         if self._transport is not None:

@@ -1,4 +1,5 @@
-"""What a process says of itself on SIGUSR1: where its threads are, and where its tasks wait."""
+"""What a process says of itself on SIGUSR1 and before a fatal signal ends it: where its threads are. And where its
+tasks wait."""
 
 import asyncio
 import faulthandler
@@ -9,8 +10,12 @@ from collections import Counter
 _MAX_PLACES = 20
 
 
-def dump_stacks_on_signal() -> None:
-    """From now on SIGUSR1 writes the stacks of all threads to standard error, even while this process is stuck."""
+def dump_stacks_on_signal(*, fatal_fd: int = 2) -> None:
+    """From now on SIGUSR1 writes the stacks of all threads to standard error, even while this process is stuck.
+
+    So do SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT, to `fatal_fd`, and end it as ever.
+    """
+    faulthandler.enable(file=fatal_fd, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 

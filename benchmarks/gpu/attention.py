@@ -22,7 +22,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
-from engine.fused.model.ops import AttentionRule, Tiles
+from engine.fused.model.ops import AttentionRule, Ops, Tiles
 from engine.fused.runner.packing import choose_block, tile_table
 from engine.machine.varlen import varlen
 
@@ -59,7 +59,7 @@ def run(bench: Bench, candidate: str) -> None:
 def _ways(bench: Bench, candidate: str, case: Case) -> Iterator[tuple[str, Attend]]:
     """By the names of their rows. On a CPU there is but the reference."""
     if candidate == known.TILES:
-        yield known.TILES, partial(_by_tiles, bench.clock.device)
+        yield known.TILES, partial(_by_tiles, ops_for(bench.clock.device))
     if not bench.clock.is_gpu:
         return
     if candidate in (known.TILES, known.BY_BOXES):
@@ -71,9 +71,9 @@ def _ways(bench: Bench, candidate: str, case: Case) -> Iterator[tuple[str, Atten
         yield candidate, cudnn_attend
 
 
-def _by_tiles(device: torch.device, sample: Sample, rule: AttentionRule) -> Tensor:
+def _by_tiles(ops: Ops, sample: Sample, rule: AttentionRule) -> Tensor:
     """As the engine does."""
-    return ops_for(device).attend(sample.query, sample.key, sample.value, sample.tiles, rule)
+    return ops.attend(sample.query, sample.key, sample.value, sample.tiles, rule)
 
 
 def _launched(launch: Launch, sample: Sample, rule: AttentionRule) -> Tensor:

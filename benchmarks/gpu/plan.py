@@ -46,7 +46,7 @@ _SECONDS_OF_ATTENTION = {TILES: 28.0}
 _SECONDS_OF_OTHER_ATTENTION = 9.0
 _GRACE = 15.0  # seconds between being told to stop, in effect, and being ended
 _STOPPING = 10.0  # seconds, from the same as Ctrl-C to being killed
-_PATIENCE = 60.0  # seconds without a row, after which a process is taken to hang; a compiler takes as long as that
+_PATIENCE, _PATIENCE_WITH_COMPILERS = 45.0, 120.0  # seconds; see Silence
 _WAITS = (TESTS, SERVER)  # which write rows at long intervals, and end by themselves what hangs
 _LEAST = 5.0  # seconds; what a process takes to begin
 _MAX_STARTS = 6
@@ -67,6 +67,14 @@ class Step:
 
     def __str__(self) -> str:
         return " ".join((self.part, *self.what))
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No row for so many seconds: a process is then taken to hang."""
+
+    rows: Path
+    seconds: float
 
 
 def first_steps(models: Sequence[Models]) -> list[Step]:
@@ -121,26 +129,27 @@ def run_all(steps: Sequence[Step], command: Sequence[str], rows: Path, *, deadli
 def _run(step: Step, command: Sequence[str], rows: Path, until: float) -> str:
     """Empty if it ended by itself, its time up or not."""
     trouble = ""
+    silence = Silence(rows, _PATIENCE_WITH_COMPILERS if COMPILED in step.what else _PATIENCE)
     for _ in range(_MAX_STARTS):
         print(f"\n== {step}: {max(0.0, until - time.monotonic()):.0f} s", flush=True)
-        code = _ended(command, until + _GRACE, None if step.part in _WAITS else rows)
+        code = _ended(command, until + _GRACE, None if step.part in _WAITS else silence)
         if code == 0:
             return ""
         trouble = "ended, because it did not stop in time" if code is None else f"its process ended with {code}"
         if code is None and time.monotonic() < until:
-            fail_unfinished(rows, f"nothing came of it for {_PATIENCE:.0f} s")
+            fail_unfinished(rows, f"nothing came of it for {silence.seconds:.0f} s")
             trouble = "ended, because it hung"
         if time.monotonic() + _LEAST > until:
             break
     return trouble
 
 
-def _ended(command: Sequence[str], until: float, rows: Path | None) -> int | None:
+def _ended(command: Sequence[str], until: float, silence: Silence | None) -> int | None:
     """Its exit code; None where it had to be ended, also for want of rows. Nothing that it started is left."""
     process = subprocess.Popen(command, cwd=ROOT, process_group=0)
     hangs = False
     try:
-        code = _exit_code(process, until, rows)
+        code = _exit_code(process, until, silence)
         hangs = code is None and time.monotonic() < until
         return code
     finally:
@@ -153,13 +162,13 @@ def _ended(command: Sequence[str], until: float, rows: Path | None) -> int | Non
             process.wait()
 
 
-def _exit_code(process: subprocess.Popen[bytes], until: float, rows: Path | None = None) -> int | None:
+def _exit_code(process: subprocess.Popen[bytes], until: float, silence: Silence | None = None) -> int | None:
     """None if it has not ended by then, or no row has come for too long."""
     known, patience_ends = -1, until
     while time.monotonic() < min(until, patience_ends):
-        size = rows.stat().st_size if rows and rows.exists() else 0
-        if rows and size != known:
-            known, patience_ends = size, time.monotonic() + _PATIENCE
+        size = silence.rows.stat().st_size if silence and silence.rows.exists() else 0
+        if silence and size != known:
+            known, patience_ends = size, time.monotonic() + silence.seconds
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(max(0.1, min(until - time.monotonic(), 1.0)))
     return process.poll()

@@ -25,7 +25,7 @@ from engine.model.tasks import VocabularyWeights
 from engine.model.weights import weights_of
 from engine.model.with_options import read_with
 from engine.store.cache import Cache, check_room
-from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OutputKind
+from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
 
 logger = logging.getLogger("embedline.engine")
 
@@ -35,7 +35,7 @@ _MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _GRAPH_BYTES = 16 << 20
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> CompiledEngine:
     """Load a model into the openvino engine. Raises ModelError with one line."""
     check(options)
     folder = read_with(options)
@@ -47,7 +47,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
-    loader = _Loader(folder, choices_of(folder, options), options)
+    loader = _Loader(folder, choices_of(folder, options), options, on_stage)
     executor, facts = loader.load(makers)
     sizes = sizes_of(folder, facts.dimensions)
     info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
@@ -89,14 +89,16 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
 class _Loader:
     """Loads one compiled model, from the cache if it is there."""
 
-    def __init__(self, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
+    def __init__(self, folder: ModelFolder, choices: Choices, options: LoadOptions, on_stage: OnStage) -> None:
         self.choices = choices
+        self._on_stage = on_stage
         self._folder = folder
         root = Path(options.cache_dir, "compiled") if options.cache_dir else None
         self._cache = Cache(root, max_bytes=options.max_cache_bytes)
         self._options = options
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
+        self._on_stage("compiled model")
         if self._options.compiled is not None and (taken := self._load_exported(Path(self._options.compiled), makers)):
             return taken
         key = keys.local(self._folder, self.choices)
@@ -141,7 +143,9 @@ class _Loader:
 
     def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
         with self._cache.new_folder(_most_bytes(self._folder.path)) as target:
+            self._on_stage("conversion")
             converted = self._convert(target)
+            self._on_stage("self-test")
             opening = partial(_open_new, target, num_threads=self._options.num_threads)
             executor, facts = examine(opening, converted, self.choices, makers=makers)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from engine.fused.engine import FusedEngine
 from engine.messages import LoadOptions
+from engine.types import OnStage, untold
 
 logger = logging.getLogger("embedline.engine")
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> FusedEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> FusedEngine:
     """Raises ModelError with one line."""
-    phases = Phases()
+    phases = Phases(on_stage)
     with phases("import"):
         from engine.fused import loading
     loaded = loading.load(phases, name=name, reason=reason, options=options)
@@ -29,15 +30,17 @@ def load(*, name: str, reason: str, options: LoadOptions) -> FusedEngine:
 
 
 class Phases:
-    """How long each part of loading took."""
+    """How long each part of loading took. Each is a stage, told as it begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stage: OnStage = untold) -> None:
+        self._on_stage = on_stage
         self._began = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """The time in the `with` block counts for this part; a part may come more than once."""
+        self._on_stage(name)
         began = time.perf_counter()
         try:
             yield

@@ -22,9 +22,11 @@ from engine.types import (
     EngineLimits,
     ModelError,
     ModelInfo,
+    OnStage,
     OutputKind,
     Results,
     Rows,
+    untold,
 )
 
 _DEPTH = 2
@@ -65,10 +67,11 @@ def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> ND
     return means
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> StaticEngine:
     """Load an engine. It runs on the CPU, whatever device the options name. Raises ModelError."""
     folder = read_with(options)
     _check(folder, options.dtype)
+    on_stage("weights")
     table, modules = read_table(folder.weights_folder / "model.safetensors"), load_modules(folder.path, folder.steps)
     limits = EngineLimits(
         max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),

@@ -31,10 +31,12 @@ from engine.types import (
     EngineLimits,
     ModelError,
     ModelInfo,
+    OnStage,
     OutputKind,
     ProcessSpent,
     Results,
     Rows,
+    untold,
 )
 
 logger = logging.getLogger("embedline.engine")
@@ -83,13 +85,13 @@ def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
     return [without_trailing_padding(ids[start:end], pad_id) for start, end in itertools.pairwise(bounds)]
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TensorrtLlmEngine:
     """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
     chosen = choices.choose(options)
     os.environ.update(llm_arguments.NO_TELEMETRY)
     hide_other_gpus(options.device, os.environ)
     try:
-        engine = _checked_engine(chosen, _info(chosen, name=name, reason=reason, device=options.device))
+        engine = _checked_engine(chosen, _info(chosen, name=name, reason=reason, device=options.device), on_stage)
     except DeviceTrouble:
         raise
     except ModelError as error:
@@ -99,15 +101,18 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
     return engine
 
 
-def _checked_engine(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
+def _checked_engine(chosen: Choices, info: ModelInfo, on_stage: OnStage) -> TensorrtLlmEngine:
     """Loaded, and tried on its first batches. Raises ModelError."""
+    on_stage("library")
     library = loading.load(chosen)
     modules = load_modules(chosen.folder.path, chosen.folder.steps)
     limits = loading.limits(chosen, library.limits)
     engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=limits)
+    on_stage("probe")
     found = probe.affordable_limits(engine, chosen.folder)
     if found != limits:
         engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=found)
+    on_stage("check")
     selfcheck.check(engine, chosen.folder, dtype=info.dtype)
     return engine
 

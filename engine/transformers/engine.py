@@ -34,7 +34,9 @@ from engine.types import (
     EngineLimits,
     ModelError,
     ModelInfo,
+    OnStage,
     Results,
+    untold,
 )
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
@@ -117,8 +119,9 @@ class TransformersEngine:
         return {kind: self._makers[kind](token_rows, batch) for kind in batch.outputs}
 
 
-def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TransformersEngine:
     """Load an engine. On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
+    on_stage("device")
     where = place(options)
     folder = read_with(options)
     if folder.is_static:
@@ -126,7 +129,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
     queries = query_table(folder)
     check_fits(folder, where)
     torch.set_num_threads(1)  # as in the threads that compute, so that measurements hold for them
-    choice = _prepare(folder, where)
+    choice = _prepare(folder, where, on_stage)
     limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options.num_threads)
     if where.is_gpu:
         alone, mixed = _GPU_BATCH_SECONDS
@@ -153,8 +156,10 @@ def _limits(folder: ModelFolder, options: LoadOptions, *, streams: int) -> Engin
     )
 
 
-def _prepare(folder: ModelFolder, where: Place) -> Choice:
+def _prepare(folder: ModelFolder, where: Place, on_stage: OnStage) -> Choice:
+    on_stage("weights")
     model = _load(folder, where)
+    on_stage("self-test")
     if where.is_gpu or where.dtype is not torch.float32:
         return choose_forward(model, folder)
     try:

@@ -110,7 +110,7 @@ def serve(settings: Settings) -> int:
     relay = StderrRelay(formatter("supervisor", json_output=settings.json_output))
     atexit.register(relay.close)  # after the last line, and after the traceback of a fault of ours
     begin("supervisor", settings.log_level, json_output=settings.json_output)
-    dump_stacks_on_signal()
+    dump_stacks_on_signal(fatal_fd=relay.original)  # who reads the pipe would be dead
     _on_stop_signal(partial(_exit_at_once, relay))
     warn_of_flags_without_effect(settings)
     open_files.raise_limit()

@@ -18,13 +18,15 @@ from wire.control import Json, ProcessStart
 
 # Defaults that the environment may overrule. numpy computes on the calling thread alone: with a team of threads for
 # each product, two engine threads that compute at the same time take three and a half times as long.
-_DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
+# A process that dies before it can ask for its stack, while it imports a library say, shows it too.
+_DEFAULTS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 # What is added to this process's own score: when memory runs out the kernel kills the highest. An engine holds the most
 # and costs no answer; a frontend's connections are lost with it; this process takes all others along.
 _OOM_SCORES = {"engine": 500, "tokenizer": 300, "batch manager": 200, "jobs": 200, "pipelines": 400, "frontend": 100}
 _MAX_OOM_SCORE = 1000
 _KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
 _DUMP_SECONDS = 1.0  # for a process to say what it holds
+_LAUNCH = "launch"  # the stage before a process has named one: the interpreter starts, and imports its module
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -92,6 +94,7 @@ class ChildProcess:
     """A process and its state.
 
     is_ready   it said READY and has not died since
+    stage      what it does of its start, None once it is ready; of a process that has ended, what it did then
     failure    the message of its FAILED, None otherwise
     last_beat  time.monotonic() of its last sign of life
     busy       what an engine computes: {"batch", "tokens", "since", "streams"}, None while idle
@@ -101,6 +104,7 @@ class ChildProcess:
     def __init__(self, plan: Plan, events: ChildEvents) -> None:
         self.plan = plan
         self.is_ready = False
+        self.stage: str | None = None
         self.failure: str | None = None
         self.last_beat = 0.0
         self.busy: Json | None = None
@@ -126,7 +130,7 @@ class ChildProcess:
         except OSError as error:
             raise SpawnError(f"{self.plan.title} can't be started: {self.plan.python}: {error.strerror}") from None
         self._run = run
-        self.is_ready, self.failure, self.busy, self.seen = False, None, None, 0
+        self.is_ready, self.stage, self.failure, self.busy, self.seen = False, _LAUNCH, None, None, 0
         self.last_beat = time.monotonic()
         _, run.connection = await self._loop.create_unix_connection(
             lambda: Connection(self._received, lambda _: None), sock=ours
@@ -226,7 +230,7 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(run.process.pid, signal.SIGKILL)  # a pool's workers, say, that hold its connections open
         returncode = run.process.wait()
-        # what it sent before it ended is still unread: FAILED, and its last counts
+        # what it sent before it ended is still unread: its last STAGE or FAILED, and its last counts
         self._loop.call_soon(self._finish, run, returncode)
 
     def _finish(self, run: _Run, returncode: int) -> None:
@@ -247,8 +251,10 @@ class ChildProcess:
             self.busy = fields.get("busy")
             if "metrics" in fields:
                 self._events.metrics_arrived(fields["metrics"])
+        elif kind == control.STAGE:
+            self.stage = fields["stage"]
         elif kind == control.READY:
-            self.is_ready = True
+            self.is_ready, self.stage = True, None
             self._events.child_ready(self, fields)
         elif kind == control.SEEN:
             self.seen = frame_id

@@ -43,6 +43,7 @@ class Readiness:
         self._page = page
         self._models = models
         self._limits = limits
+        self._ends: dict[ChildProcess, str] = {}  # how each ended last
         self._infos: dict[ChildProcess, Json] = {}  # what each engine said when it became ready, and when
         self._number = 1  # of the newest STATE; a child that has seen none is at 0
         self._ready_since = 0  # number of the STATE that first said ready; 0 while not ready
@@ -60,6 +61,10 @@ class Readiness:
         if model["is_padded"]:
             logger.info("%s runs with padded batches (%s)", model["name"], "; ".join(model["notes"][:1]))
         self._infos[engine] = {**info, "loaded_at": int(time.time())}
+
+    def ended(self, child: ChildProcess, how: str) -> None:
+        """Keep how it ended, to be told while no process does its work. `how` has no path, as anybody may ask."""
+        self._ends[child] = how
 
     def stopping(self) -> None:
         """From now on nothing is ready."""
@@ -130,11 +135,16 @@ class Readiness:
         for role in ROLES:
             children = list(self._of(role))  # no tokenizers where frontends do their work
             if children and role != _NOT_NEEDED and not any(child.is_ready for child in children):
-                return f"no {role} is ready"
+                return f"no {role} is ready{self._last_ends(children)}"
         for index, model in enumerate(self._models):
-            if not any(engine.is_ready for engine in self._engines(index)):
-                return f"no engine for {model.name} is ready"
+            engines = list(self._engines(index))
+            if not any(engine.is_ready for engine in engines):
+                return f"no engine for {model.name} is ready{self._last_ends(engines)}"
         return None
+
+    def _last_ends(self, children: Iterable[ChildProcess]) -> str:
+        ends = [f"{child.plan.title} has ended: {self._ends[child]}" for child in children if child in self._ends]
+        return f" ({'; '.join(ends)})" if ends else ""
 
     def _loaded(self) -> list[Json]:
         """Models whose first engine has been ready; what it said then stays true while it restarts."""

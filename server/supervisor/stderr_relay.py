@@ -21,16 +21,20 @@ _MAX_LINE_BYTES = 64 * 1024  # more is cut, so that what never ends a line does 
 
 
 class StderrRelay:
-    """Begins at once. `on_dropped` is called by its thread with the number of lines that found no room."""
+    """Begins at once.
+
+    on_dropped  called by its thread with the number of lines that found no room
+    original    a descriptor of what standard error was before
+    """
 
     def __init__(self, formatter: logging.Formatter, *, fd: int = 2) -> None:
         """`formatter` writes the line that stands for lines that were dropped."""
         self.on_dropped: Callable[[int], object] = lambda num_lines: None
         self._formatter = formatter
         self._fd = fd
-        self._original = os.dup(fd)
+        self.original = os.dup(fd)
         self._num_missing = 0  # lines that were dropped since the last one that was kept
-        self._writer = LogWriter(self._original, name="log")
+        self._writer = LogWriter(self.original, name="log")
         read_end, write_end = os.pipe()
         with contextlib.suppress(OSError):  # a machine may allow less
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -42,11 +46,11 @@ class StderrRelay:
     def terminal(self) -> TextIO | None:
         """A file of its own to write to where standard error was before, if that is a terminal: for a bar that is drawn
         again and again. It may wait for the reader."""
-        return os.fdopen(os.dup(self._original), "w") if os.isatty(self._original) else None
+        return os.fdopen(os.dup(self.original), "w") if os.isatty(self.original) else None
 
     def close(self, seconds: float = 2.0) -> None:
         """Put things back. Returns when all was written; a process that still runs, or no reader, costs `seconds`."""
-        os.dup2(self._original, self._fd)
+        os.dup2(self.original, self._fd)
         self._thread.join(seconds)
         self._writer.close(seconds)
 

@@ -151,7 +151,9 @@ class Supervisor:
         if child.failure is not None and not self._restarts.has_served(child):
             self._end(_EXIT_SETTINGS, child.failure)
         self._forget(child)
-        self._lost(child, child.failure or _reason(returncode))
+        how = _how_it_ended(child, returncode)
+        self._readiness.ended(child, how)
+        self._lost(child, child.failure or how, returncode)
 
     def metrics_arrived(self, deltas: Json) -> None:
         """It sent counts."""
@@ -179,13 +181,13 @@ class Supervisor:
         elif child.plan.role == "batch manager":
             self._topology.page.clear_manager(child.plan.index)
 
-    def _lost(self, child: ChildProcess, reason: str) -> None:
-        """A process has died or could not be started."""
+    def _lost(self, child: ChildProcess, reason: str, returncode: int | None = None) -> None:
+        """A process has died, or could not be started and has no returncode."""
         title, role = child.plan.title, child.plan.role
         if role not in self._shutdown.restarted_roles:
             return
         logger.error("%s has ended: %s", title, reason)
-        delay = self._restarts.failed(child, time.monotonic())
+        delay = self._restarts.failed(child, time.monotonic(), returncode)
         is_needed = role not in _BESIDE or (role == "pipelines" and not self._restarts.has_served(child))
         if self._restarts.has_given_up(child) and is_needed and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
@@ -254,7 +256,6 @@ def _seen(child: ChildProcess) -> ProcessState:
     )
 
 
-def _reason(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exit status {returncode}"
-    return signal.Signals(-returncode).name
+def _how_it_ended(child: ChildProcess, returncode: int) -> str:
+    how = f"exit status {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
+    return how if child.stage is None else f'{how} in the stage "{child.stage}"'

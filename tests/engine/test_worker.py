@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class EngineProcess:
     """A running engine worker and our two ends of its sockets."""
 
-    def __init__(self, folder: Path, options: LoadOptions, *, engine: str = "fake") -> None:
+    def __init__(
+        self, folder: Path, options: LoadOptions, *, engine: str = "fake", module: str = "engine.worker"
+    ) -> None:
         self.path = str(folder / "engine.sock")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(self.path)
@@ -36,7 +38,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine.worker", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 pass_fds=(theirs.fileno(), self.listener.fileno()),
             )

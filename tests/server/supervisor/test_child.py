@@ -1,10 +1,11 @@
-"""What a process is started with, a start that fails half way, and an end that does not come."""
+"""What a process is started with, a start that fails half way, what it said last, and an end that does not come."""
 
 import asyncio
 import dataclasses
 import errno
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, cast
@@ -13,6 +14,7 @@ import pytest
 
 from server.supervisor.child import ChildEvents, ChildProcess, Plan, SpawnError
 from tests.server_e2e.running import children
+from wire.control import Json, ProcessStart
 
 PLAN = Plan(role="engine", index=0, module="engine", python="python3", start=None, fds=())
 
@@ -44,9 +46,14 @@ class Events:
 
     def __init__(self) -> None:
         self.exits: list[int] = []
+        self.has_exited = asyncio.Event()
 
     def child_exited(self, child: ChildProcess, returncode: int) -> None:
         self.exits.append(returncode)
+        self.has_exited.set()
+
+    def metrics_arrived(self, deltas: Json) -> None:
+        pass
 
 
 def num_open() -> int:
@@ -108,3 +115,56 @@ def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
         assert (child.pid, child.is_dying, events.exits) == (None, False, [-signal.SIGKILL])
 
     asyncio.run(run())
+
+
+AT_ITS_IMPORT = "import signal\nsignal.raise_signal(signal.SIGILL)\n"
+IN_ITS_ROLE = """
+import signal
+from wire.child import run
+from wire.control import ProcessStart
+
+async def serve(child, start):
+    {enters}
+    signal.raise_signal(signal.SIGABRT)
+
+run(serve, ProcessStart)
+"""
+
+
+@pytest.mark.holds("When a process dies", "The log")
+@pytest.mark.parametrize(
+    ("code", "number", "stage"),
+    [
+        (AT_ITS_IMPORT, signal.SIGILL, "launch"),
+        (IN_ITS_ROLE.format(enters="pass"), signal.SIGABRT, "setup"),
+        (IN_ITS_ROLE.format(enters="await child.enter('store')"), signal.SIGABRT, "store"),
+    ],
+)
+def test_the_last_words_of_a_process_that_dies_right_after_them_are_known(
+    code: str,
+    number: int,
+    stage: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Even if the supervisor is busy meanwhile, and so learns of the words and of the death at once."""
+    (tmp_path / "dies.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    start = ProcessStart(title="engine 0", index=0, log_level="info")
+    plan = dataclasses.replace(PLAN, module="dies", python=sys.executable, start=start)
+
+    async def run() -> None:
+        events = Events()
+        child = ChildProcess(plan, cast(ChildEvents, events))
+        await child.start()
+        await asyncio.sleep(0)  # START leaves
+        assert child.pid is not None
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - to be busy
+        await events.has_exited.wait()
+        assert (events.exits, child.stage) == ([-number], stage)
+
+    asyncio.run(run())
+    stack = capfd.readouterr().err
+    assert "Fatal Python error: " in stack
+    assert f'File "{tmp_path}/dies.py", line ' in stack

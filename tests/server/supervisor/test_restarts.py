@@ -1,5 +1,7 @@
 """A process that served is started again at once; one that never gets that far, slower each time."""
 
+import signal
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -8,8 +10,15 @@ from server.supervisor.child import ChildProcess
 from server.supervisor.restarts import Restarts
 
 
+@dataclass(eq=False)
+class Fallen:
+    """What is looked at of a process that fell."""
+
+    stage: str = "weights"
+
+
 def a_child() -> ChildProcess:
-    return cast(ChildProcess, object())
+    return cast(ChildProcess, Fallen())
 
 
 @pytest.mark.holds("When a process dies")
@@ -69,3 +78,48 @@ def test_each_process_has_its_own_count() -> None:
 
     assert restarts.failed(other, now=0) == 0
     assert not restarts.has_given_up(other)
+
+
+SEGV, ABRT = signal.SIGSEGV, signal.SIGABRT
+
+
+@pytest.mark.holds("When a process dies")
+@pytest.mark.parametrize("number", [SEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, ABRT])
+def test_the_same_fault_in_the_same_stage_is_not_tried_a_third_time(number: int) -> None:
+    restarts, child = Restarts(), a_child()
+
+    assert restarts.failed(child, 0, -number) == 0
+    assert not restarts.has_given_up(child)
+
+    assert restarts.failed(child, 0, -number) == 15.0  # where another does its work
+    assert restarts.has_given_up(child)
+
+
+@pytest.mark.holds("When a process dies")
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [(-signal.SIGKILL, "weights")] * 4,
+        [(1, "weights")] * 4,
+        [(None, "weights")] * 4,  # it could not be started
+        [(-SEGV, "weights"), (-SEGV, "graphs")] * 2,
+        [(-SEGV, "weights"), (-ABRT, "weights")] * 2,
+        [(-SEGV, "weights"), (-signal.SIGKILL, "weights"), (-SEGV, "weights")],
+        [(-SEGV, "weights"), (None, "weights"), (-SEGV, "weights")],
+    ],
+)
+def test_other_deaths_are_tried_again(deaths: list[tuple[int | None, str]]) -> None:
+    restarts, child = Restarts(), a_child()
+    for returncode, stage in deaths:
+        child.stage = stage
+        restarts.failed(child, 0, returncode)
+        assert not restarts.has_given_up(child)
+
+
+def test_a_process_that_served_may_fault_twice() -> None:
+    restarts, child = Restarts(), a_child()
+    restarts.failed(child, 0, -SEGV)
+    restarts.succeeded(child, now=0)
+    for _ in range(3):  # the first while it serves
+        restarts.failed(child, 60, -SEGV)
+    assert not restarts.has_given_up(child)

@@ -30,7 +30,7 @@ class Relayed:
             reader = threading.Thread(target=lambda: lines.extend(pipe))
             reader.start()
             self.relay.close(30)
-            for descriptor in (self._fd, self._write_end, self.relay._original):
+            for descriptor in (self._fd, self._write_end, self.relay.original):
                 os.close(descriptor)
             reader.join()
         return lines
@@ -105,6 +105,6 @@ def test_a_bar_can_be_drawn_where_the_log_goes_if_that_is_a_terminal(relayed: Re
     assert os.read(reader, 4) == b"half"
     assert relayed.relay.terminal() is None
     relay.close(30)
-    for descriptor in (reader, terminal, relay._original):
+    for descriptor in (reader, terminal, relay.original):
         os.close(descriptor)
     relayed.read()

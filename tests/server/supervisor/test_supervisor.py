@@ -1,6 +1,7 @@
 """When the supervisor goes on without a process that can't be started, and when it ends the server. No process is."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -48,9 +49,9 @@ class Fallen:
     async def _start(self, child: ChildProcess) -> None:
         self.started.append(child.plan.title)
 
-    def fall(self, title: str, times: int) -> None:
+    def fall(self, title: str, times: int, returncode: int = 70) -> None:
         for _ in range(times):
-            self.supervisor.child_exited(self.children[title], 70)
+            self.supervisor.child_exited(self.children[title], returncode)
 
     @property
     def end(self) -> tuple[int, str] | None:
@@ -70,6 +71,25 @@ def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
         assert server.end is None
         server.fall("engine 1", 1)
         assert server.end == (1, "engine 1 can't be started: exit status 70")
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("When a process dies", "Readiness")
+def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a", "b")
+        server.children["engine 0"].stage = server.children["engine 1"].stage = "weights"
+        server.fall("engine 0", 2, -signal.SIGSEGV)
+        server.fall("engine 1", 1, -signal.SIGSEGV)
+        assert server.end is None
+        how = 'SIGSEGV in the stage "weights"'
+        ends = f"engine 0 has ended: {how}; engine 1 has ended: {how}"
+        assert server.supervisor.why_not_ready() == f"no engine is ready ({ends})"
+        server.fall("engine 1", 1, -signal.SIGSEGV)
+        assert server.end == (1, f"engine 1 can't be started: {how}")
 
     asyncio.run(run())
 
