@@ -143,7 +143,7 @@ class Readiness:
         return None
 
     def _last_ends(self, children: Iterable[ChildProcess]) -> str:
-        ends = [f"{child.plan.title} has ended: {self._ends[child]}" for child in children if child in self._ends]
+        ends = [f"{child.plan.title} ended: {self._ends[child]}" for child in children if child in self._ends]
         return f" ({'; '.join(ends)})" if ends else ""
 
     def _loaded(self) -> list[Json]:

@@ -12,7 +12,7 @@ import pytest
 
 from engine import registry
 from engine.messages import LoadOptions
-from engine.types import DeviceTrouble, Engine, ModelError
+from engine.types import DeviceTrouble, Engine, ModelError, OnStage
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 
@@ -32,7 +32,8 @@ class Loader:
         monkeypatch.setattr(importlib, "import_module", self._module)
 
     def _module(self, path: str) -> Any:
-        def load(*, name: str, reason: str, options: LoadOptions) -> str:
+        def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage) -> str:
+            on_stage("weights")
             engine = next(name for name, row in registry.ENGINES.items() if row.module == path).replace("-", "_")
             self.tried.append(engine)
             self.reason = reason
@@ -72,6 +73,13 @@ def test_auto_goes_on_to_transformers_on_a_gpu(
     assert "on a GPU; not fused: " in loader.reason
     assert words in loader.reason
     assert words in caplog.text
+
+
+def test_stages_are_told_with_the_engine_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    Loader(monkeypatch, fused=ModelError("no"))
+    told: list[str] = []
+    registry.load("auto", name="m", reason="", options=LoadOptions(device=GPU), on_stage=told.append)
+    assert told == ["fused: import", "fused: weights", "transformers: import", "transformers: weights"]
 
 
 def test_never_fused_on_a_cpu_that_was_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(
         server.fall("engine 1", 1, -signal.SIGSEGV)
         assert server.end is None
         how = 'SIGSEGV in the stage "weights"'
-        ends = f"engine 0 has ended: {how}; engine 1 has ended: {how}"
+        ends = f"engine 0 ended: {how}; engine 1 ended: {how}"
         assert server.supervisor.why_not_ready() == f"no engine is ready ({ends})"
         server.fall("engine 1", 1, -signal.SIGSEGV)
         assert server.end == (1, f"engine 1 can't be started: {how}")
