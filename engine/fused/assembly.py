@@ -64,7 +64,7 @@ def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> Fuse
         max_num_seqs=model.max_num_seqs,
         max_seqlen=folder.max_seqlen,
         has_token_types="types" in tensors,
-        max_graph_tokens=max_graph_tokens(model.spec) if records else 0,
+        max_graph_tokens=max_graph_tokens(model.spec) if records and chosen.capability is not None else 0,
     )
     packer = Packer(
         vocab_size=len(tensors["words"]),

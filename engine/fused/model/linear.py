@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from engine.fused.model.ops import QuantizedRows, Rows
 from engine.fused.model.spec import Spec, linear_shapes
-from engine.machine.failures import one_line
-from engine.types import ModelError
+from engine.machine.failures import engine_error, one_line
+from engine.types import EngineErrorKind, ModelError
 
 MAX_FP8 = 448.0  # the largest float8_e4m3fn
 FP8_MULTIPLE = 16  # of K, N and the bounds of parts, as torch._scaled_mm wants it
@@ -123,12 +123,16 @@ class Fp8Linear:
         except _OF_THE_DEVICE:
             raise
         except RuntimeError as error:  # whatever it says: if the device is at fault, the other way fails too
+            if engine_error(error).kind is EngineErrorKind.OUT_OF_MEMORY:  # cuBLAS has words of its own for it
+                raise
             reason = one_line(error)
         product = self.scaled_afterwards(rows).to(self.dtype)
+        is_news = all((known.n, known.k) != (size.n, size.k) for known in without_kernel)
         without_kernel.add(size)
-        logger.warning(
-            "no row-wise FP8 kernel for %d rows, N %d, K %d: scaled afterwards, which is slower (%s)", *size, reason
-        )
+        if is_news:
+            logger.warning(
+                "no row-wise FP8 kernel for %d rows, N %d, K %d: scaled afterwards, which is slower (%s)", *size, reason
+            )
         return product
 
     def part(self, start: int, end: int) -> "Fp8Linear":

@@ -63,11 +63,12 @@ class CudaDevice:
         _, total_memory = torch.cuda.mem_get_info(device)
         self._graphs = Graphs(
             self._record,
-            settle=self._computing.synchronize,
+            synchronize=self._computing.synchronize,
             max_num=_MAX_GRAPHS,
             max_bytes=int(_GRAPHS_SHARE * sizes.memory_share * total_memory),
         )
-        torch.cuda.synchronize(device)  # what was allocated here was filled by another stream
+        # What was allocated here was filled by this stream. To wait for the whole device would break what is recorded.
+        torch.cuda.current_stream(device).synchronize()
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -91,7 +92,7 @@ class CudaDevice:
             host_rows = {kind: _copied_to_host(part) for kind, part in rows.items()}
             self._copied[slot].record(self._copying)
         self._started[slot] = _Started(rows, host_rows)
-        if shape.has_graph:
+        if shape.is_worth_a_graph:
             self._graphs.record_if_repeated(shape)
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
@@ -134,14 +135,16 @@ class CudaDevice:
         try:
             return self._recorded(work)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # torch gives back nothing by itself while a graph is recorded
-            return self._recorded(work)
+            pass  # not here, where the error holds what was allocated
+        torch.cuda.empty_cache()  # torch gives back nothing by itself while a graph is recorded
+        return self._recorded(work)
 
     def _recorded(self, work: Callable[[], None]) -> Graph:
         try:
             return recorded(work, pool=self._pool, stream=self._recording)
-        except RuntimeError:
-            self._pool = torch.cuda.graph_pool_handle()
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError):
+                self._pool = torch.cuda.graph_pool_handle()
             raise
 
 

@@ -48,7 +48,8 @@ def recorded(work: Callable[[], object], *, pool: Any, stream: torch.cuda.Stream
     the batches beside it would have to allocate anew.
 
     Raises RuntimeError, including torch.OutOfMemoryError. The current stream and torch's allocator are then as before,
-    and calling kernels one by one goes on as if nothing had been; only the pool may be of no more use to new graphs.
+    and calling kernels one by one goes on as if nothing had been; only the pool may be of no more use to new graphs,
+    where it was not memory that ran out.
     """
     with _ONE_AT_A_TIME:
         graph = torch.cuda.CUDAGraph()
@@ -58,8 +59,11 @@ def recorded(work: Callable[[], object], *, pool: Any, stream: torch.cuda.Stream
                 try:
                     before = _memory_outside_torch()
                     work()
-                finally:
-                    graph.capture_end()
+                except Exception:
+                    with contextlib.suppress(RuntimeError):  # what `work` raised says more
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         except Exception as error:
             # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
             # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
@@ -90,11 +94,11 @@ class Graphs:
     """
 
     def __init__(
-        self, record: Callable[[Shape], Graph], *, settle: Callable[[], None], max_num: int, max_bytes: int
+        self, record: Callable[[Shape], Graph], *, synchronize: Callable[[], None], max_num: int, max_bytes: int
     ) -> None:
-        """record: may raise RuntimeError. settle: waits until no graph runs, so that one can be destroyed."""
+        """record: may raise RuntimeError. synchronize: waits until no graph runs, so that one can be destroyed."""
         self._record = record
-        self._settle = settle
+        self._synchronize = synchronize
         self._max_num = max_num
         self._max_bytes = max_bytes
         self._graphs: collections.OrderedDict[Shape, Graph] = collections.OrderedDict()  # last used is last
@@ -137,7 +141,7 @@ class Graphs:
 
     def _evict(self) -> None:
         while len(self._graphs) > self._max_num or (len(self._graphs) > 1 and self._num_bytes() > self._max_bytes):
-            self._settle()
+            self._synchronize()
             self._graphs.popitem(last=False)
 
     def _num_bytes(self) -> int:

@@ -50,7 +50,7 @@ _FIXED = 64  # the fixed cost of a tile (queries in, rows out), in keys
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All that the buffers and kernels of a batch depend on. Batches of the same shape share a CUDA graph."""
+    """All that the buffers and kernels of a batch depend on. A CUDA graph holds for all batches of its shape."""
 
     num_tokens: int  # T
     num_seqs: int  # B
@@ -58,7 +58,7 @@ class Shape:
     block: int  # at most so many queries a tile
     has_types: bool
     outputs: OutputKind
-    has_graph: bool  # whether a CUDA graph is worth recording when it comes again
+    is_worth_a_graph: bool  # whether a CUDA graph is worth recording when it comes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Shapes:
         num_seqs = min(self.max_num_seqs, num_tokens)
         num_tiles = max_num_tiles(num_tokens, num_seqs, block=_TOKEN_ALIGNMENT)
         return Shape(
-            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.has_token_types, ALL_OUTPUTS, has_graph=False
+            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.has_token_types, ALL_OUTPUTS, is_worth_a_graph=False
         )
 
     def of(self, batch: Batch) -> Shape:
@@ -87,8 +87,8 @@ class Shapes:
         if longest > self.max_seqlen or batch.num_tokens > self.max_num_tokens or batch.num_seqs > self.max_num_seqs:
             raise ValueError(f"{batch.num_seqs} sequences of up to {longest} tokens are over the engine's limits")
         bucket = _at_least(batch.num_tokens, token_buckets(self.max_num_tokens))
-        has_graph = batch.outputs == OutputKind.POOLED and bucket <= self.max_graph_tokens
-        num_tokens = _aligned(bucket if has_graph else batch.num_tokens)
+        is_worth_a_graph = batch.outputs == OutputKind.POOLED and bucket <= self.max_graph_tokens
+        num_tokens = _aligned(bucket if is_worth_a_graph else batch.num_tokens)
         num_seqs = min(_at_least(batch.num_seqs, _SEQUENCE_BUCKETS), self.max_num_seqs, num_tokens)
         block = choose_block(batch.cu_seqlens)
         return Shape(
@@ -98,7 +98,7 @@ class Shapes:
             block=block,
             has_types=self.has_token_types and batch.token_type_ids is not None,
             outputs=batch.outputs,
-            has_graph=has_graph,
+            is_worth_a_graph=is_worth_a_graph,
         )
 
 

@@ -83,11 +83,16 @@ class Runner:
 
     def start(self, slot: int) -> EngineError | None:
         """Start to compute what was staged, without waiting. After an error the slot is free again."""
+        error = self._started(slot)
+        if error is not None and error.kind is EngineErrorKind.OUT_OF_MEMORY:
+            error = self._started(slot)  # with what torch kept, and can't give back by itself beside a recording
+        if error is not None:
+            del self._inside[slot]
+        return error
+
+    def _started(self, slot: int) -> EngineError | None:
         error = _error_of(lambda: self._start(slot))
-        if error is None:
-            return None
-        del self._inside[slot]
-        if error.kind is EngineErrorKind.FATAL:
+        if error is None or error.kind is EngineErrorKind.FATAL:
             return error
         return _error_of(self._device.settle) or error  # ready for the next batch, if the device still works
 

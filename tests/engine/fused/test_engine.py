@@ -190,15 +190,25 @@ def test_a_batch_that_fails_when_its_turn_has_come_holds_up_nobody(
 # --- errors
 
 
+def test_a_batch_that_finds_no_memory_is_computed_with_what_torch_gives_back(
+    engine: FusedEngine, device: RecordingDevice
+) -> None:
+    failures: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory")]
+    device.failure_at_start = lambda _: failures.pop() if failures else None
+    engine.submit(of_lengths(1))
+    assert pooled(engine, 1) == expected_rows(1)
+    assert device.num_settled == 1
+
+
 @pytest.mark.holds("Engines on a GPU")
 @pytest.mark.parametrize(
     ("error", "kind", "num_settled"),
     [
         (ValueError("some\nlong story"), EngineErrorKind.FAILED, 1),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), EngineErrorKind.OUT_OF_MEMORY, 1),
-        (MemoryError(), EngineErrorKind.OUT_OF_MEMORY, 1),
-        (RuntimeError("CUDA error: out of memory"), EngineErrorKind.OUT_OF_MEMORY, 1),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), EngineErrorKind.OUT_OF_MEMORY, 2),
+        (MemoryError(), EngineErrorKind.OUT_OF_MEMORY, 2),
+        (RuntimeError("CUDA error: out of memory"), EngineErrorKind.OUT_OF_MEMORY, 2),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), EngineErrorKind.OUT_OF_MEMORY, 2),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
         (torch.AcceleratorError("device-side assert triggered"), EngineErrorKind.FATAL, 0),
         (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
@@ -258,10 +268,10 @@ def test_what_a_failed_batch_held_is_let_go_before_the_device_is_brought_into_or
         raise torch.OutOfMemoryError(f"out of memory for {len(rows)} more")
 
     monkeypatch.setattr(device, "start", start)
-    monkeypatch.setattr(device, "settle", lambda: was_held.append(held[0]() is not None))
+    monkeypatch.setattr(device, "settle", lambda: was_held.append(held[-1]() is not None))
     engine.submit(of_lengths(1))
     assert failed(engine, 1).kind is EngineErrorKind.OUT_OF_MEMORY
-    assert was_held == [False]
+    assert was_held == [False, False]
 
 
 def test_a_batch_that_fails_from_both_threads_holds_up_nobody(engine: FusedEngine, device: RecordingDevice) -> None:

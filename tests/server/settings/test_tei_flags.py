@@ -146,6 +146,17 @@ def test_what_has_no_effect_is_said_and_its_value_is_not(caplog: pytest.LogCaptu
     assert "secret" not in " ".join(said)
 
 
+def test_what_has_no_effect_on_several_models_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    models = (
+        ModelSettings(attention="tiles", served_model_name="a"),
+        ModelSettings(attention="auto", served_model_name="b"),
+    )
+    with caplog.at_level(logging.WARNING):
+        warn_of_flags_without_effect(Settings(models=models))
+    [record] = caplog.records
+    assert record.getMessage().startswith("--attention has no effect here: ")
+
+
 def test_defaults_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         warn_of_flags_without_effect(Settings())

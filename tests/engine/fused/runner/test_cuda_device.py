@@ -196,10 +196,9 @@ def test_memory_is_given_back_only_between_recordings(
     monkeypatch.setattr(Counting, "__call__", failing)
     threading.Timer(0.2, may_end.set).start()
     engine.submit(of_lengths(1, SMALL))
-    _, error = engine.collect()
-    assert isinstance(error, EngineError)
-    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
-    assert cuda.events[-2:] == ["recorded", "empty cache"]
+    _, results = engine.collect()
+    assert isinstance(results, dict)  # of the second try, which has the graph
+    assert [event for event in cuda.events if event in ("recorded", "empty cache")] == ["recorded", "empty cache"]
 
 
 def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:

@@ -12,7 +12,7 @@ from engine.types import OutputKind
 
 
 def shape(num_tokens: int) -> Shape:
-    return Shape(num_tokens, 1, 1, 16, has_types=False, outputs=OutputKind.POOLED, has_graph=True)
+    return Shape(num_tokens, 1, 1, 16, has_types=False, outputs=OutputKind.POOLED, is_worth_a_graph=True)
 
 
 class Recorder:
@@ -34,7 +34,7 @@ class Recorder:
         self.events.append("settle")
 
     def graphs(self, max_num: int = 3, max_bytes: int = 1000) -> Graphs:
-        return Graphs(self.record, settle=self.settle, max_num=max_num, max_bytes=max_bytes)
+        return Graphs(self.record, synchronize=self.settle, max_num=max_num, max_bytes=max_bytes)
 
 
 def record(graphs: Graphs, shape: Shape) -> None:
@@ -111,7 +111,7 @@ def test_nobody_waits_for_a_recording() -> None:
         assert gate.wait(60)
         return record_at_once(recorded)
 
-    graphs = Graphs(record_late, settle=recorder.settle, max_num=3, max_bytes=1000)
+    graphs = Graphs(record_late, synchronize=recorder.settle, max_num=3, max_bytes=1000)
     for size in (16, 16, 32, 32):
         graphs.record_if_repeated(shape(size))
         assert graphs.find(shape(size)) is None

@@ -93,10 +93,10 @@ def test_usual_work_has_few_shapes() -> None:
 def test_batches_without_a_graph_are_padded_to_the_next_16_tokens() -> None:
     some = shapes(16_384, 64, 512, max_graph_tokens=2048)
     largest, larger = some.of(batch_of([512, 512, 512, 500])), some.of(batch_of([512, 512, 512, 512, 52]))
-    assert (largest.num_tokens, largest.has_graph) == (2048, True)
-    assert (larger.num_tokens, larger.has_graph) == (2112, False)
+    assert (largest.num_tokens, largest.is_worth_a_graph) == (2048, True)
+    assert (larger.num_tokens, larger.is_worth_a_graph) == (2112, False)
     of_tokens = some.of(batch_of([100], outputs=OutputKind.TOKENS))
-    assert (of_tokens.num_tokens, of_tokens.has_graph) == (112, False)
+    assert (of_tokens.num_tokens, of_tokens.is_worth_a_graph) == (112, False)
 
 
 def test_types_that_the_model_does_not_tell_apart_are_no_part_of_the_shape() -> None:
