@@ -3,6 +3,7 @@
 Weights go from the device's memory straight into files, several at once: 16 GB of them are to take a few seconds.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -82,6 +83,7 @@ def write(wanted: ModelFolder, folder: Path, device: torch.device) -> Path:
         save_pooling(wanted.shape, folder)
     written.touch()
     del model
+    gc.collect()  # parts of it refer to each other
     if device.type == "cuda":
         torch.cuda.empty_cache()  # for the server
     return folder

@@ -17,6 +17,7 @@ or in a temporary folder where that has no room, and all is gone at the end.
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -28,14 +29,14 @@ from tempfile import TemporaryDirectory
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp, one_line
 from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.model_folders import Folders, ModelFolder, roomy_place
-from benchmarks.gpu.rows import Figure, Key
+from benchmarks.gpu.rows import FAILED, Figure, Key
 from benchmarks.gpu.server_cases import Embedding, Killed, Reranker, Traffic, Work, is_open, measure
 from benchmarks.gpu.server_loads import Bulk, Queries, Reranking, notes_of
 from benchmarks.gpu.server_shares import note_share
 from benchmarks.gpu.server_start import Starter, unpacked
 from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, TINY_QWEN3, Shape
 from benchmarks.gpu.targets import BF16, CACHED, FP8, NOTHING_CACHED, TRANSFORMERS
-from benchmarks.measuring.servers import RunningServer
+from benchmarks.measuring.servers import RunningServer, ServerFailed
 
 _START = "cold start"
 _FLAGS = {
@@ -115,13 +116,19 @@ class Runner:
         if not has_cache or (case.start == NOTHING_CACHED and is_open(self.bench, key)):
             self.starter.forget_cache(key)
         if case.start == CACHED and not has_cache:
+            first = replace(case, start=NOTHING_CACHED).start_key
+            if self.bench.rows.value(first, FAILED, run=self.bench.rows.run) is not None:
+                raise ServerFailed("the same start without a cache failed")
             with self._started(case, path):
                 pass
 
     def _run(self, case: Case, path: Path, writing: Sequence[Future[Path]]) -> None:
         bench, key = self.bench, case.start_key
         with self._started(case, path) as (server, seconds):
-            note = f"weights in the host's memory; {notes_of(server)}".replace(str(self.starter.caches), "the cache")
+            place = f"weights in {_place(path)}, cache in {_place(self.starter.caches)}"
+            beside = ["the next model's weights were written meanwhile"] if writing else []
+            notes = notes_of(server).replace(str(self.starter.caches), "the cache")
+            note = "; ".join([place, *beside, notes])
             measure(bench, key, lambda: [Figure("to the first embedding", seconds, "s", note)])
             wait(writing)  # so that nothing else is done while the server is measured
             case.work.measure(bench, server)
@@ -135,6 +142,11 @@ class Runner:
             yield server, self.starter.first_answer(case.start_key, server, ask, patience=_PATIENCE)
 
 
+def _place(path: Path) -> str:
+    """Shared memory, or a disk."""
+    return "/dev/shm" if path.is_relative_to("/dev/shm") else f"/{path.parts[1]}"
+
+
 def _note_shares(bench: Bench, case: Case) -> None:
     if not isinstance(case.work, Embedding):
         return
@@ -142,6 +154,7 @@ def _note_shares(bench: Bench, case: Case) -> None:
     for bulk in case.work.traffic.bulks:
         note_share(bench, subject, bulk.seqlen)
     del subject
+    gc.collect()  # parts of a model refer to each other
     bench.release()
 
 
