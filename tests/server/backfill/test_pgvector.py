@@ -199,7 +199,7 @@ def test_a_database_that_is_away_is_asked_again(
     monkeypatch.setattr(PgvectorSink, "put", put_after_a_kill)
     monkeypatch.setattr(persistence, "_WAITS", (0,))
     assert run(into(url, source, out), url_of(fake_server)) == 1
-    assert killed == [1, 3]
+    assert sorted(killed) == [1, 3]  # either may be done first
     check(query)
     monkeypatch.setattr(persistence, "_WAITS", ())
     (out / "part-00001.parquet").unlink()
