@@ -78,7 +78,7 @@ def on_ray(python: Path, folder: Path, *, replicas: int) -> Recipe:
         "RAY_TMPDIR": str(folder),
         "XDG_RUNTIME_DIR": str(folder),
         "PYTHONPATH": str(ROOT),
-        "DEVICES": "cpu",
+        "EMBEDLINE_DEVICES": "cpu",
         **{f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in proxy.items()},
     }
     command = (str(python.absolute()), "-P", "-m", "embedline", "ray", "serve", str(config))

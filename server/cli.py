@@ -11,6 +11,7 @@ import typer
 
 from embedline import __version__
 from server.settings.config_file import VARIABLE as CONFIG_VARIABLE
+from server.settings.environment import SAGEMAKER_WORD, of_platform
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import Words, settings_from
@@ -72,18 +73,23 @@ def health(
 ) -> None:
     """Ask a server whether it is ready: exit code 0 if it is, 1 if not."""
     from server.commands.health import health as ask
-    from server.commands.health import local_url
+    from server.commands.health import local_urls
 
-    sys.exit(ask(url or local_url()))
+    sys.exit(ask(*([url] if url else local_urls())))
 
 
 def serve(
-    *, config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None, **words: Any
+    again: Annotated[str | None, typer.Argument(hidden=True)] = None,  # SageMaker's, behind an image's own words
+    *,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
+    **words: Any,
 ) -> None:
     """Serve models over HTTP until SIGTERM or Ctrl-C."""
     from server.commands.serve import serve as run
 
-    sys.exit(run(_of_serve(words, config)))
+    if again not in (None, SAGEMAKER_WORD):
+        raise SettingsError(f"Got unexpected extra argument ({again})")
+    sys.exit(run(_of_serve(words, config, is_sagemaker=again is not None)))
 
 
 def inspect(
@@ -181,9 +187,10 @@ def doctor(
     sys.exit(command.doctor(_of_serve(words, config), as_json=json))
 
 
-def _of_serve(words: Words, config: str | None) -> Settings:
+def _of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
     """What a start would find. Raises SettingsError."""
-    return settings_from(words, os.environ, config=config or os.environ.get(CONFIG_VARIABLE) or None)
+    environment = of_platform(os.environ, is_sagemaker=is_sagemaker)
+    return settings_from(words, environment, config=config or environment.get(CONFIG_VARIABLE) or None)
 
 
 def _of_model(model: str, words: Words) -> Settings:

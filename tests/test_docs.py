@@ -18,7 +18,7 @@ from server.dialects.reading import inputs, nesting
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
 from server.dialects.writing import openai_shapes
-from server.http import answers, headers, http_server, protocol
+from server.http import answers, headers, protocol
 from server.http import body as asgi
 from server.http.bodies import line_streams, lines
 from server.http.connection import answer_clock, head
@@ -125,7 +125,6 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             (128 << 20, 30),
         ),
         ("have not read | 128 MiB, divided among the frontends", room.MAX_HELD_BYTES, 128 << 20),
-        ("a connection between two requests | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
         ("in one piece | 30 s, and a second", asgi._BODY_SECONDS, 30),

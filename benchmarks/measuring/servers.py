@@ -32,6 +32,9 @@ class ServerFailed(Exception):
     """It did not start, or did not answer; one line."""
 
 
+_NO_DRAIN = {"EMBEDLINE_DRAIN_DELAY": "0", "DRAIN_DELAY": "0"}  # the second is its name in older commits
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a server is started. `{port}` and `{cache}` in its command and environment are filled in."""
@@ -47,7 +50,7 @@ def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe
     """Ours, with its default engine and a cache of its own. `root`: the folder of the source, perhaps an older one."""
     command = (sys.executable, "-P", "-m", "embedline", "serve", "--port", "{port}", "--prometheus-port", "0", *flags)
     # as a variable, since older commits that are compared know no such flag
-    return Recipe(name, command, {"PYTHONPATH": str(root), "XDG_CACHE_HOME": "{cache}", "DRAIN_DELAY": "0"})
+    return Recipe(name, command, {"PYTHONPATH": str(root), "XDG_CACHE_HOME": "{cache}", **_NO_DRAIN})
 
 
 def infinity(environment: Path, model: Path) -> Recipe:

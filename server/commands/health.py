@@ -11,19 +11,22 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 _TIMEOUT = 2.0  # seconds; for the connection, and again for the answer
 
 
-def local_url(port: int | None = None) -> str:
-    """Where a server started on this machine answers: on this port, or on the environment's PORT, or on 8080; by TLS
-    where the environment has its certificate."""
-    scheme = "https" if os.environ.get("SSL_CERTFILE") else "http"
-    return f"{scheme}://127.0.0.1:{port or os.environ.get('PORT') or 8080}"
+def local_urls(port: int | None = None) -> tuple[str, str]:
+    """Where a server started on this machine answers: on this port, or on the environment's, or on 8080; by TLS where
+    the environment has its certificate. A machine need not know both addresses by one name."""
+    scheme = "https" if os.environ.get("EMBEDLINE_SSL_CERTFILE") else "http"
+    here = port or os.environ.get("AIP_HTTP_PORT") or os.environ.get("PORT") or 8080  # Vertex AI's outranks an image's
+    return f"{scheme}://127.0.0.1:{here}", f"{scheme}://[::1]:{here}"
 
 
-def health(url: str) -> int:
+def health(url: str, *others: str) -> int:
     """Exit code 0 if GET /readyz at this address (http://host:port or https://) is answered with 200, else 1. Prints
-    one line."""
+    one line. The others are asked in turn where nothing listens."""
     try:
         status = _status(_connection(url))
     except (OSError, ValueError, http.client.HTTPException) as error:
+        if others and isinstance(error, ConnectionRefusedError):
+            return health(*others)
         print(f"embedline: no answer: {_reason(error)}", file=sys.stderr)
         return 1
     if status == http.HTTPStatus.OK:

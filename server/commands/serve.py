@@ -18,8 +18,9 @@ from server.http.auth import Keys
 from server.http.connection.tls import copied
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
+from server.http.paths import Paths
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
-from server.settings.flag import SettingsError
+from server.settings.flag import PREFIX, SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
 from server.supervisor import open_files
@@ -71,6 +72,7 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
     """Find the models, convert weights that are pickles, with `progress`, and bind the ports. Raises SettingsError and
     ModelError."""
     check_engine_python(settings.engine_python)
+    _check_vertex_routes(settings)
     file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
     if settings.token_ids == "cl100k":
@@ -112,6 +114,7 @@ def serve(settings: Settings) -> int:
     begin("supervisor", settings.log_level, json_output=settings.json_output)
     dump_stacks_on_signal(fatal_fd=relay.original)  # who reads the pipe would be dead
     _on_stop_signal(partial(_exit_at_once, relay))
+    _log_variables(settings)
     warn_of_flags_without_effect(settings)
     open_files.raise_limit()
     prepared = prepare(settings, progress=partial(_converting, relay))
@@ -124,6 +127,30 @@ def serve(settings: Settings) -> int:
     finally:
         folder.remove()
         remove_leftovers(prepared.cache_dir)
+
+
+def _log_variables(settings: Settings) -> None:
+    """Log names alone: values may be secrets."""
+    if settings.variables:
+        logger.info("read of the environment: %s", ", ".join(settings.variables))
+    if settings.variables_passed_over:
+        names = ", ".join(settings.variables_passed_over)
+        logger.info("not read of the environment, as they lack the prefix %s: %s", PREFIX, names)
+
+
+def _check_vertex_routes(settings: Settings) -> None:
+    """Raises SettingsError for a path that Vertex AI would ask in vain."""
+    _check_vertex_route(settings, "AIP_HEALTH_ROUTE", {"/", "/health", "/ping", "/livez", "/readyz", "/startupz"})
+    if os.environ.get("AIP_PREDICT_ROUTE"):
+        from server.dialects.table import ROUTES  # takes a third of a second
+
+        _check_vertex_route(settings, "AIP_PREDICT_ROUTE", {route.path for route in ROUTES})
+
+
+def _check_vertex_route(settings: Settings, variable: str, known: set[str]) -> None:
+    path = os.environ.get(variable)
+    if path and Paths(known, url_prefix=settings.url_prefix).find(path).path not in known:
+        raise SettingsError(f"the variable {variable} names a path that this server does not have")
 
 
 def _on_stop_signal(handler: Callable[[int, object], None]) -> None:

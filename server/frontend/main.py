@@ -193,6 +193,7 @@ def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
         on_refused=app.refused,
         certificate=_certificate(start),
         max_connections=start.max_connections,
+        idle_seconds=start.keep_alive_timeout,
         share=share,
     )
 

@@ -53,6 +53,7 @@ class FrontendStart:
     token_ids: str  # native, cl100k, any, reject
     tiktoken_vocabulary: str | None  # a file; None = that of an installed package
     url_prefix: str  # that may stand before every path
+    keep_alive_timeout: int  # seconds between two requests of a connection
     cors_allow_origin: list[str]
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     ssl_certfile: str | None  # None = no TLS

@@ -25,7 +25,6 @@ from server.http.connection.date_header import DateHeader
 from server.http.connection.tls import Certificate
 from server.http.protocol import OnRefused, Protocol
 
-_KEEP_ALIVE_SECONDS = 90  # longer than usual proxies wait, or they reuse a connection that is being closed
 _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
 # that it should, and must not hold up the end of the server.
@@ -125,14 +124,14 @@ class HttpServer:
         on_refused: OnRefused | None = None,
         certificate: Certificate | None = None,
         max_connections: int = sys.maxsize,
-        idle_seconds: int | None = None,
+        idle_seconds: int = 620,
         share: Share | None = None,
     ) -> None:
         """The listeners are TCP or Unix sockets. `on_refused` gets the error of what never became a request: its head
         was too long, too slow or not HTTP. With a certificate the server speaks TLS on TCP.
 
         Of more than `max_connections` the oldest without a request is closed, as is one without a request for
-        `idle_seconds` (90 by default). `share` says how many connections others have that accept from the same
+        `idle_seconds`. `share` says how many connections others have that accept from the same
         listeners.
         """
         self._listeners = listeners
@@ -152,7 +151,7 @@ class HttpServer:
             server_header=False,
             date_header=False,  # its Server would make it
             proxy_headers=False,
-            timeout_keep_alive=idle_seconds or _KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=idle_seconds,
         )
         self._acceptors: list[Acceptor] = []
         self._handshakes: set[asyncio.Task[None]] = set()

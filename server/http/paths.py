@@ -13,6 +13,9 @@ _PREFIX = re.compile(rf"{_STAGE}?/sync(?=/|$)|{_STAGE}(?=/async_(?:predict|queue
 # Azure's. The model's name may have slashes.
 _AZURE_MODEL = re.compile(r"/openai/deployments/(.+)(/[^/]+)")
 _AZURE = "/openai/"
+# Vertex AI's, where the upload of the model names no routes of its own:
+# https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+_VERTEX = re.compile(r"/v1/endpoints/[^/]+/deployedModels/[^/:]+(:predict)?")
 _VERSION = "/v1"
 
 
@@ -49,6 +52,8 @@ class Paths:
             return Place("/", prefix)
         if match := _AZURE_MODEL.fullmatch(rest):
             return Place(self._in_any_version(match[2]), prefix, match[1])
+        if match := _VERTEX.fullmatch(rest):
+            return Place("/vertex" if match[1] else "/health", prefix)
         if rest.startswith(_AZURE):
             rest = rest[len(_AZURE) - 1 :]
         return Place(self._in_any_version(rest), prefix)

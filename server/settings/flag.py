@@ -1,6 +1,6 @@
 """A flag: a field of a frozen dataclass with its help, its bounds, and how text becomes its value.
 
-Knows no flag by name, and not where a value comes from.
+Knows not where a value comes from, and of names only which variables are text-embeddings-inference's.
 """
 
 import dataclasses
@@ -13,6 +13,18 @@ GROUPS = (
     *("Model", "Engine", "HTTP", "Limits", "Jobs", "Pipelines", "Security"),
     *("Logs and metrics", "Processes", "Without effect", "Testing"),
 )
+# Variables that text-embeddings-inference 1.9.3 reads (router/src/main.rs), less HOSTNAME. Every other flag's variable
+# has a prefix, since names such as JOBS and ENGINE are set for other programs.
+# fmt: off
+_TEIS = frozenset({
+    "MODEL_ID", "REVISION", "TOKENIZATION_WORKERS", "DTYPE", "SERVED_MODEL_NAME", "POOLING",
+    "MAX_CONCURRENT_REQUESTS", "MAX_BATCH_TOKENS", "MAX_BATCH_REQUESTS", "MAX_CLIENT_BATCH_SIZE", "AUTO_TRUNCATE",
+    "DEFAULT_PROMPT_NAME", "DEFAULT_PROMPT", "DENSE_PATH", "HF_API_TOKEN", "HF_TOKEN", "PORT", "UDS_PATH",
+    "HUGGINGFACE_HUB_CACHE", "PAYLOAD_LIMIT", "API_KEY", "JSON_OUTPUT", "DISABLE_SPANS", "OTLP_ENDPOINT",
+    "OTLP_SERVICE_NAME", "PROMETHEUS_PORT", "CORS_ALLOW_ORIGIN", "LOG_LEVEL",
+})
+# fmt: on
+PREFIX = "EMBEDLINE_"
 _TRUE, _FALSE = frozenset({"true", "t", "1", "yes", "y", "on"}), frozenset({"false", "f", "0", "no", "n", "off"})
 
 
@@ -52,7 +64,8 @@ class Flag:
     def variables(self) -> tuple[str, ...]:
         """Environment variables, the first one that is set counts."""
         names = [self.long_name, *(alias for alias in self.aliases if alias.startswith("--"))] if self.env else []
-        return tuple(name[2:].replace("-", "_").upper() for name in names)
+        plain = [name[2:].replace("-", "_").upper() for name in names]
+        return tuple(name if name in _TEIS else PREFIX + name for name in plain)
 
     @property
     def shown_default(self) -> str:

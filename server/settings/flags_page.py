@@ -3,7 +3,7 @@
 import textwrap
 
 from server.settings.config_file import VARIABLE
-from server.settings.flag import GROUPS, Flag, flags_of
+from server.settings.flag import GROUPS, PREFIX, Flag, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
@@ -13,8 +13,9 @@ _HEAD = f"""# Flags
 The flags of `embedline serve`. `make docs` makes this page from the source.
 
 A value is taken from the command line, else from the environment, else from the file that `--config` names (or the
-variable `{VARIABLE}`), else the default. An empty variable counts as unset. A wrong value ends the start with one line
-that names the flag, and exit code 2. Flags marked ◆ belong to a model.
+variable `{VARIABLE}`), else the default. Variables begin with `{PREFIX}`, but for those that text-embeddings-inference
+reads too; the log names each one that was read. An empty variable counts as unset. A wrong value ends the start with
+one line that names the flag, and exit code 2. Flags marked ◆ belong to a model.
 
 ## Several models
 

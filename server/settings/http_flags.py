@@ -55,6 +55,15 @@ class HttpFlags:
         least=0,
         most=MAX_PORT,
     )
+    keep_alive_timeout: int = flag(
+        620,
+        "HTTP",
+        "Seconds that a connection may stay open between two requests. Choose more than a balancer in front keeps its "
+        "own: then the balancer closes first, and never sends a request into a connection that is being closed. "
+        "Google's keep 600 s, AWS's 60 s, Go's HTTP client 90 s.",
+        least=1,
+        most=86_400,
+    )
     url_prefix: str = flag(
         "",
         "HTTP",

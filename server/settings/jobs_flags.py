@@ -29,9 +29,9 @@ class JobsFlags(HttpFlags):
         "Keep async requests and their results in this Redis, redis://… or rediss://…, in place of the folder of "
         "--jobs: several servers with the same one share one queue. They share the folder of --jobs too, for files and "
         "batches, on a file system that each of them mounts. Every user of this machine can read a command line, so "
-        "give a URL with a password by the variable JOBS_REDIS. Redis has to be 7 or later, with maxmemory-policy "
-        "noeviction and appendonly yes, and appendfsync always where nothing may be lost. Needs the extra: pip install "
-        "'embedline[redis]'.",
+        "give a URL with a password by the variable EMBEDLINE_JOBS_REDIS. Redis has to be 7 or later, with "
+        "maxmemory-policy noeviction and appendonly yes, and appendfsync always where nothing may be lost. Needs the "
+        "extra: pip install 'embedline[redis]'.",
         is_secret=True,
     )
     jobs_files: str | None = flag(

@@ -10,7 +10,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Names and environment variables are TEI's where TEI has the flag."""
+    """Names are TEI's where TEI has the flag."""
 
     model_id: str = flag(
         DEFAULT_MODEL,

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.settings import config_file
 from server.settings.config_file import ConfigFile
+from server.settings.environment import passed_over
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -21,7 +22,8 @@ def settings_from(words: Words, environment: Mapping[str, str], *, config: str |
     file = config_file.read(config) if config else ConfigFile()
     server, model = flags_of(Settings), flags_of(ModelSettings)
     every = [*server, *model]
-    given = {**_from_environment(every, words, environment), **_from_command_line(every, words)}
+    read = _from_environment(every, words, environment)
+    given = {**{flag.name: value for flag, _, value in read}, **_from_command_line(every, words)}
     own = _each_models_own(model, words)
     if len(own) > 1 and not file.models:
         models = _repeated(own, file, given, model)
@@ -29,7 +31,12 @@ def settings_from(words: Words, environment: Mapping[str, str], *, config: str |
         given |= own[0]
         models = _tables(file, given, model) if file.models else (ModelSettings(**_of(model, file.values, given)),)
     with _blaming(file.path if file.models else ""):
-        return Settings(models=models, **_of(server, file.values, given))
+        return Settings(
+            models=models,
+            variables=tuple(name for _, name, _ in read),
+            variables_passed_over=tuple(passed_over(every, environment)),
+            **_of(server, file.values, given),
+        )
 
 
 def _each_models_own(flags: Sequence[Flag], words: Words) -> list[dict[str, Any]]:
@@ -98,14 +105,16 @@ def _from_command_line(flags: Sequence[Flag], words: Words) -> dict[str, Any]:
     return values
 
 
-def _from_environment(flags: Sequence[Flag], words: Words, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Of what the command line leaves open. An empty variable is none."""
-    values: dict[str, Any] = {}
+def _from_environment(
+    flags: Sequence[Flag], words: Words, environment: Mapping[str, str]
+) -> list[tuple[Flag, str, Any]]:
+    """Of what the command line leaves open: the flag, its variable and the value. An empty variable is none."""
+    values: list[tuple[Flag, str, Any]] = []
     for flag in flags:
         variable = next((name for name in flag.variables if environment.get(name)), None)
         if variable is not None and not words.get(flag.name) and words.get(flag.name) is not False:
             with _blaming_flag(flag, f" (the variable {variable})"):
-                values[flag.name] = flag.from_text(environment[variable])
+                values.append((flag, variable, flag.from_text(environment[variable])))
     return values
 
 

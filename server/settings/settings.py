@@ -5,7 +5,7 @@ The parts of the server receive values, not this object.
 
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.machine import cores
@@ -24,9 +24,11 @@ def _one_process_for(num_cores: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(JobsFlags):
-    """Names and environment variables are TEI's where TEI has the flag."""
+    """Names are TEI's where TEI has the flag."""
 
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
+    variables: tuple[str, ...] = field(default=(), compare=False)  # of the environment, which were read
+    variables_passed_over: tuple[str, ...] = field(default=(), compare=False)  # they lack the prefix
     huggingface_hub_cache: str | None = flag(
         None,
         "Model",

@@ -13,6 +13,7 @@ from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.docker.dockerfile import Stage, parse
+from tests.server.settings.cli_runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -85,6 +86,30 @@ def test_commands_take_no_shell(image: Stage) -> None:
     assert (kind, json.loads(words)) == ("CMD", ["embedline", "health"])
 
 
+@pytest.mark.parametrize(
+    ("given", "words", "port"),
+    [
+        ({}, [], 80),
+        ({}, ["serve"], 8080),  # SageMaker: `docker run IMAGE serve`
+        ({"AIP_HTTP_PORT": "8080", "AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/vertex"}, [], 8080),
+        ({}, ["--port", "8081"], 8081),  # Kubernetes: args
+        ({"PORT": "8082"}, [], 8082),  # Cloud Run
+    ],
+)
+def test_platforms_start_it(
+    image: Stage, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], words: list[str], port: int
+) -> None:
+    run = Run(monkeypatch)
+    for name, value in (environment(image) | given).items():
+        if name != "PATH":
+            monkeypatch.setenv(name, value.replace("/usr/bin/python3", sys.executable))
+    entry = image.last("ENTRYPOINT").words()
+
+    settings = run.settings(*entry[entry.index("serve") + 1 :], *words)
+
+    assert (settings.hostname, settings.port) == ("0.0.0.0", port)
+
+
 def test_what_package_managers_keep_is_not_kept(stages: list[Stage]) -> None:
     for line in (line for stage in stages for line in stage.all("RUN")):
         if "apt-get install" in line.rest:
@@ -119,7 +144,7 @@ def test_variables_are_flags_with_values_that_they_take(image: Stage) -> None:
 def test_caches_lie_in_the_volume(image: Stage) -> None:
     folder = re.compile("CACHE(_DIR|_HOME|_PATH)?$|_BASE$|^HOME$")
     places = {name: value for name, value in environment(image).items() if folder.search(name)}
-    assert {"HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "COMPILED_CACHE"} <= places.keys()
+    assert {"HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "EMBEDLINE_COMPILED_CACHE"} <= places.keys()
     assert {value.split("/")[1] for value in places.values()} == {"data"}
     assert image.last("VOLUME").rest == "/data"
 
@@ -128,7 +153,8 @@ def test_caches_lie_in_the_volume(image: Stage) -> None:
 def test_a_stop_is_over_before_docker_kills(image: Stage) -> None:
     """After 10 s. An engine that hangs is killed 5 s after the open requests' time, the rest takes below 1 s."""
     variables = environment(image)
-    assert float(variables["DRAIN_DELAY"]) + float(variables["SHUTDOWN_TIMEOUT"]) + 5 <= 8
+    seconds = [float(variables[f"EMBEDLINE_{name}"]) for name in ("DRAIN_DELAY", "SHUTDOWN_TIMEOUT")]
+    assert sum(seconds) + 5 <= 8
 
 
 def test_ports(image: Stage) -> None:

@@ -72,7 +72,7 @@ def test_each_says_how_it_is(service: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_stop_is_waited_for(name: str) -> None:
     """Frontends have the drain and their last words, then engines have theirs."""
-    drain = float(SERVICES[name]["environment"]["SHUTDOWN_TIMEOUT"])
+    drain = float(SERVICES[name]["environment"]["EMBEDLINE_SHUTDOWN_TIMEOUT"])
     assert seconds(SERVICES[name]["stop_grace_period"]) > drain + 2 * _EXIT_SECONDS
 
 
@@ -86,7 +86,7 @@ def test_variables_are_flags_with_values_that_they_take(name: str) -> None:
 def test_keys_come_as_a_secret(name: str) -> None:
     environment = SERVICES[name]["environment"]
     assert "API_KEY" not in environment
-    assert environment["API_KEY_FILE"] in {f"/run/secrets/{secret}" for secret in SERVICES[name]["secrets"]}
+    assert environment["EMBEDLINE_API_KEY_FILE"] in {f"/run/secrets/{secret}" for secret in SERVICES[name]["secrets"]}
 
 
 def test_secrets_are_files_that_git_does_not_take() -> None:

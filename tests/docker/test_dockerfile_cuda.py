@@ -63,7 +63,7 @@ def test_its_environment_is_the_other_ones_and_what_a_gpu_takes(image: Stage, cp
     assert mine.items() >= theirs.items()
     more = {name: value for name, value in mine.items() if name not in theirs}
     assert more == {
-        "DEVICES": "cuda",
+        "EMBEDLINE_DEVICES": "cuda",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "TRITON_CACHE_DIR": "/data/.cache/triton",

@@ -63,13 +63,13 @@ def test_nothing_is_installed_for_the_images_python(image: Stage) -> None:
 def test_python3_stays_the_images(image: Stage) -> None:
     assert "PATH" not in environment(image)
     assert "/opt/embedline/bin/embedline /usr/local/bin/embedline" in commands([image])
-    assert environment(image)["ENGINE_PYTHON"] == "/usr/bin/python3"
+    assert environment(image)["EMBEDLINE_ENGINE_PYTHON"] == "/usr/bin/python3"
 
 
 def test_it_serves_by_tensorrt_llm_on_gpus(image: Stage) -> None:
     found = environment(image)
-    assert (found["ENGINE"], found["DEVICES"]) == ("tensorrt-llm", "cuda")
-    assert registry.choose(found["ENGINE"], kind=registry.CUDA)[0] == "tensorrt-llm"
+    assert (found["EMBEDLINE_ENGINE"], found["EMBEDLINE_DEVICES"]) == ("tensorrt-llm", "cuda")
+    assert registry.choose(found["EMBEDLINE_ENGINE"], kind=registry.CUDA)[0] == "tensorrt-llm"
 
 
 def test_what_it_installs_has_no_engines_library() -> None:
@@ -93,8 +93,8 @@ def test_its_environment_is_the_cuda_images_and_what_tensorrt_llm_takes(image: S
     assert mine.items() >= theirs.items()
     assert mine.keys() - theirs.keys() == {
         "HOME",
-        "ENGINE",
-        "ENGINE_PYTHON",
+        "EMBEDLINE_ENGINE",
+        "EMBEDLINE_ENGINE_PYTHON",
         "FLASHINFER_WORKSPACE_BASE",
         "TRTLLM_DG_CACHE_DIR",
         "TORCHINDUCTOR_CACHE_DIR",

@@ -245,6 +245,7 @@ class Topology:
             token_ids=settings.token_ids,
             tiktoken_vocabulary=settings.tiktoken_vocabulary,
             url_prefix=settings.url_prefix,
+            keep_alive_timeout=settings.keep_alive_timeout,
             cors_allow_origin=list(settings.cors_allow_origin),
             hosts=self._hosts,
             ssl_certfile=settings.ssl_certfile,

@@ -179,7 +179,7 @@ def test_variables_are_flags(ours: dict[str, Manifests]) -> None:
     known = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
     used = {one["name"] for manifests in ours.values() for one in container(manifests)["env"]}
     assert used <= known
-    assert {"API_KEY_FILE", "JOBS_REDIS", "HF_TOKEN"} <= used
+    assert {"EMBEDLINE_API_KEY_FILE", "EMBEDLINE_JOBS_REDIS", "HF_TOKEN"} <= used
 
 
 def test_kubernetes_waits_for_the_drain_and_asks_paths_that_need_no_key(ours: dict[str, Manifests]) -> None:
@@ -188,7 +188,7 @@ def test_kubernetes_waits_for_the_drain_and_asks_paths_that_need_no_key(ours: di
         seconds = {
             each["name"]: int(each["value"])
             for each in one["env"]
-            if each["name"] in ("DRAIN_DELAY", "SHUTDOWN_TIMEOUT")
+            if each["name"] in ("EMBEDLINE_DRAIN_DELAY", "EMBEDLINE_SHUTDOWN_TIMEOUT")
         }
         grace = manifests["deployment.yaml"][0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         assert grace == sum(seconds.values()) + 10
@@ -278,7 +278,7 @@ def test_a_gpu_needs_no_limit_of_memory(ours: dict[str, Manifests]) -> None:
 
 def test_files_of_jobs_lie_in_a_store_that_a_secret_opens(ours: dict[str, Manifests]) -> None:
     one = container(ours["stored"])
-    assert {"name": "JOBS_FILES", "value": "s3://bucket/prefix"} in one["env"]
+    assert {"name": "EMBEDLINE_JOBS_FILES", "value": "s3://bucket/prefix"} in one["env"]
     assert one["envFrom"] == [{"secretRef": {"name": "store"}}]
 
 

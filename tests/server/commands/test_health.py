@@ -1,6 +1,7 @@
 """`embedline health` against servers that answer well, badly, late and not at all."""
 
 import http.server
+import socket
 import subprocess
 import sys
 import threading
@@ -10,12 +11,16 @@ from contextlib import contextmanager
 import pytest
 
 from server.commands import health as health_command
-from server.commands.health import health, local_url
+from server.commands.health import health, local_urls
 from tests.structure.sources import ROOT
 
 
+class _SixServer(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
 @contextmanager
-def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], object]) -> Iterator[str]:
+def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], object], host: str = "127.0.0.1") -> Iterator[str]:
     """An HTTP server in a thread; its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -25,7 +30,8 @@ def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], object]) ->
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    kind = _SixServer if ":" in host else http.server.ThreadingHTTPServer
+    with kind((host, 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -47,6 +53,12 @@ def status(code: int) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
 def test_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(status(200)) as url:
         assert health(url) == 0
+    assert capsys.readouterr().out == "ready\n"
+
+
+def test_a_server_that_listens_on_the_other_loopback_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(status(200), "::1") as url:
+        assert health(*local_urls(int(url.rpartition(":")[2]))) == 0
     assert capsys.readouterr().out == "ready\n"
 
 
@@ -88,13 +100,16 @@ def test_what_is_no_address(url: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_local_port_is_the_one_that_serve_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PORT", raising=False)
-    monkeypatch.delenv("SSL_CERTFILE", raising=False)
-    assert local_url() == "http://127.0.0.1:8080"
+    monkeypatch.delenv("EMBEDLINE_SSL_CERTFILE", raising=False)
+    assert local_urls() == ("http://127.0.0.1:8080", "http://[::1]:8080")
     monkeypatch.setenv("PORT", "80")
-    assert local_url() == "http://127.0.0.1:80"
-    assert local_url(9) == "http://127.0.0.1:9"
-    monkeypatch.setenv("SSL_CERTFILE", "certificate.pem")
-    assert local_url() == "https://127.0.0.1:80"
+    assert local_urls() == ("http://127.0.0.1:80", "http://[::1]:80")
+    assert local_urls(9) == ("http://127.0.0.1:9", "http://[::1]:9")
+    monkeypatch.setenv("AIP_HTTP_PORT", "8085")  # Vertex AI's, which outranks what an image has
+    assert local_urls() == ("http://127.0.0.1:8085", "http://[::1]:8085")
+    monkeypatch.delenv("AIP_HTTP_PORT")
+    monkeypatch.setenv("EMBEDLINE_SSL_CERTFILE", "certificate.pem")
+    assert local_urls() == ("https://127.0.0.1:80", "https://[::1]:80")
 
 
 def test_it_needs_the_standard_library_alone() -> None:

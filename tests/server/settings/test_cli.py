@@ -19,7 +19,7 @@ def test_flags_and_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "1234")
     monkeypatch.setenv("AUTO_TRUNCATE", "false")
     monkeypatch.setenv("MODEL_ID", "from/the-environment")
-    monkeypatch.setenv("INTERACTIVE_MAX_WAIT", "2.5")
+    monkeypatch.setenv("EMBEDLINE_INTERACTIVE_MAX_WAIT", "2.5")
 
     settings = run.settings("--model-id", "from/a-flag", "--fake-fault", "exit@load", "--fake-fault", "nan@token:9")
 
@@ -34,7 +34,7 @@ def test_flags_and_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_names_for_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_API_TOKEN", "hf_other")
-    monkeypatch.setenv("MAX_MODEL_LEN", "64")
+    monkeypatch.setenv("EMBEDLINE_MAX_MODEL_LEN", "64")
 
     settings = run.settings("--pooling-method", "CLS")
 
@@ -44,7 +44,7 @@ def test_other_names_for_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_lists_and_switches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "one, two")
-    monkeypatch.setenv("METRICS_AUTH", "1")
+    monkeypatch.setenv("EMBEDLINE_METRICS_AUTH", "1")
     monkeypatch.setenv("MAX_BATCH_TOKENS", "")  # as compose files leave it
 
     settings = run.settings("--cors-allow-origin", "https://a.example", "--cors-allow-origin", "*", "--json-output")
@@ -123,7 +123,7 @@ def test_verify_takes_the_flags_that_change_rows(
 
     monkeypatch.setattr("server.commands.verify.command.verify", verify)
     monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
-    monkeypatch.setenv("DEVICES", "cuda:1")
+    monkeypatch.setenv("EMBEDLINE_DEVICES", "cuda:1")
 
     assert run.exit_code("verify", "a-model", "--quantization", "fp8", "--pooling", "cls", "--json") == 1
     model = ModelSettings(model_id="a-model", quantization="fp8", pooling="cls", devices="cuda:1")

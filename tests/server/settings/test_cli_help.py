@@ -21,7 +21,7 @@ COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "heal
 def test_the_command_takes_every_flag_of_the_settings() -> None:
     """docs/flags.md is the list that a reviewer sees change: test_flags_page.py compares it with the settings."""
     serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
-    options = [parameter for parameter in serve.params if parameter.name != "help"]
+    options = [parameter for parameter in serve.params if parameter.name not in ("help", "again")]
 
     assert [[*it.opts, *it.secondary_opts] for it in options if it.name == "config"] == [["--config"]]
     found = {it.name: (*it.opts, *it.secondary_opts) for it in options if it.name != "config"}

@@ -72,7 +72,7 @@ def test_several_models(read: Read) -> None:
 def test_the_command_line_outranks_the_environment_and_that_the_file(read: Read) -> None:
     text = 'port = 1\nfrontends = 1\npayload-limit = 1\nhf-token = "file"'
 
-    settings = read(text, {"port": "3"}, PORT="2", FRONTENDS="2", HF_TOKEN="")
+    settings = read(text, {"port": "3"}, PORT="2", EMBEDLINE_FRONTENDS="2", HF_TOKEN="")
 
     assert (settings.port, settings.frontends, settings.payload_limit, settings.hf_token) == (3, 2, 1, "file")
 

@@ -194,11 +194,21 @@ def test_another_interpreter_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.holds("Shutdown")
-@pytest.mark.parametrize("variable", ["FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "BULK_MAX_WAIT", "REQUEST_LOG"])
+@pytest.mark.parametrize(
+    "variable", ["EMBEDLINE_FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "EMBEDLINE_REQUEST_LOG"]
+)
 def test_a_variable(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "-?")
 
-    assert f"--{variable.lower().replace('_', '-')} (the variable {variable})" in refuse()
+    name = variable.removeprefix("EMBEDLINE_").lower().replace("_", "-")
+    assert f"--{name} (the variable {variable})" in refuse()
+
+
+@pytest.mark.parametrize("variable", ["AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"])
+def test_a_path_that_vertex_would_ask_in_vain(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "/v1/endpoints/1/deployedModels/2:explain")
+
+    assert f"the variable {variable} names a path" in refuse(*FAKE)
 
 
 @pytest.fixture

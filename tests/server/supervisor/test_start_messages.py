@@ -51,6 +51,7 @@ FRONTEND = FrontendStart(
     token_ids="native",
     tiktoken_vocabulary=None,
     url_prefix="/embed",
+    keep_alive_timeout=600,
     cors_allow_origin=["*"],
     hosts=("embed.internal",),
     ssl_certfile="/certificate",

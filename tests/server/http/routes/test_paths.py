@@ -30,6 +30,8 @@ BODY = b'{"input":["one","three"]}'
         ("/development/sync", Place("/", "/development/sync")),
         ("/sync/", Place("/", "/sync")),
         ("/sync/v1/predict", Place("/predict", "/sync")),
+        ("/v1/endpoints/12/deployedModels/345:predict", Place("/vertex")),
+        ("/v1/endpoints/12/deployedModels/345", Place("/health")),
         ("/openai/deployments/some-model/embeddings", Place("/embeddings", "", "some-model")),
         ("/openai/deployments/org/some-model/embeddings", Place("/embeddings", "", "org/some-model")),
         ("/openai/v1/embeddings", Place("/v1/embeddings")),
@@ -57,6 +59,7 @@ def test_another_spelling_leads_to_the_route(path: str, place: Place) -> None:
         "/environments/a/b/sync/predict",
         "/production/predict",
         "/openai",
+        "/v1/endpoints/12/deployedModels/345:explain",
         "/openai/deployments/embeddings",
     ],
 )

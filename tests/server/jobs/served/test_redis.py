@@ -24,7 +24,7 @@ def two_servers(folder: Path) -> Iterator[tuple[Server, Server]]:
     for one in folders:
         one.mkdir()
     with redis_server(folders[0]) as url:
-        flags, variables = (*FAKE, "--jobs", str(folder / "kept")), {"JOBS_REDIS": url}
+        flags, variables = (*FAKE, "--jobs", str(folder / "kept")), {"EMBEDLINE_JOBS_REDIS": url}
         with (
             serving(*flags, folder=folders[1], environment=variables) as first,
             serving(*flags, folder=folders[2], environment=variables) as second,

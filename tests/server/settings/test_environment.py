@@ -1,0 +1,79 @@
+"""The environment of a start: platforms that set it, variables that flags take, and those that they pass over."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from server.settings.environment import of_platform
+from server.settings.flag import SettingsError
+from server.settings.precedence import settings_from
+from tests.server.settings.cli_runs import Run
+
+
+@pytest.mark.parametrize(
+    ("environment", "port", "model"),
+    [
+        ({}, 8080, "sentence-transformers/all-MiniLM-L6-v2"),
+        ({"PORT": "80"}, 8080, "sentence-transformers/all-MiniLM-L6-v2"),  # the image's own
+        ({"SAGEMAKER_BIND_TO_PORT": "8081", "HF_MODEL_ID": "org/model"}, 8081, "org/model"),
+        ({"MODEL_ID": "org/ours", "HF_MODEL_ID": "org/theirs", "HF_MODEL_REVISION": "main"}, 8080, "org/ours"),
+    ],
+)
+def test_sagemaker_runs_an_image_with_the_word_serve(
+    run: Run, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], port: int, model: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    settings = run.settings("--hostname", "0.0.0.0", "serve")
+
+    assert (settings.port, settings.models[0].model_id, settings.models[0].revision) == (port, model, None)
+    assert settings.hostname == "0.0.0.0"
+
+
+def test_sagemaker_s_artifacts_are_the_model_where_no_name_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert "MODEL_ID" not in of_platform({}, is_sagemaker=True, artifacts=folder)
+    folder.mkdir()
+    assert "MODEL_ID" not in of_platform({}, is_sagemaker=True, artifacts=folder)  # SageMaker makes it all the same
+    (folder / "model.safetensors").touch()
+
+    assert of_platform({}, is_sagemaker=True, artifacts=folder)["MODEL_ID"] == str(folder)
+    named = of_platform({"HF_MODEL_ID": "a/b", "HF_MODEL_REVISION": "1"}, is_sagemaker=True, artifacts=folder)
+    assert (named["MODEL_ID"], named["REVISION"]) == ("a/b", "1")
+    assert of_platform({"PORT": "80"}, is_sagemaker=False, artifacts=folder) == {"PORT": "80"}
+
+
+def test_every_other_word_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.exit_code("serve", "server") == 2
+    assert "unexpected extra argument (server)" in capsys.readouterr().err
+    assert run.settings("--served-model-name", "serve").port == 8080  # the value of a flag
+
+
+def test_vertex_chooses_the_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "80")
+    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
+
+    assert run.settings().port == 8085
+    assert run.settings("--port", "8086").port == 8086
+
+
+def test_names_that_other_programs_use_are_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOBS": "8", "ENGINE": "docker", "MODEL_ID": "a/b", "EMBEDLINE_DEVICES": "cpu"}.items():
+        monkeypatch.setenv(name, value)
+
+    settings = run.settings()
+
+    assert (settings.jobs, settings.models[0].engine, settings.models[0].devices) == (None, "auto", "cpu")
+    assert settings.variables == ("MODEL_ID", "EMBEDLINE_DEVICES")
+    assert set(settings.variables_passed_over) == {"JOBS", "ENGINE"}
+    assert "MODEL_ID" not in run.settings("--model-id", "c/d").variables  # the command line outranks it
+
+
+@pytest.mark.parametrize("name", ["API_KEY_FILE", "SSL_CERTFILE", "METRICS_AUTH", "ALLOWED_HOSTS"])
+def test_an_old_name_about_who_may_use_the_server_ends_the_start(name: str) -> None:
+    """Passed over, it would leave the server open."""
+    with pytest.raises(SettingsError, match=f"the variable {name} is not read: call it EMBEDLINE_{name}"):
+        settings_from({}, {name: "1"})
+    assert settings_from({}, {name: ""}).variables_passed_over == ()
