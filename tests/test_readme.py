@@ -133,6 +133,35 @@ def test_flags_that_the_readme_names_exist() -> None:
     assert flags_in(README) <= known_flags()
 
 
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_headline_is_the_least_and_the_most_of_the_table() -> None:
+    """How many times as many texts a second as each other server, in brackets; and the lone query, the other way."""
+    (head,) = (line for line in README.splitlines() if line.startswith("| load |"))
+    first = next(number for number, name in enumerate(cells(head)) if name.startswith("infinity"))
+    rows = [cells(line) for line in README.splitlines() if line.startswith("| ") and ", texts/s |" in line]
+    factors = re.findall(r"\(([\d.]+).\)", " ".join(cell for row in rows for cell in row[first:]))
+    (query,) = (cells(line) for line in README.splitlines() if line.startswith("| a single query"))
+    millis = [float(re.sub(r" \(.*|\*", "", cell)) for cell in query[1:]]
+
+    least, most = min(factors, key=float), max(factors, key=float)
+    slower = millis[0] / min(millis[first - 1 :])
+    assert f"[{least} to {most} times as fast](#how-fast)" in README
+    assert f"a lone query takes {slower:.1f} times as long as in the fastest" in README
+
+
+def test_nothing_that_is_served_stands_under_does_not_yet() -> None:
+    _, _, table = README.partition("| works | does not yet |")
+    missing = [cells(line)[1] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    features = [cells(line) for line in (ROOT / "docs/compare.md").read_text().splitlines() if line.startswith("| ")]
+    served = {row[0].split()[0].strip(",") for row in features if row[-1].startswith("yes")}
+
+    assert len(missing) > 10
+    assert served & {word.strip() for cell in missing for word in re.split("[,;]", cell)} == set()
+
+
 @pytest.mark.parametrize(
     ("printed", "said", "expected"),
     [
