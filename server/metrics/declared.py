@@ -24,12 +24,15 @@ class Declared:
     help: str
     labels: tuple[str, ...] = ()
     alert: str = ""  # when somebody should look, in words
+    # A counter's series that are there, at 0, before anything happened: what its last label says, for each served model
+    # if that is a label too. An alert on increase() does not see the first event of a series that begins with it.
+    zeros: tuple[str, ...] = ()
     cells: Edges = ()  # upper edges of a histogram's cells, as it is sent
     edges: Edges = ()  # the edges of its buckets, as it is shown
 
 
-def _counter(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Declared:
-    return Declared(name=name, kind="counter", labels=labels, help=help, alert=alert)
+def _counter(name: str, labels: tuple[str, ...], help: str, alert: str = "", zeros: tuple[str, ...] = ()) -> Declared:
+    return Declared(name=name, kind="counter", labels=labels, help=help, alert=alert, zeros=zeros)
 
 
 def _histogram(name: str, labels: tuple[str, ...], help: str, cells: Edges, edges: Edges = ()) -> Declared:
@@ -59,7 +62,8 @@ REQUESTS = (
         "`key_limit` over its key's tokens a minute, `concurrency` too many open; `deadline_dispatch` it waited and "
         "the next batch would have been too late, `deadline` it passed.",
         "`wait`, `deadline_wait` or `concurrency` over 5 % of the requests for 10 minutes: the server is too small "
-        "for the load"),
+        "for the load",
+        zeros=("wait", "key_share", "deadline_wait", "key_limit", "concurrency", "deadline_dispatch", "deadline")),
     _counter("embedline_cancelled_total", ("stage",),
         "Requests whose client left before the answer, by the stage they had reached; `queue` includes the engines.",
         "it rises in `queue`: clients time out sooner than the server refuses them"),
@@ -103,7 +107,8 @@ BATCHES = (
     _histogram("embedline_engine_duration_seconds", ("model",),
         "Time a batch computed. The rate of its sum is how many streams are busy.", SECONDS, _FROM_HALF_A_MILLISECOND),
     _counter("embedline_batch_failures_total", ("model", "kind"),
-        "Batches that failed, by what failed; `lost` = their engine died.", "it is not 0"),
+        "Batches that failed, by what failed; `lost` = their engine died.", "it is not 0",
+        zeros=("failed", "out_of_memory", "non_finite", "fatal", "lost")),
     _counter("embedline_retried_sequences_total", ("model", "reason"),
         "Sequences computed again: `elsewhere` on another engine after their batch had failed, `failed` in smaller "
         "batches after that, `suspect` with few others or alone after their engine had died.", "it is not 0"),
@@ -120,18 +125,19 @@ BATCHES = (
         "last ten minutes.", "it is not 0: a client sends an input again and again that engines die of"),
     _counter("embedline_canaries_total", ("model", "outcome"),
         "Batches with known rows that engines computed to show that they are sound: `passed` or `failed`.",
-        "`failed` is not 0"),
+        "`failed` is not 0", zeros=("passed", "failed")),
     _counter("embedline_engine_losses_total", ("model", "reason"),
         "Engines that were restarted although their process ran: `canary` the rows of a canary were wrong or missing, "
         "`refuted` batch after batch failed that other engines computed.",
-        "it is not 0: the device may be broken"),
+        "it is not 0: the device may be broken", zeros=("canary", "refuted")),
     gauge("embedline_engines_suspected", ("process",),
         "Ready engines of a batch manager that failed batch after batch. They get no work while another one serves, "
         "up to half a second ago.", "it is not 0 for a minute"),
 )
 PROCESSES = (
     _counter("embedline_process_restarts_total", ("role",),
-        "Processes restarted after they died.", "more than 3 within 15 minutes"),
+        "Processes restarted after they died.", "more than 3 within 15 minutes",
+        zeros=("engine", "tokenizer", "batch manager", "jobs", "pipelines", "frontend")),
     _histogram("embedline_event_loop_lag_seconds", ("role",),
         "Delay of an event loop's heartbeat.", SECONDS, _FROM_HALF_A_MILLISECOND),
     gauge("embedline_queue_sequences", ("process",),
@@ -143,7 +149,8 @@ JOBS = (
     _counter("embedline_jobs_accepted_total", ("priority",), "Async requests that were accepted."),
     _counter("embedline_jobs_total", ("outcome",),
         "Async requests that ended: `succeeded`, `failed`, `expired` they waited longer than they may, `canceled`.",
-        "`expired` rises: the server is too small for the load, or the times too short"),
+        "`expired` rises: the server is too small for the load, or the times too short",
+        zeros=("succeeded", "failed", "expired", "canceled")),
     _histogram("embedline_jobs_run_seconds", (),
         "From the begin of an async request to its end, with all attempts and the waits between them.",
         SECONDS, _FROM_HALF_A_MILLISECOND),
@@ -153,16 +160,17 @@ JOBS = (
     gauge("embedline_jobs_in_progress", ("process",), "Async requests that run, up to a second ago."),
     _counter("embedline_jobs_webhook_attempts_total", ("outcome",),
         "Attempts to deliver a webhook: `delivered`, `failed` it is tried again, `given_up` it is not.",
-        "`given_up` rises"),
+        "`given_up` rises", zeros=("delivered", "failed", "given_up")),
     gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
     gauge("embedline_jobs_batches_open", ("process", "status"),
         "Batches that have not ended: `validating` they wait, `in_progress`, `finalizing`, `cancelling`.",
         "`validating` keeps rising"),
     _counter("embedline_jobs_batch_lines_total", ("outcome",),
-        "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises"),
+        "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises",
+        zeros=("completed", "failed")),
     _counter("embedline_jobs_batches_total", ("outcome",),
         "Batches that ended: `completed`, `failed` none of it ran, `expired`, `cancelled`.",
-        "`failed` or `expired` rises"),
+        "`failed` or `expired` rises", zeros=("completed", "failed", "expired", "cancelled")),
     gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
 )
 PIPELINES = (

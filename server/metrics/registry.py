@@ -3,6 +3,7 @@
 Gauges that are read only when Prometheus asks come from other collectors (gauges.py, processes.py).
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.metrics.declared import ALL, FOR_TEI, cumulative
+from server.metrics.declared import ALL, FOR_TEI, Declared, cumulative
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
@@ -28,8 +29,11 @@ logger = logging.getLogger("embedline.server")
 class Registry(Collector):
     """Unknown names and wrong numbers of labels or cells are logged and dropped."""
 
-    def __init__(self, collectors: Sequence[Collector]) -> None:
+    def __init__(self, collectors: Sequence[Collector], *, models: Sequence[str] = ()) -> None:
+        """`models` are the names of those that are served."""
         self._sums = _by_name("counter")
+        for name, sums in self._sums.items():
+            sums.update(dict.fromkeys(_zeros(_DECLARED[name], models), 0))
         self._gauges = _by_name("gauge")
         self._cells: dict[str, dict[Labels, list[float]]] = {
             name: {} for name, declared in _DECLARED.items() if declared.kind == "histogram"
@@ -101,6 +105,15 @@ class Registry(Collector):
 
 def _by_name(kind: str) -> dict[str, dict[Labels, float]]:
     return {name: {} for name, declared in _DECLARED.items() if declared.kind == kind}
+
+
+def _zeros(declared: Declared, models: Sequence[str]) -> Iterator[Labels]:
+    """The labels of a counter's series that nothing was counted in yet, where it is known which there will be."""
+    of_models: list[Labels] = [(model,) for model in models] if "model" in declared.labels else [()]
+    values: list[Labels] = [(value,) for value in declared.zeros] or [()]
+    for model, value in itertools.product(of_models, values):
+        if len(model + value) == len(declared.labels):
+            yield model + value
 
 
 def _is_declared(name: str, labels: list[str], *, kind: str, num_cells: int = 0) -> bool:

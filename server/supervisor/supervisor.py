@@ -74,7 +74,8 @@ class Supervisor:
                 ),
                 ModelGauges(lambda: self._readiness.state()["models"]),
                 ProcessGauges(lambda: [_seen(child) for child in self._children]),
-            ]
+            ],
+            models=[model.name for model in models],
         )
 
     async def run(self, *, drain_delay: float, shutdown_seconds: float) -> int:

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.docker.test_dashboard import check
+from batch_manager.scheduling.health import Loss
+from engine.types import EngineErrorKind
+from server.metrics.registry import Registry
+from server.supervisor.readiness import ROLES
+from tests.docker.test_dashboard import METRICS, check
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "docker" / "prometheus" / "alerts.yml"
@@ -25,6 +29,31 @@ def promtool(*arguments: str) -> None:
 def test_alerts_ask_for_metrics_that_exist() -> None:
     for alert in ALERTS:
         check(alert["expr"])
+
+
+def test_what_an_alert_counts_is_there_before_the_first_event() -> None:
+    """Or increase(), which compares, would not see it: the series would begin at 1."""
+    samples = [each for family in Registry([], models=["m"]).collect() for each in family.samples]
+    counted = {
+        words for alert in ALERTS for words in re.findall(r"increase\((\w+)(?:{(\w+)=\"(\w+)\"})?", alert["expr"])
+    }
+
+    assert len(counted) > 7
+    for name, label, value in counted:
+        found = [each for each in samples if each.name == name and (not label or each.labels[label] == value)]
+        assert {each.value for each in found} == {0}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("embedline_batch_failures_total", {*(kind.name.lower() for kind in EngineErrorKind), "lost"}),
+        ("embedline_engine_losses_total", set(Loss)),
+        ("embedline_process_restarts_total", set(ROLES)),
+    ],
+)
+def test_series_begin_for_everything_that_may_happen(name: str, values: set[str]) -> None:
+    assert set(METRICS[name].zeros) == values
 
 
 def test_each_alert_has_a_line_in_the_runbook() -> None:
