@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 
 from wire.dump import dump_stacks_on_signal
 
@@ -16,6 +17,7 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_MAX_RECORDS_A_SECOND = 100  # as the request log's failed requests
 _LEVELS = {"trace": logging.DEBUG}  # what logging has no name for
 
 
@@ -36,7 +38,37 @@ def begin(title: str, log_level: str, *, json_output: bool = False) -> None:
     set_title(title)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter(title, json_output=json_output))
+    handler.addFilter(RateLimit())
     logging.basicConfig(level=_LEVELS.get(log_level, log_level.upper()), handlers=[handler])
+
+
+class RateLimit(logging.Filter):
+    """Lets at most 100 records of the same message pass in a second. The next one says how many were left out.
+
+    What clients do may cause a line each time. What is logged for debugging passes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = 0
+        self._num_passed: Counter[str] = Counter()  # in that second, by the message without its values
+        self._num_left_out: Counter[str] = Counter()  # since the last that passed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it passes."""
+        if record.levelno < logging.INFO:
+            return True
+        if self._second != int(record.created):
+            self._second = int(record.created)
+            self._num_passed.clear()
+        kind = str(record.msg)
+        self._num_passed[kind] += 1
+        if self._num_passed[kind] > _MAX_RECORDS_A_SECOND:
+            self._num_left_out[kind] += 1
+            return False
+        if num_left_out := self._num_left_out.pop(kind, 0):
+            record.msg = f"{kind} ({num_left_out} more like this were left out)"
+        return True
 
 
 def formatter(process: str, *, json_output: bool) -> logging.Formatter:

@@ -58,6 +58,7 @@ class _Line(msgspec.Struct, gc=False, omit_defaults=True, rename={"request_class
     compute_ms: float
     respond_ms: float
     total_ms: float
+    reason: str = ""  # of an error, as embedline_rejected_total has it
     left_out: int = 0  # lines of failed requests like this one, since the last that was written
     joined: bool = False
 
@@ -164,6 +165,7 @@ class RequestLog:
             round(1000 * trace.compute_seconds, 3),
             round(1000 * trace.respond_seconds, 3),
             round(1000 * trace.total_seconds, 3),
+            trace.reason,
             left_out,
             trace.has_joined,
         )

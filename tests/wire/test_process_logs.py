@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from wire.process import JsonLines, TextLines
+from wire.process import JsonLines, RateLimit, TextLines
 
 FORGED = "a\nFORGED CRITICAL\r\x1b[2J\x00\x85\u2028\x9b1m"
 
@@ -55,3 +55,19 @@ def test_a_line_of_json() -> None:
     assert line.pop("ts").endswith("Z")
     assert FORGED.splitlines()[0] in line.pop("exception")
     assert line == {"level": "warning", "process": "engine 1", "logger": "embedline.test", "message": "took 5 ms"}
+
+
+def test_a_storm_of_one_message_gets_some_lines_a_second() -> None:
+    limit = RateLimit()
+
+    def passed(message: str, at: float, *arguments: object, level: int = logging.WARNING) -> list[str]:
+        one = record(message, *arguments)
+        one.created, one.levelno = at, level
+        return [one.getMessage()] if limit.filter(one) else []
+
+    storm = [line for number in range(1000) for line in passed("request %d failed", 7.5, number)]
+    assert storm == [f"request {number} failed" for number in range(100)]
+    assert passed("another", 7.6) == ["another"]
+    assert passed("request %d failed", 8.0, 1) == ["request 1 failed (900 more like this were left out)"]
+    assert passed("request %d failed", 8.1, 2) == ["request 2 failed"]
+    assert sum(len(passed("details", 9.0, level=logging.DEBUG)) for _ in range(200)) == 200

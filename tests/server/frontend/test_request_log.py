@@ -143,6 +143,7 @@ def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, mon
     assert [line["items"] for line in lines[:100]] == list(range(100))
     assert [line.get("left_out") for line in lines] == [*[None] * 100, None, None, 900, None]
     assert [line["status"] for line in lines[100:]] == [429, 400, 429, 429]
+    assert [line["reason"] for line in lines[99:103]] == ["wait", "concurrency", "invalid", "wait"]
 
 
 def test_levels_by_status(tmp_path: Path) -> None:
