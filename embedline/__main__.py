@@ -16,8 +16,22 @@ def _application_folder() -> str:
     return bundled if os.path.isdir(bundled) else os.path.dirname(_HERE)
 
 
+def _open_standard_streams() -> None:
+    """What stands for a stream that is closed, or the first file that is opened would take its number and get, or end,
+    what is meant for the stream."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # takes the lowest free number, which is this one; processes that are started get it too
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:  # as Python has it then
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - stays open
+
+
 def main() -> None:
     """Run the command line. Exits with 1 and one line where the packages of the server extra are missing."""
+    _open_standard_streams()
     application = _application_folder()
     sys.path.insert(0, application)
     try:

@@ -184,7 +184,7 @@ def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen
     with subprocess.Popen(
         [*command, *arguments],
         cwd=place.folder,
-        env={**place.environment(), "DRAIN_DELAY": "0"},
+        env={**place.environment(), "EMBEDLINE_DRAIN_DELAY": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

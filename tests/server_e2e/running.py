@@ -100,8 +100,8 @@ class Server:
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(runtime),
                 "XDG_CACHE_HOME": os.environ.get(CACHE_HOME, str(folder)),  # benchmarks start servers without pytest
-                "DRAIN_DELAY": "0",  # nothing balances
-                "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
+                "EMBEDLINE_DRAIN_DELAY": "0",  # nothing balances
+                "EMBEDLINE_DEVICES": "cpu",  # where nobody says otherwise: the same with and without a GPU
                 "DTYPE": "float32",  # so that it is the same on a CPU with bfloat16
                 **(environment or {}),
             },

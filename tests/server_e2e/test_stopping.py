@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tests.server_e2e.running import PATIENCE, Reply, Server, is_running, servin
 
 POISON = 29_000
 HANGS = ("--token-ids", "any", "--fake-fault", f"hang@token:{POISON}", "--frontends", "1")
+# curl's words; a socket's path comes behind them
+ASK = "curl -fs --retry 60 --retry-delay 1 --retry-all-errors http://localhost/readyz --unix-socket".split(" ")
 BODY = b'{"input": [%d]}' % POISON
 
 
@@ -35,6 +38,22 @@ def heard(number: signal.Signals, by: signal.Handlers = signal.SIG_DFL) -> Itera
         yield
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.full
+@pytest.mark.holds("Shutdown")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed: str, tmp_path: Path) -> None:
+    uds = tmp_path / "s"
+    shell = ("bash", "-c", f'exec "$@" {closed}', "bash")
+    with contextlib.closing(Server(*FAKE, "--uds", str(uds), folder=tmp_path, wrapper=shell)) as server:
+        answer = subprocess.run(
+            [*ASK, str(uds)],
+            capture_output=True,
+            check=False,
+        )
+        assert answer.stdout == b"ok"
+        assert server.stop() == 0
 
 
 @pytest.mark.full

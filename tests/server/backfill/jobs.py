@@ -142,7 +142,7 @@ def command(
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": os.environ[CACHE_HOME],
-            "DEVICES": "cpu",
+            "EMBEDLINE_DEVICES": "cpu",
             "DTYPE": "float32",
             **(environment or {}),
         },

@@ -16,7 +16,7 @@ EMBEDLINE = f'embedline() {{ "{sys.executable}" -P -m embedline "$@"; }}\nset -e
 
 def run(kind: str, code: str, folder: Path) -> str:
     command = [sys.executable, "-c", code] if kind == "python" else ["bash", "-c", EMBEDLINE + code]
-    settings = {"DEVICES": "cpu", "DTYPE": "float32"}
+    settings = {"EMBEDLINE_DEVICES": "cpu", "DTYPE": "float32"}
     environment = {**os.environ, **settings, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": os.environ[CACHE_HOME]}
     return subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 

@@ -15,7 +15,7 @@ def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
     """Without a GPU, and with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **more: pytest.fail("the hub was asked"))
-    for name in ("MODEL_ID", "ENGINE", "DEVICES", "QUANTIZATION", "DTYPE", "POOLING", "ENGINE_PYTHON"):
+    for name in ("MODEL_ID", "EMBEDLINE_ENGINE", "EMBEDLINE_DEVICES", "EMBEDLINE_QUANTIZATION", "DTYPE", "POOLING"):
         monkeypatch.delenv(name, raising=False)
     return Computer(monkeypatch)
 

@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(verify_command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setattr(cores, "usable", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("DEVICES", "ENGINE", "QUANTIZATION", "DTYPE"):
+    for name in ("EMBEDLINE_DEVICES", "EMBEDLINE_ENGINE", "EMBEDLINE_QUANTIZATION", "DTYPE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache" / "embedline"
 

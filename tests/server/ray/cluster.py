@@ -141,7 +141,7 @@ def load(cluster: Cluster, *, num_clients: int) -> Iterator[Counter[object]]:
 def environment(runtime: str) -> dict[str, str]:
     """Of a command that starts a Ray of its own, with its files in this folder."""
     own = {"RAY_ADDRESS": "local", "RAY_TMPDIR": runtime, "XDG_RUNTIME_DIR": runtime}
-    return {**os.environ, **own, "PYTHONPATH": str(ROOT), "DEVICES": "cpu"}
+    return {**os.environ, **own, "PYTHONPATH": str(ROOT), "EMBEDLINE_DEVICES": "cpu"}
 
 
 def servers_below(pid: int) -> list[int]:

@@ -129,7 +129,12 @@ def test_sockets_that_are_passed_in_outlive_the_server(tmp_path: Path) -> None:
             command = [sys.executable, "-P", "-m", "embedline", "serve", *FAKE, "--prometheus-port", "0"]
             return subprocess.Popen(
                 ["bash", "-c", passing, "sh", str(listener.fileno()), *command],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path), "DRAIN_DELAY": "0"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "XDG_RUNTIME_DIR": str(tmp_path),
+                    "EMBEDLINE_DRAIN_DELAY": "0",
+                },
                 pass_fds=[listener.fileno()],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ def test_it_answers_and_the_health_command_asks_by_tls(tmp_path: Path) -> None:
         server.log.wait_for(rf"on https://127\.0\.0\.1:{server.port}")
         assert embed(server, "old-sesame").status == 200
         assert embed(server, "wrong").status == 401
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PORT": str(server.port), "SSL_CERTFILE": "any"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PORT": str(server.port), "EMBEDLINE_SSL_CERTFILE": "any"}
         command = [sys.executable, "-P", "-m", "embedline", "health"]
         asked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
         with contextlib.closing(server.connect()) as idle:

@@ -24,7 +24,7 @@ _ANSWERED = re.compile(r'embedline_requests_total\{[^}]*route="/v1/embeddings"[^
 
 
 def started(folder: Path, port: int = 0) -> Server:
-    server = Server(*FLAGS, "--port", str(port), folder=folder, environment={"DRAIN_DELAY": "3"})
+    server = Server(*FLAGS, "--port", str(port), folder=folder, environment={"EMBEDLINE_DRAIN_DELAY": "3"})
     server.wait_ready()
     return server
 

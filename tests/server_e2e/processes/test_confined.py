@@ -43,7 +43,7 @@ except OSError:
 
 
 def confined(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DRAIN_DELAY": "0", "DEVICES": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EMBEDLINE_DRAIN_DELAY": "0", "EMBEDLINE_DEVICES": "cpu"}
     own = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
     return subprocess.run(
         ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", CONFINE, "sh", str(folder), *command],

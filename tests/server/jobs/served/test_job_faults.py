@@ -141,7 +141,7 @@ def test_nothing_is_lost_or_untold_through_many_kills(
     store: str, num_kills: int, num_requests: int, tmp_path: Path, reached: Callable[[str, str], None]
 ) -> None:
     with ExitStack() as stack:
-        redis = {"JOBS_REDIS": stack.enter_context(redis_server(tmp_path))} if store == "Redis" else None
+        redis = {"EMBEDLINE_JOBS_REDIS": stack.enter_context(redis_server(tmp_path))} if store == "Redis" else None
         flags = (*FAKE, "--jobs", str(tmp_path / "kept"), "--jobs-private-webhooks")
         server = stack.enter_context(serving(*flags, folder=tmp_path, environment=redis))
         receiver = stack.enter_context(receiving())
