@@ -109,6 +109,8 @@ class Flag:
         """The value itself. Raises ValueError with "must be …" where it is out of bounds."""
         if value is None:
             return None
+        if any("\0" in text for text in (value if isinstance(value, tuple) else (str(value),))):
+            raise ValueError("must not have a NUL character")  # which no path may have
         if self.one_of and value not in self.one_of:
             raise ValueError(f"must be one of {', '.join(self.one_of)}")
         # written so that NaN, which compares false with everything, is refused

@@ -15,7 +15,8 @@ from tests.server_e2e.running import PATIENCE, Reply, Server, is_running, servin
 POISON = 29_000
 HANGS = ("--token-ids", "any", "--fake-fault", f"hang@token:{POISON}", "--frontends", "1")
 # curl's words; a socket's path comes behind them
-ASK = "curl -fs --retry 60 --retry-delay 1 --retry-all-errors http://localhost/readyz --unix-socket".split(" ")
+RETRY = ("--retry", "60", "--retry-delay", "1", "--retry-all-errors")
+ASK = ("curl", "-fs", *RETRY, "http://localhost/readyz", "--unix-socket")
 BODY = b'{"input": [%d]}' % POISON
 
 

@@ -114,6 +114,9 @@ def test_what_outranks_the_file_holds_for_every_model(read: Read) -> None:
         ("[[model]]\nmodel-id = ''", "[[model]] 1: --model-id must not be empty"),
         ("[[model]]\nmodel-id = 'a'\n[[model]]\nmodel-id = 'a'", "--served-model-name must differ between models"),
         ("[[model]]\nmodel-id = 'a'\ndefault-prompt = 'a'\ndefault-prompt-name = 'b'", "[[model]] 1: --default-prompt"),
+        ('jobs = "a\\u0000b"', "jobs must not have a NUL"),
+        ('[[model]]\nmodel-id = "/a\\u0000b"', "[[model]] 1: model-id must not have a NUL"),
+        ('api-key = ["a\\u0000b"]', "api-key must not have a NUL"),
         ("revision = 'r'\n[[model]]\nmodel-id = 'a'", "--revision is for one model"),
     ],
 )
