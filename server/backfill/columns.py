@@ -70,16 +70,27 @@ def _id_type(schema: Any, column: str, id_column: str | None) -> str:
     for name in filter(None, (column, id_column)):
         if schema.get_field_index(name) < 0:
             raise BackfillError(f"has no column {name}, or several: it has {', '.join(schema.names[:20])}")
-    kind = schema.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+    kind = _values(schema.field(column).type)
+    if not _is_text(kind):
         raise BackfillError(f"has no texts in the column {column} but {kind}")
     if id_column is None:
         return ""
-    kind = schema.field(id_column).type
-    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    kind = _values(schema.field(id_column).type)
+    if _is_text(kind):
+        return "large_string" if pa.types.is_large_string(kind) else "string"
+    if pa.types.is_integer(kind):
         return str(kind)
     raise BackfillError(f"has ids of the type {kind} in the column {id_column}: whole numbers and texts can be kept")
+
+
+def _values(kind: Any) -> Any:
+    """The type of what a dictionary or runs stand for."""
+    is_encoded = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+    return _values(kind.value_type) if is_encoded else kind
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _ipc_batches(file: Any) -> tuple[Any, Iterator[Any]]:

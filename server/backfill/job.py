@@ -125,7 +125,7 @@ class Job:
         BackfillError."""
         assert self._files is not None
         files, mine = self._files, plan.shards_of(*self._options.worker)
-        done = parts.done(files, plan, mine)
+        done = parts.done(files, plan, mine, reads_rows=True)  # of an earlier run, which may be long ago
         progress = Progress(
             sum(len(plan.rows_of(shard)) for shard in mine), sum(counts.num_rows for counts in done.values())
         )

@@ -1,6 +1,7 @@
 """Rows of files of lines: JSONL and CSV. A wrong line is a bad row, and the lines after it are read all the same."""
 
 import csv
+import gzip
 import io
 import json
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
@@ -15,6 +16,7 @@ from server.backfill.rows import MAX_TEXT_CHARS, ROWS_AT_A_TIME, BadText, Rows, 
 _MAX_LINE_BYTES = 8 * MAX_TEXT_CHARS  # JSON takes up to six bytes for a character
 _BUFFER_BYTES = 1 << 20
 _HEAD_BYTES = 4
+_MAX_EXACT = 1 << 53  # a float of JSON is not exact above that
 _Row = tuple[Any, object]  # the id, and what stands in place of the text
 
 csv.field_size_limit(_MAX_LINE_BYTES)
@@ -35,7 +37,7 @@ class LineRows:
     def read(self, start: int) -> Iterator[Rows]:
         """From this row on; what comes before is read and dropped. Raises BackfillError where the CSV ends in a quote,
         or has no such columns, and for UTF-16."""
-        with io.BufferedReader(self._filesystem.open_input_stream(self._path), _BUFFER_BYTES) as stream:
+        with io.BufferedReader(self._open(), _BUFFER_BYTES) as stream:
             head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) or 0 in head:
                 raise BackfillError("is no UTF-8 but UTF-16 or UTF-32, by its first bytes")
@@ -52,12 +54,18 @@ class LineRows:
             if ids:
                 yield Rows(ids, texts)
 
+    def _open(self) -> Any:
+        """Arrow's reader of gzip takes no zeros behind it, which tapes and block copies leave there."""
+        if self._path.lower().endswith(".gz"):
+            return gzip.GzipFile(fileobj=self._filesystem.open_input_stream(self._path, compression=None))
+        return self._filesystem.open_input_stream(self._path)
+
     def id_type(self) -> str:
         """That of the first one there is: CSV has texts alone, JSON numbers too. "" where there is no column."""
         if self._columns[1] is None:
             return ""
         keys = (key for rows in self.read(0) for key in rows.ids if key is not None)
-        return "int64" if type(next(keys, "")) is int else "string"
+        return "string" if type(next(keys, "")) is str else "int64"
 
 
 def without(column: str) -> BadText:
@@ -80,15 +88,27 @@ def _of_json(stream: io.BufferedReader, column: str, id_column: str | None) -> I
 
 def _json_row(line: bytes, column: str, id_column: str | None) -> _Row:
     try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        found = _parsed(line)
+    except (ValueError, RecursionError):
         return None, BadText("the line is no JSON")
     if not isinstance(found, dict):
         return None, BadText("the line is no JSON object")
     key = found.get(id_column) if id_column is not None else None
-    if column not in found:
-        return key, without(column)
-    return key, found[column]
+    if isinstance(key, float) and key.is_integer() and abs(key) <= _MAX_EXACT:
+        key = int(key)  # as 1.0 comes of a column of pandas with gaps
+    if isinstance(key, str) and not is_unicode(key):
+        return None, BadText("the id is not UTF-8")
+    text = found.get(column, without(column))
+    return key, text if not isinstance(text, str) or is_unicode(text) else BadText("the text is not UTF-8")
+
+
+def _parsed(line: bytes) -> Any:
+    """With NaN, which Python and pandas write, and halves of surrogate pairs: they may stand in other fields, and a bad
+    row has an id too. Raises ValueError and RecursionError."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line)
 
 
 def _of_csv(stream: io.BufferedReader, column: str, id_column: str | None) -> Iterator[_Row]:

@@ -48,8 +48,13 @@ def files(filesystem: Any, path: str) -> list[str]:
         raise FileNotFoundError("there is nothing")
     if info.type == pafs.FileType.File:
         return [path] if kind(path) else []
+    if info.type != pafs.FileType.Directory:
+        raise RefusedJob("IN is no file and no folder; a pipe can't be read twice")
     if isinstance(filesystem, pafs.LocalFileSystem):
         below = list(_below(path))
+        for name in filter(kind, below):
+            if filesystem.get_file_info(name).type == pafs.FileType.Unknown:
+                raise RefusedJob(f"{name} is no file; a pipe can't be read twice")
     else:
         found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
         below = [one.path for one in found if one.type == pafs.FileType.File]

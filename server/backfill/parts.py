@@ -9,9 +9,10 @@ rows that are equal but for rounding, so writing one again does no harm.
 import io
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any, BinaryIO
 
 import numpy as np
@@ -37,6 +38,7 @@ class Counts:
     shard: int
     num_rows: int
     num_failed: int
+    array_sum: int | None = None  # CRC-32 of the rows in a .npy; the pages of Parquet have their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def write(files: Files, plan: Plan, content: Content, put: Callable[[Content], N
         put(content)
     elif plan.format == "npy":
         content.rows[~is_good] = np.nan
+        counts = replace(counts, array_sum=zlib.crc32(content.rows.data))
         with files.new_file(f"{name}.npy") as stream:
             np.save(stream, content.rows, allow_pickle=False)
     else:
@@ -77,11 +80,11 @@ def write(files: Files, plan: Plan, content: Content, put: Callable[[Content], N
 
 def _ids(content: Content, plan: Plan) -> pa.Array:
     """Raises WrongIds. Types are looked at here, for Arrow would make 1 of 1.5."""
-    known = (str if plan.id_type.endswith("string") else int, type(None))
-    place = next((place for place, key in enumerate(content.ids) if type(key) not in known), None)
+    kind, words = (str, "texts") if plan.id_type.endswith("string") else (int, "whole numbers")
+    place = next((place for place, key in enumerate(content.ids) if type(key) not in (kind, type(None))), None)
     if place is not None:
-        row = plan.rows_of(content.shard).start + place
-        raise WrongIds(f"the id of row {row} is no {plan.id_type}, as the first one is; the job can't go on")
+        row, found = plan.rows_of(content.shard).start + place, type(content.ids[place]).__name__
+        raise WrongIds(f"the id of row {row} is a {found}, and the ids of this job are {words}; the job can't go on")
     try:
         return pa.array(content.ids, pa.type_for_alias(plan.id_type))
     except (pa.ArrowException, ValueError, OverflowError):
@@ -96,6 +99,7 @@ def write_table(columns: Mapping[str, Any], stream: IO[bytes], *, metadata: Mapp
         stream,
         compression="zstd",
         use_dictionary=False,
+        write_page_checksum=True,
         use_byte_stream_split=["embedding.list.element"] if "embedding" in columns else False,
     )
 
@@ -107,12 +111,13 @@ def vectors(rows: NDArray[Any], is_good: NDArray[np.bool_]) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=pa.array(~is_good))
 
 
-def done(files: Files, plan: Plan, shards: Iterable[int]) -> dict[int, Counts]:
-    """Those whose files are there and are this job's. Raises BackfillError where that can't be known now."""
+def done(files: Files, plan: Plan, shards: Iterable[int], *, reads_rows: bool = False) -> dict[int, Counts]:
+    """Those whose files are there and are this job's. `reads_rows`: every byte of them is compared with its sums, else
+    their sizes and facts are. Raises BackfillError where that can't be known now."""
     names, job = files.names(), plan.job
     there = [shard for shard in shards if f"{_name(shard)}.parquet" in names]
     with ThreadPoolExecutor(_READERS) as threads:
-        found = threads.map(lambda shard: _counts(files, plan, shard), there)
+        found = threads.map(lambda shard: _counts(files, plan, shard, reads_rows=reads_rows), there)
     return {
         shard: counts
         for shard, counts in zip(there, found, strict=True)
@@ -120,16 +125,21 @@ def done(files: Files, plan: Plan, shards: Iterable[int]) -> dict[int, Counts]:
     }
 
 
-def _counts(files: Files, plan: Plan, shard: int) -> Counts | None:
+def _counts(files: Files, plan: Plan, shard: int, *, reads_rows: bool) -> Counts | None:
     """None where the shard's files are not whole."""
     name = _name(shard)
     try:
         with files.read(f"{name}.parquet") as stream:
-            metadata = pq.read_metadata(stream)
+            part = pq.ParquetFile(stream, page_checksum_verification=True)
+            metadata = part.metadata
+            for _ in part.iter_batches() if reads_rows else ():
+                pass
         counts = Counts(**json.loads((metadata.metadata or {})[_FACTS]))
         if plan.format == "npy":
             with files.read(f"{name}.npy") as stream:
                 if not _is_array(stream, metadata.num_rows, plan.dimensions):
+                    return None
+                if reads_rows and counts.array_sum not in (None, _sum_of_array(stream)):
                     return None
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
         return None
@@ -142,6 +152,17 @@ def _is_array(stream: BinaryIO, *shape: int) -> bool:
     found, _, dtype = np.lib.format.read_array_header_1_0(stream)
     size = stream.tell() + int(np.prod(shape)) * dtype.itemsize
     return found == shape and stream.seek(0, io.SEEK_END) == size
+
+
+def _sum_of_array(stream: BinaryIO) -> int:
+    """CRC-32 of what stands behind the header."""
+    stream.seek(0)
+    np.lib.format.read_magic(stream)
+    np.lib.format.read_array_header_1_0(stream)
+    found = 0
+    while data := stream.read(_COPY_BYTES):
+        found = zlib.crc32(data, found)
+    return found
 
 
 def gather_errors(files: Files, plan: Plan) -> None:

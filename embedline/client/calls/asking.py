@@ -9,11 +9,12 @@ import re
 from typing import Any
 
 from embedline.client.calls.job import Job
-from embedline.client.tasks.task import Part, Task, Way
+from embedline.client.tasks.task import UNSAID, Part, Task, Way
 from embedline.client.transport.failure import Failure
 
 _NO_SUCH_ROUTE = (404, 405)
 _NOT_IN_THIS_FORM = (400, 406, 415, 422)
+_FIELD = b"encoding_format"
 _ABOUT_THE_FORM = re.compile(rb"encoding_format|unknown variant|[`'\"](bytes|base64)[`'\"]")
 _TOO_MANY_ITEMS = re.compile(
     rb"batch.?size|too many|at most [\d,]+ (items|inputs|texts)|array is too long|"
@@ -33,7 +34,7 @@ def next_way(task: Task[Any], job: Job, failure: Failure) -> int | None:
     """The way to ask that is tried after this one; None if it is not to blame, or was the last."""
     assert job.endpoint is not None
     known, is_sure = job.endpoint.way(task.name)
-    if failure.status is None or (is_sure and job.way == known and b"encoding_format" not in failure.body):
+    if failure.status is None or (is_sure and job.way == known and _FIELD not in failure.body):
         return None
     if is_sure and job.way < known and failure.status in (*_NO_SUCH_ROUTE, *_NOT_IN_THIS_FORM):
         return known  # found out by another request meanwhile
@@ -43,6 +44,8 @@ def next_way(task: Task[Any], job: Job, failure: Failure) -> int | None:
         return next((at for at in later if task.ways[at].path != tried.path), None)
     if failure.status in _NOT_IN_THIS_FORM and not has_too_many_items(failure):
         job.refused_forms.add(tried.form)
+        if _FIELD not in failure.body:
+            job.refused_forms.add(UNSAID)  # that would change nothing
         return next((at for at in later if task.ways[at].form not in job.refused_forms), None)
     return None
 

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedline.client.tasks.task import Batch, Part, Way, as_json, check_count, score_in, text_in, without_none, wrong
+from embedline.client.tasks.task import (
+    Batch,
+    Part,
+    Way,
+    as_json,
+    check_count,
+    most_bytes,
+    score_in,
+    text_in,
+    without_none,
+    wrong,
+)
 from embedline.client.transport.answer import Answer
 
 _TEI, _OTHERS = "inputs", "input"
@@ -47,10 +58,7 @@ class ClassifyTask:
         return as_json({"input": [item[0] for item in items], "raw_scores": bool(self._raw_scores), **fields})
 
     def read(self, batch: Batch, way: Way, answer: Answer) -> LabelsPart:
-        content = answer.json()
-        results = content.get("data") if isinstance(content, dict) else content
-        if not isinstance(results, list):
-            raise wrong("it has no list of results")
+        content, results = answer.results("data", most=most_bytes(batch))
         check_count(len(results), batch, "results")
         return LabelsPart(scores=[_scores(item) for item in results], model=text_in(content, "model"))
 

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from embedline.client.tasks.task import (
     JSON,
+    UNSAID,
     Batch,
     Part,
     Way,
     as_json,
     check_count,
     index_in,
+    most_bytes,
     number_in,
     text_in,
     without_none,
@@ -93,7 +95,7 @@ class EmbedTask:
     ways = tuple(
         Way(path, form, f"{_OCTETS}, {JSON}" if form == "bytes" else JSON)
         for path in ("/v1/embeddings", "/embeddings")
-        for form in ("bytes", "base64", "float")
+        for form in ("bytes", "base64", "float", UNSAID)
     )
 
     def __init__(
@@ -120,12 +122,13 @@ class EmbedTask:
         return len(item) if isinstance(item, str) else _CHARS_PER_ID * len(item)
 
     def body(self, items: Sequence[Any], way: Way) -> bytes:
-        return as_json({"input": items, **self._fields, "encoding_format": way.form})
+        form = {} if way.form == UNSAID else {"encoding_format": way.form}
+        return as_json({"input": items, **self._fields, **form})
 
     def read(self, batch: Batch, way: Way, answer: Answer) -> RowsPart:
         if answer.content_type == _OCTETS:
             return self._read_raw(batch, answer)
-        return self._read_json(batch, answer.json())
+        return self._read_json(batch, *answer.results("data", most=most_bytes(batch)))
 
     def _read_raw(self, batch: Batch, answer: Answer) -> RowsPart:
         """Straight from the socket into the array."""
@@ -157,7 +160,7 @@ class EmbedTask:
 
     def _read_shapeless(self, batch: Batch, answer: Answer) -> NDArray[np.float32]:
         """Of a server that does not say the shape: its length does, if that is known."""
-        body = answer.read_all()
+        body = answer.read_all(most_bytes(batch))
         if not answer.is_marked_whole:
             raise answer.wrong("nothing says how many rows there were")
         width, rest = divmod(len(body), 4 * len(batch.items))
@@ -167,10 +170,7 @@ class EmbedTask:
         rows[:] = np.frombuffer(body, np.float32).reshape(rows.shape)
         return rows
 
-    def _read_json(self, batch: Batch, content: Any) -> RowsPart:
-        data = content.get("data") if isinstance(content, dict) else None
-        if not isinstance(data, list):
-            raise wrong("it has no list `data`")
+    def _read_json(self, batch: Batch, content: dict[str, Any], data: list[Any]) -> RowsPart:
         check_count(len(data), batch, "rows")
         seen: set[int] = set()
         room: NDArray[np.float32] | None = None

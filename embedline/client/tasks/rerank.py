@@ -14,11 +14,11 @@ from embedline.client.tasks.task import (
     as_json,
     check_count,
     index_in,
+    most_bytes,
     number_in,
     score_in,
     text_in,
     without_none,
-    wrong,
 )
 from embedline.client.transport.answer import Answer
 
@@ -59,17 +59,14 @@ class RerankTask:
         return as_json(fields)
 
     def read(self, batch: Batch, way: Way, answer: Answer) -> ScoresPart:
-        content = answer.json()
-        results = content.get("results", content.get("data")) if isinstance(content, dict) else content
-        if not isinstance(results, list):
-            raise wrong("it has no list of results")
+        content, results = answer.results("results", "data", most=most_bytes(batch))
         check_count(len(results), batch, "scores")
         scores = np.empty(len(batch.items), np.float32)
         seen: set[int] = set()
         for item in results:
             index = index_in(item, batch, seen)
             scores[index] = score_in(item, "score", "relevance_score")
-        usage = content.get("usage") if isinstance(content, dict) else None
+        usage = content.get("usage")
         return ScoresPart(
             scores=scores,
             model=text_in(content, "model"),

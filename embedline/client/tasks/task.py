@@ -11,6 +11,7 @@ from embedline.client.transport.answer import Answer
 from embedline.client.transport.failure import Failure, Kind
 
 JSON = "application/json"
+UNSAID = ""  # a way's form where the body does not name one: some servers take no field that they don't know
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -95,6 +96,12 @@ def without_none(**fields: Any) -> dict[str, Any]:
 def wrong(words: str) -> Failure:
     """A whole answer that is not what was asked for."""
     return Failure(Kind.ANSWER, words)
+
+
+def most_bytes(batch: Batch) -> int:
+    """Of an answer in JSON that is read: room for 20,000 numbers, written out, or for the text itself, an item."""
+    num_characters = sum(len(item) for item in batch.items if isinstance(item, str))
+    return (1 << 20) + (len(batch.items) << 19) + 12 * num_characters
 
 
 def number_in(values: Any, name: str) -> int | None:

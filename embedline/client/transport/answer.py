@@ -2,17 +2,18 @@
 
 import contextlib
 import http.client
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from embedline.client.transport.failure import Failure, Kind
+from embedline.client.transport.failure import Failure, Kind, message_in
 
 try:  # floats in JSON are read six times as fast where it is installed
     from orjson import loads
 except ImportError:
     from json import loads  # type: ignore[assignment]
 
-MAX_BODY = 1 << 30  # bytes of an answer that is not raw rows
+MAX_BODY = 1 << 30  # bytes of an answer of any kind
+_MASK = "***"
 _PIECE = 1 << 20  # bytes; a longer body gets no room before it comes
 _ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: a chunk's length that is no number
 
@@ -20,14 +21,24 @@ _ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: a chun
 class Answer:
     """One answer. The methods that read raise Failure."""
 
-    def __init__(self, response: http.client.HTTPResponse, lost: Callable[[str], Failure]) -> None:
+    def __init__(
+        self, response: http.client.HTTPResponse, lost: Callable[[str], Failure], secrets: Sequence[str] = ()
+    ) -> None:
+        """`secrets` were in the request's head. A server may send them back; then no error shows them."""
         self._response = response
+        self._secrets = secrets
         self._lost = lost  # makes the failure of a connection that ended
         self.status = response.status
         self.length = response.length  # of the body in bytes; None = it comes in chunks, or until the connection ends
 
     def header(self, name: str) -> str | None:
-        return self._response.getheader(name)
+        value = self._response.getheader(name)
+        return None if value is None else self._masked(value)
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _MASK)
+        return text
 
     @property
     def content_type(self) -> str:
@@ -76,19 +87,32 @@ class Answer:
         return body
 
     def read_start(self, most: int) -> bytes:
-        """The first bytes of the body; what does not come is left out."""
+        """The first bytes of the body, without secrets; what does not come is left out."""
         body = b""
         with contextlib.suppress(Failure):
             while len(body) < most and (piece := self._read(most - len(body))):
                 body += piece
-        return body
+        return self._masked(body.decode("latin-1")).encode("latin-1")
 
-    def json(self) -> Any:
-        """The value in the body."""
+    def json(self, most: int = MAX_BODY) -> Any:
+        """The value in a body of at most so many bytes."""
         try:
-            return loads(self.read_all())
+            return loads(self.read_all(most))
         except (ValueError, RecursionError):
             raise self.wrong("its body is no JSON") from None
+
+    def results(self, *names: str, most: int) -> tuple[dict[str, Any], list[Any]]:
+        """The object in a body of at most so many bytes, and the list that it has under the first of these names; where
+        the body is a list, that one. An answer with an error in place of the list has its server's words."""
+        content = self.json(most)
+        found = (
+            next((content[name] for name in names if name in content), None) if isinstance(content, dict) else content
+        )
+        if isinstance(found, list):
+            return content if isinstance(content, dict) else {}, found
+        if isinstance(content, dict) and (words := message_in(content)):
+            raise Failure(Kind.ANSWER, f"HTTP {self.status} with an error: {self._masked(words)}")
+        raise Failure(Kind.ANSWER, f"it has no list `{names[0]}`")
 
     def wrong(self, words: str) -> Failure:
         """The failure of a body that can't be what was asked for. One that nothing marks as whole may have been cut."""

@@ -22,6 +22,7 @@ from embedline.client.transport.head import CutHead, WrongHead, read_head
 from embedline.client.transport.lookup import Lookup, Waiting
 from embedline.client.transport.request_id import HEADER, is_of_another
 
+_NO_SECRETS = ("accept", "content-type", "request-timeout-ms", HEADER)  # what the client puts there itself
 _BROKE_WHILE_SENT = "the connection broke while the request was sent"
 _RESETS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
@@ -42,6 +43,7 @@ class Connection:
         self._broke_while_sent = False
         self._method = ""  # of the request that was sent last
         self._request_id: str | None = None  # of the same
+        self._secrets: list[str] = []  # of the same: its key, and what else its head has that is not ours
         self.num_answers = 0
 
     def open(self, seconds: float) -> None:
@@ -101,6 +103,9 @@ class Connection:
         if self.num_answers and not self.is_idle:
             raise self._lost("something came on the connection before the request was sent")
         self._method, self._request_id = method, headers.get(HEADER)
+        self._secrets = [
+            value.rpartition(" ")[2] for name, value in headers.items() if name not in _NO_SECRETS and value
+        ]
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         if body is not None:
             lines.append(f"content-length: {len(body)}")
@@ -132,7 +137,7 @@ class Connection:
             response.close()
             raise self._lost("the answer to another request came")
         self.num_answers += 1
-        return Answer(response, self._lost_in_body)
+        return Answer(response, self._lost_in_body, self._secrets)
 
     def abort(self, kind: Kind) -> None:
         """End whatever waits on it, from any thread; that then fails with this kind."""

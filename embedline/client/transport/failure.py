@@ -72,15 +72,23 @@ def read_retry_after(value: str, *, now: float) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """The server's own words, where it writes errors as OpenAI, TEI, FastAPI or Cohere do; else how its body begins."""
+    """The server's own words; where they are in no form that is known, how its body begins."""
     try:
         found = json.loads(body)
-        for name in ("error", "message", "detail"):
-            if isinstance(found, dict) and name in found:
-                found = found[name]
-        return printable(found if isinstance(found, str) else json.dumps(found))
+        return message_in(found) or printable(found if isinstance(found, str) else json.dumps(found))
     except (ValueError, RecursionError):
         return printable(body[:_MAX_WORDS].decode(errors="replace"))
+
+
+def message_in(content: object) -> str:
+    """The server's words in an object, where it writes errors as OpenAI, TEI, FastAPI or Cohere do; "" = none."""
+    found = content
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and found.get(name) is not None:
+            found = found[name]
+    if found is content:
+        return ""
+    return printable(found if isinstance(found, str) else json.dumps(found))
 
 
 def printable(text: str) -> str:

@@ -41,7 +41,9 @@ def _check(row: int, key: object, *, is_text: bool) -> None:
     if key is None:
         raise RefusedJob(f"row {row} has no id, and a database needs one; without --id-column rows are numbered")
     if type(key) is not (str if is_text else int):
-        raise RefusedJob(f"the id of row {row} is no {'text' if is_text else 'whole number'}, as the first one is")
+        raise RefusedJob(
+            f"the id of row {row} is no {'text' if is_text else 'whole number'}, as the ids of this job are"
+        )
     if isinstance(key, int) and not -(1 << 63) <= key < 1 << 63:
         raise RefusedJob(f"the id of row {row} is no number of 64 bits")
     if isinstance(key, str) and ("\0" in key or not is_unicode(key)):

@@ -105,6 +105,9 @@ def _pieces(body: bytes, coding: bytes) -> Iterator[bytes]:
             data = body[start : start + _STEP_BYTES]
             while data:
                 if decoder.eof:
+                    data = data.lstrip(b"\0") if coding != b"zstd" else data  # gzip may be padded with zeros
+                    if not data:
+                        break
                     decoder, num_parts = _DECODERS[coding](), num_parts + 1
                 yield decoder.decompress(data, _PIECE_BYTES)
                 while not (decoder.eof or decoder.needs_input):

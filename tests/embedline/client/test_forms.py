@@ -128,6 +128,39 @@ def test_a_wrong_input_keeps_its_own_error(status: int, words: str) -> None:
     assert (failed.value.status, len(server.seen)) == (status, 3)
 
 
+def test_a_server_that_takes_no_encoding_format_is_asked_without() -> None:
+    def script(seen: Seen) -> list[Step]:
+        if b"encoding_format" in seen.body:
+            return [as_json({"detail": [{"type": "extra_forbidden", "loc": ["body", "encoding_format"]}]}, 422)]
+        return [openai(seen.texts, "float")]
+
+    with stub(script) as server, Client(server.url, preference=ONE_AT_A_TIME) as client:
+        assert np.array_equal(client.embed(texts(3)).numpy(), rows_of(texts(3)))
+        client.embed(texts(2))
+    assert len(server.seen) == 4 + 2
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        lambda seen: as_json({"error": f"wrong key {seen.headers['authorization']}"}, 401),
+        lambda seen: as_json({"error": {"message": f"{'x' * 280} {seen.headers['x-token']}"}}, 403),
+        lambda seen: http(307, b"", location=f"http://elsewhere/{seen.headers['x-token']}/"),
+        lambda seen: as_json({"error": seen.headers["authorization"]}),
+    ],
+)
+def test_a_key_that_a_server_sends_back_is_not_shown(answered: Any) -> None:
+    preference = RequestProcessingPreference(max_retries=0, extra_headers={"x-token": "tok-98765432"})
+    with (
+        stub(lambda seen: [answered(seen)]) as server,
+        Client(server.url, api_key="sk-12345678", preference=preference) as client,
+        pytest.raises(RequestFailed) as failed,
+    ):
+        client.embed("text")
+    assert "***" in str(failed.value)
+    assert not {"12345678", "9876"} & set(str(failed.value).replace("-", " ").split())
+
+
 def test_a_model_that_is_not_there_keeps_its_own_error() -> None:
     with (
         stub(lambda _: [as_json({"error": {"message": "no such model"}}, 404)]) as server,

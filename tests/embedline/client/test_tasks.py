@@ -61,7 +61,7 @@ def test_options_of_rerank_are_sent_only_if_given() -> None:
         ([{"index": 0, "score": 1.0}, {"index": 1}], "a result without a score"),
         ([{"index": 0, "score": 1.0}, {"index": 1, "score": "NaN"}], "a result without a score"),
         ([{"index": 0, "score": 1.0}, {"index": 1, "score": 1e39}], "with one that is no finite float32"),
-        ({"other": 1}, "it has no list of results"),
+        ({"other": 1}, "it has no list `results`"),
         ([1, 2], "an index that is"),
     ],
 )

@@ -60,7 +60,12 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     "no JSON": (lambda _: [http(200, b"<html>")], "its body is no JSON"),
     "half of JSON": (lambda _: [http(200, b'{"data": [')], "its body is no JSON"),
     "deep JSON": (lambda _: [http(200, b"[" * 200_000)], "its body is no JSON"),
-    "other JSON": (lambda _: [as_json([1])], "it has no list `data`"),
+    "other JSON": (lambda _: [as_json({"list": [1]})], "it has no list `data`"),
+    "an error with status 200": (
+        lambda _: [as_json({"error": {"message": "no such model"}})],
+        "HTTP 200 with an error: no such model",
+    ),
+    "words with status 200": (lambda _: [as_json({"detail": "asleep"})], "HTTP 200 with an error: asleep"),
     "too few items": (lambda seen: [as_json({"data": data(seen)[:1]})], "1 rows for 2 inputs"),
     "one index twice": (lambda seen: [as_json({"data": data(seen)[:1] * 2})], "an index that is .* given twice"),
     "an index too large": (lambda _: [as_json({"data": [{"index": 5}, {"index": 1}]})], "an index that is"),
@@ -204,6 +209,8 @@ def test_a_length_that_is_only_promised_takes_no_memory() -> None:
     with stub(script) as server, Client(server.url, preference=PREFERENCE) as client:
         tracemalloc.start()
         with pytest.raises(RequestFailed, match="the answer ended after 2 of 1073741824 bytes"):
+            client.batch_post("/any", [{}])
+        with pytest.raises(RequestFailed, match="its body has 1073741824 bytes, and at most 1572912 are read"):
             client.embed("text")
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -24,8 +24,11 @@ def planned(path: Path, keys: list[Any], text: str | None = "a") -> Source:
         (["a", "b", "a"], "^rows 0 and 2 have one id"),
         ([*range(600), 17], "^rows 17 and 600 have one id"),
         (["a", None], "^row 1 has no id, and a database needs one"),
-        ([1, "b"], "^the id of row 1 is no whole number, as the first one is"),
-        (["a", 1.5], "^the id of row 1 is no text, as the first one is"),
+        ([1, "b"], "^the id of row 1 is no whole number, as the ids of this job are"),
+        ([1.5], "^the id of row 0 is no whole number, as the ids of this job are"),
+        ([1.0, 2.5], "^the id of row 1 is no whole number, as the ids of this job are"),
+        ([1e17], "^the id of row 0 is no whole number, as the ids of this job are"),  # no longer exact
+        (["a", 1.5], "^the id of row 1 is no text, as the ids of this job are"),
         ([1, 1 << 63], "^the id of row 1 is no number of 64 bits"),
         (["a", "b\0"], "^the id of row 1 is no text that a database takes"),
     ],
@@ -38,3 +41,4 @@ def test_a_wrong_id_is_refused(keys: list[Any], words: str, tmp_path: Path) -> N
 def test_good_ids_and_broken_lines_pass(tmp_path: Path) -> None:
     check_ids(planned(tmp_path / "in.jsonl", ["a", "b", "A"]))
     check_ids(planned(tmp_path / "in.jsonl", [None, None, "a"], text=None))
+    check_ids(planned(tmp_path / "in.jsonl", [1.0, 2, -3.0]))

@@ -78,6 +78,20 @@ def test_numpys_format_has_the_ids_beside_it(source: Path, out: Place, fake_serv
     assert np.load(io.BytesIO(out.read("part-00002.npy"))).tobytes() == rows[100:150].tobytes()
 
 
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_part_that_changed_on_the_disk_is_made_again(
+    kind: str, source: Path, out: Place, fake_server: Server
+) -> None:
+    """By one bit of the rows."""
+    run(options(source, out, format=kind), url_of(fake_server))
+    name = f"part-00001.{kind}"
+    whole = out.read(name)
+    middle = len(whole) // 2
+    out.write(name, whole[:middle] + bytes((whole[middle] ^ 1,)) + whole[middle + 1 :])
+    run(options(source, out, format=kind, resume=True), url_of(fake_server))
+    assert out.read(name) == whole
+
+
 def test_numbers_that_float16_lacks_are_bad_rows(source: Path, folder: Path, fake_server: Server) -> None:
     run(options(source, folder, dtype="float16", shard_rows=COUNT), url_of(fake_server))
     found = {line["row"]: line["error"] for line in errors(folder) if line["row"] not in BAD}
@@ -215,7 +229,7 @@ def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Place,
 def test_ids_of_another_type_stop_the_job(other: str, tmp_path: Path, out: Place, fake_server: Server) -> None:
     lines = ['{"key": 1, "text": "a"}', '{"key": null, "text": "b"}', f'{{"key": {other}, "text": "c"}}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    with pytest.raises(WrongIds, match="the id of row 2 is no int64, as the first one is"):
+    with pytest.raises(WrongIds, match=r"the id of row 2 is a .*, and the ids of this job are whole numbers"):
         run(options(tmp_path / "in.jsonl", out, shard_rows=2), url_of(fake_server))
 
 

@@ -61,6 +61,11 @@ def test_parts_that_follow_each_other_are_one_body(coding: str) -> None:
     assert ask(b"".join(parts), coding).status == 200
 
 
+def test_zeros_behind_a_gzip_are_padding() -> None:
+    assert ask(gzipped(BODY[:5]) + bytes(3) + gzipped(BODY[5:]) + bytes(200_000), "gzip").status == 200
+    assert ask(gzipped(BODY) + bytes(9) + b"behind", "gzip").status == 400
+
+
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
 def test_a_body_that_expands_past_the_limit_is_413(coding: str) -> None:
