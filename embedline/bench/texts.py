@@ -16,7 +16,7 @@ _TOKENS_PER_WORD = 1.25  # of these sentences, punctuation counted, in a WordPie
 def read_texts(path: Path) -> list[str]:
     """One text a line, empty lines left out. Raises OptionsError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise OptionsError(f"--texts {path}: {error.strerror}") from None
     except UnicodeDecodeError:

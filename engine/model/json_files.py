@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.types import ModelError
+from wire.placeholder import placeholder
 
 Json = dict[str, Any]
 
@@ -28,7 +29,7 @@ def read(file: Path) -> Any:
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON") from error
+        raise ModelError(placeholder(file) or f"{file} is not valid JSON") from error
     except RecursionError as error:
         raise ModelError(f"{file} is nested too deeply") from error
 
@@ -99,7 +100,7 @@ def needed_number(config: Json, *keys: str) -> int:
 
 
 def check_links(folder: Path) -> None:
-    """Raises ModelError if a file that may be read is a link out of the folder or to itself.
+    """Raises ModelError if a file that may be read is a link out of the folder, to nothing or to itself.
 
     In the hub's cache, links to the repository's own blobs are allowed.
     """
@@ -113,6 +114,8 @@ def check_links(folder: Path) -> None:
             target = _target(file)
             if not any(target.is_relative_to(each) for each in homes):
                 raise ModelError(f"{file} is a link out of the model's folder")
+            if name in names and not file.exists():  # it would count as a file that the model does not have
+                raise ModelError(f"{file} is a link to nothing: its target {target} is gone")
         if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
             folders.clear()
 

@@ -11,6 +11,7 @@ from engine.model.detection.architecture import Architecture, architecture_of
 from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
+from engine.model.detection.needed_files import check_placeholders
 from engine.model.detection.rules import SPLADE, detect
 from engine.model.json_files import Json, check_links, object_in, read_optional
 from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
@@ -164,6 +165,7 @@ def read(
     """
     folder = Path(path)
     wanted = None if task in (None, AUTO) else Task(task)
+    check_placeholders(folder, needs_weights=needs_weights)
     served = _architecture(folder, known_classes, trusted_keys)
     sentence = read_modules(folder, served.config, pooling=None if pooling == SPLADE else pooling)
     files = Files(
@@ -195,9 +197,11 @@ def _config(folder: Path) -> Json:
     check_links(folder)
     if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
-    if (folder / "adapter_config.json").is_file():
-        raise ModelError(f"{folder} holds an adapter (adapter_config.json); merge it into its model to serve it")
-    config = read_optional(folder / read_chain(folder).transformer_folder / "config.json")
+    transformer = folder / read_chain(folder).transformer_folder
+    for place in (folder, transformer):
+        if (place / "adapter_config.json").is_file():
+            raise ModelError(f"{place} holds an adapter (adapter_config.json); merge it into its model to serve it")
+    config = read_optional(transformer / "config.json")
     if config.get("is_encoder_decoder"):
         _check_encoder(folder, config)
     config = {**object_in(config, "text_config", "config.json"), **config}

@@ -16,7 +16,7 @@ from engine.model.transformer_options import check_options, length_in, lowers_ca
 from engine.types import ModelError
 
 CONFIG = "config_sentence_transformers.json"
-_TRANSFORMER_FILES = tuple(
+TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
@@ -226,5 +226,5 @@ def _default_pooling(config: Json) -> tuple[str, str, str]:
 
 def _transformer_config(folder: Path) -> tuple[str, Json]:
     """The name and content of the file."""
-    configs = ((name, read_optional(folder / name)) for name in _TRANSFORMER_FILES)
+    configs = ((name, read_optional(folder / name)) for name in TRANSFORMER_FILES)
     return next(((name, config) for name, config in configs if config), ("", {}))

@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.model.json_files import object_in, read_object
 from engine.types import ModelError
+from wire.placeholder import placeholder
 
 _INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # either is a folder's weights as pickles
@@ -127,7 +128,7 @@ def _end_of_tensors(file: Path, tensors: dict[str, Any]) -> int:
 
 
 def _no_such_file(file: Path) -> ModelError:
-    return ModelError(f"{file} is not a safetensors file")
+    return ModelError(placeholder(file) or f"{file} is not a safetensors file")
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -34,7 +34,7 @@ def of_texts(folder: ModelFolder, texts: Sequence[str], *, max_seqlen: int) -> S
 
     Raises ModelError if the tokenizer can't be read.
     """
-    file = folder.path / "tokenizer.json"
+    file = folder.weights_folder / "tokenizer.json"
     if not file.is_file():
         return arbitrary(folder, (min(len(text.split()) + 2, max_seqlen) for text in texts))
     import tokenizers

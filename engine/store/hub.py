@@ -13,7 +13,7 @@ from huggingface_hub import errors, get_session, set_client_factory, snapshot_do
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from engine.store.folder_rights import remedy
-from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS
+from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS, check_snapshot
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine.hub")
@@ -21,12 +21,19 @@ _TIMEOUT = 10.0  # seconds without a byte; the library's own for most requests, 
 
 
 def fetch(
-    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, more: Sequence[str] = ()
+    model_id: str,
+    revision: str | None,
+    *,
+    cache_dir: Path | None,
+    token: str | None,
+    more: Sequence[str] = (),
+    needs_modules: bool = True,
 ) -> Path:
     """The folder with the model's files, its name the commit.
 
     Files that are there are kept, and an interrupted download goes on. Where the hub can't be reached, files that were
-    fetched before are used if none is missing. Files with the patterns `more` are fetched too. Raises ModelError.
+    fetched before are used if none is missing. Files with the patterns `more` are fetched too. needs_modules: see
+    `check_snapshot`. Raises ModelError.
     """
     _set_timeouts()
     _use_our_log()
@@ -43,7 +50,11 @@ def fetch(
     except ModelError:
         raise
     except Exception as error:  # HTTP, TLS, proxies, disks: the libraries below raise what they like
+        if isinstance(error, errors.IncompleteSnapshotError):
+            check_snapshot(Path(error.snapshot_path), needs_modules=needs_modules)
         raise ModelError(_why(error, model_id, revision)) from error
+    # Where the hub can't be reached, the library gives the folder as it is, if it has no listing of the repository.
+    check_snapshot(Path(path), needs_modules=needs_modules)
     return Path(path)
 
 
@@ -78,8 +89,14 @@ def _first_line(error: Exception) -> str:
 
 def _set_timeouts() -> None:
     """Give a timeout to the requests that the library sends without one. A hub that accepts connections and never
-    answers would block the start for ever."""
-    session = get_session()
+    answers would block the start for ever. Raises ModelError."""
+    try:
+        session = get_session()
+    except Exception as error:  # its text can hold a proxy's password
+        raise ModelError(
+            f"no connection to the hub can be set up ({type(error).__name__}); one of HTTP_PROXY, HTTPS_PROXY, "
+            "ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR in the environment is wrong"
+        ) from None
     hooks = session.event_hooks["request"]
     if _bound not in hooks:
         client, hooks = type(session), [*hooks, _bound]

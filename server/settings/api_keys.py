@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from server.settings.flag import SettingsError
+from server.settings.text_file import read_text
 from server.settings.watched_files import FileVersion, version_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -91,18 +92,7 @@ def _of_flags(keys: Sequence[str]) -> list[ApiKey]:
 
 
 def _from_file(path: str) -> list[ApiKey]:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"--api-key-file can't be read: {error.strerror}") from None
-    if len(content) > _MAX_BYTES:  # a part of it could end within a key
-        raise SettingsError(f"--api-key-file has more than {_MAX_BYTES} bytes")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise SettingsError("--api-key-file is not UTF-8 text") from None
-    keys = list(_lines(text))
+    keys = list(_lines(read_text(path, name="--api-key-file", max_bytes=_MAX_BYTES)))
     if not keys:
         raise SettingsError("--api-key-file has no key in it")
     if len(keys) > _MAX_KEYS:

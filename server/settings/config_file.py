@@ -6,12 +6,12 @@ Knows the form of the file and the types of its values; precedence is elsewhere.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
+from server.settings.text_file import read_text
 
 VARIABLE = "EMBEDLINE_CONFIG"  # where --config is not given; CONFIG alone is anybody's
 RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
@@ -47,17 +47,10 @@ def read(path: str) -> ConfigFile:
 
 def parsed(path: str) -> tuple[dict[str, Any], str]:
     """The document, and its text. Raises SettingsError."""
+    text = read_text(path, name=f"--config {path}", max_bytes=_MAX_BYTES)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"--config {path}: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise SettingsError(f"--config {path}: the file is too large for a config file")
-    try:
-        text = data.decode()
         return tomllib.loads(text), text
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
         raise SettingsError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
 
 

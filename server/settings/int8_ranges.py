@@ -4,6 +4,7 @@ Two rows, as sentence-transformers' `quantize_embeddings` takes them: the lowest
 dimension in the embeddings of usual texts.
 """
 
+import codecs
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.types import ModelError
 from server.settings.flag import SettingsError
+from wire.placeholder import placeholder
 
 OWN_FILES = ("int8_ranges.npy", "int8_ranges.json")  # in the model's folder
 _MAX_BYTES = 4 << 20  # far more than the numbers of any model
@@ -57,9 +59,11 @@ def _numbers(file: Path) -> NDArray[np.float32]:
         if file.stat().st_size > _MAX_BYTES:
             raise TypeError
         if file.suffix == ".json":
-            return np.array(msgspec.json.decode(file.read_bytes(), type=list[list[float]]), np.float32)
+            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            return np.array(msgspec.json.decode(content, type=list[list[float]]), np.float32)
         return np.asarray(np.load(file, allow_pickle=False)).astype(np.float32)
     except OSError as error:
         raise ValueError(f"can't be read ({error.strerror})") from None
     except (msgspec.DecodeError, ValueError, TypeError, EOFError):
-        raise ValueError("must be an array in a .npy file, or a list of two lists in a .json file") from None
+        wrong = "must be an array in a .npy file, or a list of two lists in a .json file"
+        raise ValueError(placeholder(file) or wrong) from None

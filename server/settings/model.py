@@ -227,6 +227,11 @@ class ModelSettings:
             raise SettingsError("--devices takes names separated by commas")
 
     @property
+    def needs_modules(self) -> bool:
+        """Whether nothing but the model's modules.json says what is done with its token rows."""
+        return self.pooling is None and self.task not in (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
+
+    @property
     def name(self) -> str:
         """As it is served."""
         return self.served_model_name or self.model_id

@@ -69,6 +69,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 3, "n_positions": 64}),
     "mpnet": ("mpnet", {"pad_token_id": 1}),
     "deberta-v2": ("deberta-v2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "xlm": ("xlm", {"emb_dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 3}),
+    "flaubert": ("flaubert", {"emb_dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 3}),
+    "embedding_gemma2_text": (
+        "embedding_gemma2_text",
+        {
+            **_GQA,
+            **_SLIDING,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 16,
+            "embedding_dim": 24,
+        },
+    ),
     "mobilebert": ("mobilebert", {"embedding_size": HIDDEN_SIZE, "intra_bottleneck_size": 32}),
     "gpt_oss": ("gpt_oss", {**_GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
 }
@@ -93,7 +106,7 @@ MORE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {**_GQA, "logits_scaling": 3.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"pad_token_id": 1, "type_vocab_size": 1}),
 }
-PADDED = frozenset(("mpnet", "deberta-v2", "mobilebert", "gpt_oss"))
+PADDED = frozenset(("mpnet", "deberta-v2", "mobilebert", "gpt_oss", "xlm", "flaubert"))
 
 
 SCORING_SEQUENCES = AutoModelForSequenceClassification

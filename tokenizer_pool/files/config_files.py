@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from wire.placeholder import placeholder
+
 Config = dict[str, Any]
 
 
@@ -13,6 +15,8 @@ class TokenizerError(Exception):
 
 def read_config(path: Path) -> Config:
     """The JSON object in a file, {} where there is no such file. Raises TokenizerError."""
+    if found := placeholder(path):
+        raise TokenizerError(found)
     if not path.is_file():
         return {}
     try:

@@ -16,6 +16,7 @@ from tokenizer_pool.files import agreement
 from tokenizer_pool.files.added_tokens import add_tokens
 from tokenizer_pool.files.config_files import Config, TokenizerError, is_of_transformers_5, read_config
 from tokenizer_pool.files.special_tokens import Ends, ends
+from wire.placeholder import placeholder
 
 
 def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
@@ -82,6 +83,8 @@ def _parts(wanted: Ends, text: str, kind: int) -> list[str]:
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if found := placeholder(path):
+        raise TokenizerError(found)
     if not path.is_file():
         raise TokenizerError(f"{path.parent} has no tokenizer.json; save the model with a fast tokenizer")
     try:

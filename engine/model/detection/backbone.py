@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.model.arrays import weights_files
 from engine.model.detection.chains import Chain
+from engine.model.detection.config.values import WIDTHS
 from engine.model.detection.detected import Files
 from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.sentence_files import SentenceFiles
@@ -60,8 +61,8 @@ def _transformer(files: Files) -> Backbone:
     length = length_of(folder, config, files.sentence, padding_idx=padding_idx)
     return Backbone(
         architecture=architecture,
-        hidden_size=needed_number(config, "hidden_size", "dim", "n_embd", "d_model"),
-        vocab_size=needed_number(config, "vocab_size"),
+        hidden_size=needed_number(config, *WIDTHS),
+        vocab_size=needed_number(config, "vocab_size", "n_words"),
         max_seqlen=length.max_seqlen,
         max_seqlen_source=length.source,
         padding_idx=padding_idx,

@@ -44,7 +44,7 @@ class Chained:
 
     @property
     def transformer_folder(self) -> PurePosixPath:
-        """Relative to the model's folder; it is that folder, except with a Router."""
+        """Relative to the model's folder; mostly that folder. Routers have others, old versions `0_Transformer`."""
         is_transformer = bool(self.modules) and self.modules[0].kind in _TRANSFORMERS
         return self.modules[0].path if is_transformer else PurePosixPath()
 
@@ -66,12 +66,6 @@ def read_chain(folder: Path) -> Chained:
     if chain is None:
         of_kind = "" if kind == _USUAL else f" of a {kind} ({_MODEL_TYPE} in {_CONFIG})"
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}{of_kind}; {_SUPPORTED}")
-    # PurePosixPath has no parts for the folder itself
-    if chain is not Chain.STATIC and modules[0].path.parts:
-        raise ModelError(
-            f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself, as older "
-            "versions of sentence-transformers saved it; load and save the model with a newer one"
-        )
     return Chained(chain, modules)
 
 

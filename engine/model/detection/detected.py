@@ -43,7 +43,7 @@ class Files:
 
     @property
     def backbone_folder(self) -> Path:
-        """The folder of the transformer and the tokenizer: `folder`, except with a Router or static embeddings."""
+        """The folder of the transformer and the tokenizer: `folder`, mostly."""
         return self.folder / self.sentence.tokenizer_folder
 
     @property

@@ -136,7 +136,7 @@ def _any_in(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
 def _detected(files: Files, family: Family, source: str) -> Detected:
     if family.yes is None:
         raise ModelError(f'{family.name} names no answer: a generative reranker needs "yes": "TOKEN" in it')
-    vocabulary = Vocabulary(files.folder)
+    vocabulary = Vocabulary(files.backbone_folder)
     yes_id = vocabulary.needed(family.yes)
     no_id = vocabulary.needed(family.no) if family.no is not None else None
     return Detected(
@@ -192,15 +192,16 @@ def _is_id(value: object) -> TypeGuard[int]:
 def _special_words(files: Files) -> str:
     """The small files that list special tokens, as one text."""
     names = ("added_tokens.json", "special_tokens_map.json")
-    return " ".join(str(read_optional(files.folder / name)) for name in names)
+    return " ".join(str(read_optional(files.backbone_folder / name)) for name in names)
 
 
 def _chat_template(files: Files) -> str:
     """The chat template as one text, from whichever file has it, or "". It may be a list of named ones."""
-    file = files.folder / "chat_template.jinja"
+    folder = files.backbone_folder
+    file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace").replace("\\", "")
-    known = read_optional(files.folder / "chat_template.json") or read_optional(files.folder / "tokenizer_config.json")
+    known = read_optional(folder / "chat_template.json") or read_optional(folder / "tokenizer_config.json")
     return str(known.get("chat_template") or "").replace("\\", "")
 
 

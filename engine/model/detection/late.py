@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.model.arrays import weights_files
 from engine.model.detection.chains import Chain
+from engine.model.detection.config.values import WIDTHS
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, check_known, number_in, object_in, read_optional
@@ -37,7 +38,7 @@ def late_interaction(files: Files) -> Iterator[Detected]:
 
 
 def _of_pylate(files: Files, config: Json) -> Detected:
-    vocabulary = Vocabulary(files.folder)
+    vocabulary = Vocabulary(files.backbone_folder)
     markers = {
         "query": str(config.get("query_prefix", "[Q] ") or ""),
         "document": str(config.get("document_prefix", "[D] ") or ""),
@@ -64,7 +65,7 @@ def _of_pylate(files: Files, config: Json) -> Detected:
 
 
 def _of_modules(files: Files, config: Json) -> Detected:
-    vocabulary = Vocabulary(files.folder)
+    vocabulary = Vocabulary(files.backbone_folder)
     prompts = read_prompts(files.folder).by_name
     ids = {role: _marker_id(vocabulary, prompts.get(role, "")) for role in ("query", "document")}
     options = {**config, **files.sentence.transformer}
@@ -97,7 +98,7 @@ def _skipping(files: Files, mask: Module) -> Json:
 
 
 def _of_stanford(files: Files) -> Detected:
-    vocabulary, artifact = Vocabulary(files.folder), read_optional(files.folder / _STANFORD_FILE)
+    vocabulary, artifact = Vocabulary(files.backbone_folder), read_optional(files.folder / _STANFORD_FILE)
     late = LateInteraction(
         query_marker_id=vocabulary.needed(str(artifact.get("query_token_id") or "[unused0]")),
         document_marker_id=vocabulary.needed(str(artifact.get("doc_token_id") or "[unused1]")),
@@ -118,11 +119,11 @@ def _of_stanford(files: Files) -> Detected:
 
 def _stanford_step(files: Files, artifact: Json) -> Dense:
     """The projection layer, which is stored with the model's weights."""
-    hidden_size = number_in(files.config, "hidden_size", "dim") or 0
+    hidden_size = number_in(files.config, *WIDTHS) or 0
     file = "model.safetensors"
     shape: tuple[int, ...] = (number_in(artifact, "dim", file=_STANFORD_FILE) or 0, hidden_size)
     if files.needs_weights:
-        found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.folder)}
+        found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.backbone_folder)}
         file, shape = next(((name, each) for name, each in found.items() if each), ("", ()))
     if len(shape) != 2 or shape[1] != hidden_size or not shape[0]:
         raise ModelError(f"the weights have no {_STANFORD_LAYER!r} for rows of {hidden_size} numbers")
@@ -135,7 +136,7 @@ def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], n
     steps = steps[:-1] if is_last else steps
     for file in weights_files(files.folder, steps) if files.needs_weights else ():
         check_weights(file.parent)
-    hidden_size = number_in(files.config, "hidden_size", "dim", "n_embd", "d_model") or 0
+    hidden_size = number_in(files.config, *WIDTHS) or 0
     head = TokenVectors(steps=steps, dimensions=output_size(steps, hidden_size), normalize=normalizes or is_last)
     return Detected(
         task=Task.LATE_INTERACTION,

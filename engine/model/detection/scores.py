@@ -45,5 +45,5 @@ def scores(files: Files) -> Iterator[Detected]:
 def _labels(files: Files) -> tuple[str, ...]:
     labels = labels_of(files.config)
     if files.needs_weights:
-        check_head(files.folder, len(labels))
+        check_head(files.backbone_folder, len(labels))
     return labels

@@ -29,7 +29,7 @@ def side_heads(files: Files) -> Iterator[Detected]:
             yield Detected(task=Task.EMBED, source="no head that can be read", notes=(_not_read(folder),))
         return
     hidden_size = number_in(files.config, "hidden_size") or 0
-    sparse = (_token_weights(folder, hidden_size),) if SPARSE in there else ()
+    sparse = (_token_weights(files, hidden_size),) if SPARSE in there else ()
     vectors = (_token_vectors(folder, hidden_size),) if VECTORS in there else ()
     yield Detected(
         task=Task.EMBED,
@@ -47,10 +47,11 @@ def _not_read(folder: Path) -> str:
     )
 
 
-def _token_weights(folder: Path, hidden_size: int) -> TokenWeights:
-    shapes = shapes_in(folder / SPARSE)
-    _check(folder / SPARSE, shapes, out_features=1, in_features=hidden_size)
-    vocabulary = Vocabulary(folder)
+def _token_weights(files: Files, hidden_size: int) -> TokenWeights:
+    file = files.folder / SPARSE
+    shapes = shapes_in(file)
+    _check(file, shapes, out_features=1, in_features=hidden_size)
+    vocabulary = Vocabulary(files.backbone_folder)
     unused = {vocabulary.special(name) for name in _UNUSED}
     return TokenWeights(unused_ids=tuple(sorted(each for each in unused if each is not None)))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from engine.model.detection.needed_files import check_placeholders
 from engine.model.json_files import object_in, read_object
 from engine.store.hub_cache import TRAINING_FILES
 from engine.types import ModelError
@@ -74,6 +75,7 @@ def copied_files(folder: Path) -> dict[str, Path]:
 
 def _files(folder: Path) -> dict[str, Path]:
     """Every file except those of other engines and tools: its relative name -> the file itself."""
+    check_placeholders(folder)
     roots = _roots(folder)
     found: dict[str, Path] = {}
     for here, folders, names in os.walk(folder, onerror=_unreadable):

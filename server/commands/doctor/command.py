@@ -77,11 +77,12 @@ def _model(asked: ModelSettings, settings: Settings) -> Model:
     cache = settings.huggingface_hub_cache
     name = Finding("name", asked.name)
     try:
-        here = find_here(asked.model_id, asked.revision, cache_dir=Path(cache) if cache else None)
+        cache_dir = Path(cache) if cache else None
+        here = find_here(asked.model_id, asked.revision, cache_dir=cache_dir, needs_modules=asked.needs_modules)
     except ModelError as error:
         return Model(findings=(name,), trouble=str(error))
     if here is None:
-        trouble = f"it is not on this machine; `embedline inspect {asked.model_id}` fetches it"
+        trouble = f"it is not on this machine, or not all of it; `embedline inspect {asked.model_id}` fetches it"
         return Model(findings=(name,), trouble=trouble)
     findings = (name, Finding("folder", str(here.path), here.source))
     try:

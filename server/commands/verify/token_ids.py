@@ -62,7 +62,7 @@ def hold(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> HeldIds:
         if around is not None:
             plain.post_processor = backend.post_processor
         parts = _made_equal(tokenizer.backend_tokenizer, plain)
-        saved_by = read_config(plan.folder.path / "config.json").get("transformers_version", "none")
+        saved_by = read_config(plan.folder.weights_folder / "config.json").get("transformers_version", "none")
         known.append(
             f"{version} has another {' and another '.join(parts)} than tokenizer.json, which is taken as it stands: "
             f"transformers 5 did not save it (transformers_version in config.json: {saved_by})"
@@ -75,7 +75,7 @@ def hold(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> HeldIds:
 
 def _gives_types(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> bool:
     """Whether the library now makes types of tokens for its model, and would not have."""
-    has_table = read_config(plan.folder.path / "config.json").get("type_vocab_size", 0) > 1
+    has_table = read_config(plan.folder.weights_folder / "config.json").get("type_vocab_size", 0) > 1
     has_types = bool(asked.pair_texts) and asked.tokens.token_type_ids is not None
     if not has_types or not has_table or "token_type_ids" in tokenizer.model_input_names:
         return False

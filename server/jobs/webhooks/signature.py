@@ -10,9 +10,9 @@ import hmac
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from server.settings.flag import SettingsError
+from server.settings.text_file import read_text
 from server.settings.watched_files import WatchedFiles, version_of
 
 _PREFIX = "whsec_"
@@ -59,14 +59,8 @@ def read_secrets(path: str) -> list[Secret]:
     Raises SettingsError, which names the line and never the secret.
     """
     flag = "--jobs-webhook-secrets"
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise SettingsError(f"{flag} can't be read: {error.strerror}") from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise SettingsError(f"{flag} has more than {_MAX_FILE_BYTES} bytes")
-    lines = enumerate(map(str.strip, content.decode(errors="replace").splitlines()), 1)
+    text = read_text(path, name=flag, max_bytes=_MAX_FILE_BYTES)
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
     secrets = [_secret(line, where=f"{flag}, line {number}") for number, line in lines if line and line[0] != "#"]
     if not 1 <= len(secrets) <= _MAX_SECRETS:
         raise SettingsError(f"{flag} must have one secret, or two while they are rotated; it has {len(secrets)}")

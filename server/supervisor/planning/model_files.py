@@ -6,6 +6,7 @@ No process of the server reads a pickle: a child of this one does, see engine.to
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from engine.store.model_source import ResolvedModel, resolve
 from engine.tools.convert.cached import Progress, command, converted
@@ -33,11 +34,12 @@ def find_files(
     """
     cache, token = settings.huggingface_hub_cache, settings.hf_token
     cache_dir = Path(cache) if cache else None
-    found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=token)
+    options: dict[str, Any] = {"cache_dir": cache_dir, "token": token, "needs_modules": model.needs_modules}
+    found = resolve(model.model_id, model.revision, **options)
     if not needs_weights or model.convert == _NEVER:
         return found
     if found.source.startswith("hub") and (more := patterns(found.path)):
-        path = resolve(model.model_id, found.revision, cache_dir=cache_dir, token=token, more=more).path
+        path = resolve(model.model_id, found.revision, more=more, **options).path
         found = dataclasses.replace(found, path=path)
     return without_pickles(found, settings, progress=progress)
 

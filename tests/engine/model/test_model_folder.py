@@ -137,7 +137,6 @@ def test_newer_names_of_the_modules_are_known(folder: Path) -> None:
         ([TRANSFORMER, NORMALIZE, POOLING], "Transformer, Normalize, Pooling"),
         ([TRANSFORMER], "Transformer"),
         ([], "nothing"),
-        ([{**TRANSFORMER, "path": "0_Transformer"}, POOLING], "'0_Transformer'"),
         ([TRANSFORMER, {**POOLING, "path": "../elsewhere"}], "out of the folder"),
         ([TRANSFORMER, {**POOLING, "path": "/etc"}], "out of the folder"),
         ([TRANSFORMER, {**POOLING, "path": "2_Pooling"}], "2_Pooling/config.json"),

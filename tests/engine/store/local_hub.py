@@ -131,8 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve(commit, name)
 
     def _resolve(self, commit: str, name: str) -> None:
-        content, etag = (self.hub.folder / name).read_bytes(), f'"{self.hub.etag(name)}"'
         named = {"X-Repo-Commit": commit}
+        if not (self.hub.folder / name).is_file():
+            self._answer(404, {**named, "X-Error-Code": "EntryNotFound"})
+            return
+        content, etag = (self.hub.folder / name).read_bytes(), f'"{self.hub.etag(name)}"'
         if is_large(name):
             elsewhere = f"{self.hub.url.replace('127.0.0.1', 'localhost')}/elsewhere/{name}"
             linked = {"X-Linked-Etag": etag, "X-Linked-Size": str(len(content)), "Location": elsewhere}

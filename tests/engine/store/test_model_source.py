@@ -13,10 +13,14 @@ from engine.store import model_source
 from engine.store.hub_cache import PICKLED_PATTERNS
 from engine.types import ModelError
 from tests.engine.folder_files import write
+from tests.engine.model.sentence_folder import POOLING, TRANSFORMER
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-WHOLE = ("config.json", "modules.json", "1_Pooling/config.json", "model.safetensors", "tokenizer.json")
+WHOLE = (
+    *("config.json", "modules.json", "1_Pooling/config.json", "model.safetensors", "tokenizer.json"),
+    *("tokenizer_config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+)
 
 
 class Hub:
@@ -44,7 +48,7 @@ def cached(cache_dir: Path, model_id: str, files: tuple[str, ...]) -> Path:
     """Lay files out as the hub's cache has them."""
     repository = cache_dir / f"models--{model_id.replace('/', '--')}"
     for name in files:
-        write(repository / "snapshots" / COMMIT / name, {})
+        write(repository / "snapshots" / COMMIT / name, [TRANSFORMER, POOLING] if name == "modules.json" else {})
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
     return repository / "snapshots" / COMMIT

@@ -2,82 +2,18 @@
 later without it. The hub is a small one on this machine; the library reads its address when it is imported, so
 each start is a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.store.hub_cache import is_needed
 from tests.engine.folder_files import write
 from tests.engine.store.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, serving_hub
-from tests.structure.sources import ROOT
+from tests.engine.store.starts import NOBODY, Starter
 from tests.tiers import full
 
-NOBODY = "http://127.0.0.1:1"  # a port at which nothing listens
 UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/config.json", "LICENSE")
-# Prints what was found, or the error, and which of the library was imported for it.
-START = """
-import json, resource, sys
-from pathlib import Path
-from engine.store.model_source import resolve
-from engine.types import ModelError
-model_id, revision, cache, token, patience, largest_file = json.loads(sys.argv[1])
-if patience:
-    import engine.store.hub
-    engine.store.hub._TIMEOUT = patience
-if largest_file:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-try:
-    found = resolve(model_id, revision, cache_dir=Path(cache) if cache else None, token=token)
-    answer = {"path": str(found.path), "source": found.source, "revision": found.revision, "error": ""}
-except ModelError as error:
-    answer = {"path": "", "source": "", "revision": "", "error": str(error)}
-print(json.dumps(answer | {"imported": [name for name in sys.modules if name.startswith("huggingface_hub")]}))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a start found."""
-
-    path: Path
-    source: str
-    revision: str
-    error: str
-    imported: list[str]
-    stderr: str
-
-
-@dataclass(frozen=True, slots=True)
-class Starter:
-    """Starts processes that look for the model, with this cache."""
-
-    hub: LocalHub
-    cache: Path
-
-    def __call__(self, model_id: str = MODEL, revision: str | None = None, **options: Any) -> Found:
-        cache = options.pop("cache", self.cache)
-        given = [options.pop(name, None) for name in ("token", "patience", "largest_file")]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-        environment |= {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": self.hub.url, "NO_PROXY": "*", "HOME": str(self.cache)}
-        ended = subprocess.run(
-            [sys.executable, "-P", "-c", START, json.dumps([model_id, revision, cache and str(cache), *given])],
-            env={**environment, **options},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        answer = json.loads(ended.stdout)
-        assert "\n" not in answer["error"]
-        return Found(**{**answer, "path": Path(answer["path"])}, stderr=ended.stderr)
 
 
 @pytest.fixture
@@ -217,17 +153,16 @@ def test_the_second_start_asks_nobody(hub: LocalHub, start: Starter) -> None:
 
 
 @pytest.mark.full
-def test_a_cache_without_a_listing_serves_where_the_hub_is_out_of_reach(hub: LocalHub, start: Starter) -> None:
+def test_a_cache_without_a_listing_is_compared_with_the_hub(hub: LocalHub, start: Starter) -> None:
     """A plain transformers model, fetched by an older library: nobody here knows whether a file is missing."""
     (hub.folder / "modules.json").unlink()
     (start().path.parents[1] / "trees" / f"{COMMIT}.json").unlink()
     hub.asked.clear()
 
-    assert start(HF_HUB_OFFLINE="1").revision == COMMIT
-    assert start(HF_ENDPOINT=NOBODY).revision == COMMIT
-    assert hub.asked == []
+    assert "may lack modules.json" in start(HF_HUB_OFFLINE="1").error
     assert start().revision == COMMIT
     assert hub.paths("HEAD") == []  # the listing is asked for, no file
+    assert start(HF_HUB_OFFLINE="1").revision == COMMIT
 
 
 def test_a_hub_out_of_reach(start: Starter) -> None:
@@ -241,6 +176,25 @@ def test_a_hub_that_never_answers(hub: LocalHub, start: Starter) -> None:
     hub.silent = True
     found = start(patience=0.2, HF_HUB_DISABLE_TELEMETRY="1")  # which is set too late where our patience is changed
     assert "can't be fetched from the hub: Got: ReadTimeout" in found.error
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"])
+@pytest.mark.parametrize("value", ["abc", *full("1.5", "", "-1")])
+def test_a_timeout_that_is_no_number(hub: LocalHub, start: Starter, name: str, value: str) -> None:
+    for model_id in (MODEL, str(hub.folder)):
+        found = start(model_id, **{name: value})
+        assert found.error == f"{name} in the environment is not a whole number of seconds from 0"
+        assert found.imported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("HTTPS_PROXY", "foo://name:secret@127.0.0.1"), ("SSL_CERT_FILE", "/nowhere/at/all.pem")]
+)
+def test_an_environment_in_which_nothing_can_be_reached(start: Starter, name: str, value: str) -> None:
+    found = start(**{"NO_PROXY": "", name: value})
+    assert found.error.startswith("no connection to the hub can be set up")
+    assert name in found.error
+    assert value not in found.error + found.stderr
 
 
 def test_a_cache_that_cannot_be_written(start: Starter, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "per_layer_config": (({},), "it is not computed here"),
     "transformers_weights": ((), "weights are read from model.safetensors, or from the files that its index names"),
 }
+_SIZES_BY_LAYER = frozenset(("head_dim", "num_key_value_heads"))
 # Of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
 _HARMLESS = frozenset(
     (
@@ -90,8 +91,14 @@ def _refusals(model_type: str, config: Json, read: Collection[str]) -> Iterator[
         if key in config and key not in read and config[key] not in harmless:
             yield key, f"transformers' {model_type} does not compute that"
     for key, (harmless, why) in _OF_ALL.items():
-        if key in config and config[key] not in harmless:
+        if key in config and config[key] not in harmless and not (key in read and _has_sizes_alone(config[key])):
             yield key, why
+
+
+def _has_sizes_alone(by_layer: object) -> bool:
+    """Whether layers differ in what some classes save themselves, as EmbeddingGemma 2's, and read for each layer."""
+    layers = by_layer.values() if isinstance(by_layer, dict) else [None]
+    return all(isinstance(layer, dict) and _SIZES_BY_LAYER.issuperset(layer) for layer in layers)
 
 
 def _of_layers(config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ _SIZES = frozenset(
         *("max_position_embeddings", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "dim", "hidden_dim"),
         *("n_layers", "n_heads", "embedding_size", "vocab_size", "pad_vocab_size_multiple", "max_trained_positions"),
         *("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "pooler_hidden_size", "lora_rank", "num_labels"),
-        *("moe_top_k", "relative_attention_num_buckets", "relative_attention_max_distance"),
+        *("moe_top_k", "relative_attention_num_buckets", "relative_attention_max_distance", "emb_dim"),
     )
 )
 _COUNTS = frozenset(("type_vocab_size", "num_experts", "moe_every_n_layers", "max_window_layers"))  # 0 is one
@@ -37,8 +37,9 @@ _SWITCHES = frozenset(
 )
 _OBJECTS = frozenset(("auto_map", "rope_scaling", "rope_parameters", "latent_attention_config"))
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
+WIDTHS = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")  # the numbers of a row; XLM's and FlauBERT's come last
 # The numbers of a row -> the heads that share them.
-_HEADS = {"hidden_size": "num_attention_heads", "dim": "n_heads", "n_embd": "n_head"}
+_HEADS = {"hidden_size": "num_attention_heads", "dim": "n_heads", "n_embd": "n_head", "emb_dim": "n_heads"}
 _NO_PADDING = -1  # what files of decoders say where there is none
 
 
@@ -47,6 +48,8 @@ def check_values(config: Json) -> None:
     for key, value in config.items():
         if value is None or (value == -1 and key in _SIZES and config.get("model_type") in _UNLIMITED):
             continue
+        if key == "sliding_window" and value == 0 and config.get("use_sliding_window") is False:
+            continue  # as Qwen2-MoE's class saves it
         is_list = config.get("model_type") in _BY_LAYER.get(key, ()) and isinstance(value, list) and value
         wanted = next(filter(None, (_wanted(key, each) for each in (value if is_list else [value]))), "")
         if wanted:
