@@ -15,7 +15,9 @@ from server.dialects.writing.forms import FLOATS, RowForm, row_values
 from server.dialects.writing.openai_shapes import error_fields
 from server.requests.errors import InvalidRequest, RequestError
 from server.requests.work import Chunking, Embedded, EmbedRequest
+from wire.json_values import value_at
 
+_MAX_VALUES = 1000  # of a wrong line, among which its id is looked for
 _TEXT = msgspec.json.Decoder(str)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -44,7 +46,10 @@ def read_line(data: bytes, index: int) -> Line:
         own_id = _id(fields.pop("id", None))
         return _read(fields, index, own_id)
     except RequestError as error:
-        return Line(index, id=own_id, error=error)
+        if not own_id and data.startswith(b"{"):
+            own_id = _id_of_wrong(data)
+        error.__context__ = None
+        return Line(index, id=own_id, error=error.with_traceback(None))  # these would keep the frames, and all in them
 
 
 def _id(value: msgspec.Raw | None) -> bytes:
@@ -57,6 +62,15 @@ def _id(value: msgspec.Raw | None) -> bytes:
     elif own_id[0] not in b"-0123456789":
         raise InvalidRequest("id must be a text or a number", param="id")
     return own_id
+
+
+def _id_of_wrong(data: bytes) -> bytes:
+    """The id of a line that can't be read as a whole, if it stands near the line's beginning."""
+    given = value_at(data, ("id",), most=_MAX_VALUES)
+    try:
+        return b"" if given is None else _id(msgspec.Raw(given))
+    except RequestError:
+        return b""
 
 
 def _read(fields: dict[str, msgspec.Raw], index: int, own_id: bytes) -> Line:

@@ -6,22 +6,20 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from server.dialects.reading.nesting import LARGE_BYTES, check_large
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.answers import send_answer, to_hold
 from server.http.auth import Keys
 from server.http.bodies import compression
+from server.http.bodies.decoding import BodyDecoder, Request, num_marked
 from server.http.bodies.line_streams import LineStreams
 from server.http.bodies.lines import check_head, has_lines
 from server.http.body import BodyReader, ClientLeft, Message, Receive, Scope, Send
@@ -31,27 +29,14 @@ from server.http.jobs.batch_routes import OWNER
 from server.http.passed_on import PassedOn, PassOn
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
-from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
+from server.requests.errors import EngineFailed, Forbidden, MalformedBody, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 
 _CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
-_Decoded = TypeVar("_Decoded")
 
 logger = logging.getLogger("embedline.server")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One request as it came."""
-
-    scope: Scope
-    receive: Receive
-    send: Send
-    headers: Mapping[bytes, bytes]
-    trace: Trace
-    place: Place | None = None  # None = the path is a POST route's own
 
 
 class App:
@@ -100,6 +85,7 @@ class App:
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
         self._lines = LineStreams(state, pipeline, bodies, finished)
+        self._decoder = BodyDecoder(bodies)
         self._request_ids = request_ids()
 
     @property
@@ -117,7 +103,7 @@ class App:
             path = place.path
             route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        request, is_streamed = _Request(scope, receive, send, headers, trace, place), False
+        request, is_streamed = Request(scope, receive, send, headers, trace, place), False
         try:
             with self._admission.open_request():
                 if route is None:
@@ -142,7 +128,7 @@ class App:
         trace.status = _failed(error, trace, openai_error).status
         self._finished(trace)
 
-    async def _answer(self, route: Route, request: _Request) -> Answer | None:
+    async def _answer(self, route: Route, request: Request) -> Answer | None:
         """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
         trace, call = request.trace, None
         try:
@@ -180,7 +166,7 @@ class App:
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
 
-    async def _answer_other(self, request: _Request, place: Place) -> None:
+    async def _answer_other(self, request: Request, place: Place) -> None:
         """Of a route that another process answers, or FastAPI."""
         for one in self._passed_on:
             if (answer := one.at(request.trace.method, place.path)) is not None:
@@ -189,14 +175,16 @@ class App:
                 return
         await self._fall_back(request, place)
 
-    async def _answer_of(self, request: _Request, answer: PassOn) -> Answer:
+    async def _answer_of(self, request: Request, answer: PassOn) -> Answer:
         """The answer of another process: that a request was kept for later, or what a pipeline gave."""
         trace = request.trace
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
-            found = await answer(partial(self._read, request), request.scope["headers"], self._keys.owner(trace.key))
+            found = await answer(
+                partial(self._decoder.read, request), request.scope["headers"], self._keys.owner(trace.key)
+            )
             trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(found.body)))
             return found
         except (ClientLeft, asyncio.CancelledError):
@@ -204,33 +192,18 @@ class App:
         except Exception as error:
             return _failed(error, trace, openai_error)
 
-    async def _decoded(self, route: Route, call: Call, request: _Request) -> tuple[Any, int]:
-        """What the body asks for, and the bytes of the body, which is not kept. Raises what `_read` raises."""
-        return await self._read(request, lambda body: (route.decode(call, body), len(body)))
+    async def _decoded(self, route: Route, call: Call, request: Request) -> tuple[Any, int]:
+        """What the body asks for, and the bytes of the body, which is not kept. Raises what the decoders raise."""
 
-    async def _read(self, request: _Request, decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
-        """What `decode` makes of the body.
+        def decode(body: bytes, num_marks: int = 0) -> tuple[Any, int]:
+            work = route.decode(call, body)
+            if num_marks and num_marked(work) != num_marks:
+                raise MalformedBody("the body is not valid JSON in UTF-8")
+            return work, len(body)
 
-        Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
-        errors.
-        """
-        began, coding = time.perf_counter(), compression.coding_of(request.headers)
-        length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
-        body = await self._bodies.read(request.scope, request.receive, None if length is None else int(length))
-        request.trace.num_body_bytes = len(body)
-        if coding is not None:
-            async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:
-                request.trace.read_seconds = time.perf_counter() - began
-                if is_json and len(body) > LARGE_BYTES:
-                    await check_large(body)
-                return decode(body)
-        request.trace.read_seconds = time.perf_counter() - began
-        if is_json and len(body) > LARGE_BYTES:
-            with self._bodies.held(len(body)):
-                await check_large(body)
-        return decode(body)
+        return await self._decoder.read(request, decode, decode_marked=decode)
 
-    async def _fall_back(self, request: _Request, place: Place) -> None:
+    async def _fall_back(self, request: Request, place: Place) -> None:
         """FastAPI's answer."""
         trace = request.trace
 
@@ -261,7 +234,7 @@ class App:
             if (route := scope.get("route")) is not None:  # whose path has names where this request's has ids
                 trace.route = route.path
 
-    async def _send(self, request: _Request, answer: Answer) -> None:
+    async def _send(self, request: Request, answer: Answer) -> None:
         trace, headers = request.trace, answer.headers
         trace.status, trace.num_bytes = answer.status, len(answer.body)
         headers.append((b"content-length", b"%d" % len(answer.body)))

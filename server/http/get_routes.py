@@ -135,9 +135,10 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
             {"object": "list", "data": [card | {"owned_by": "infinity"} for card in _model_cards(state)]}
         )
 
-    @app.get("/v1/models/{name:path}", summary="One of them; its name may have slashes")
+    @app.get("/v1/models/{name:path}", summary="The one that a request means by this name")
     async def model_card(name: str) -> Response:
-        card = next((card for card in _model_cards(state) if card["id"] == name), None)
+        own = state.own_name(name)
+        card = next((card for card in _model_cards(state) if card["id"] == own), None)
         if card is None:
             refused = openai_error(ModelNotFound("no model has that name; GET /v1/models lists them", param="model"))
             return Response(bytes(refused.body), status_code=refused.status, media_type="application/json")

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.http.auth import is_health
 from server.http.body import ASGIApp
 from server.requests.errors import Forbidden
+from server.settings.origins import ANY_ORIGIN, origins_pattern, spelled_origin
 
 ANY = "*"
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:[0-9]*)?")
@@ -69,7 +70,8 @@ class Hosts:
     def __init__(self, names: Sequence[str] | None, *, origins: Sequence[str] = ()) -> None:
         """`names` as `answered_hosts` has them; `origins` are web pages that may send requests, or *."""
         self._names = None if names is None else frozenset(map(_plain, names))
-        self._origins = frozenset(origin.encode() for origin in origins)
+        self._takes_all = ANY_ORIGIN in origins
+        self._origins = re.compile(origins_pattern(list(map(spelled_origin, origins))).encode())
         # Clients send the same few, so that parsing them is rare.
         self._answers_to = lru_cache(_CACHED)(self._is_answered)
         self._takes_from = lru_cache(_CACHED)(self._is_taken)
@@ -103,7 +105,7 @@ class Hosts:
 
     def _is_taken(self, origin: bytes) -> bool:
         """Whether it is an allowed origin, or of a host that is answered to."""
-        if ANY.encode() in self._origins or origin in self._origins:
+        if self._takes_all or self._origins.fullmatch(origin):
             return True
         parts = _ORIGIN.fullmatch(origin)
         return parts is not None and self._is_answered(parts[1])
@@ -132,5 +134,10 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=_CORS_METHODS, allow_headers=["*"], expose_headers=_CORS_HEADERS
+        app,
+        allow_origins=[ANY_ORIGIN] if ANY_ORIGIN in origins else (),
+        allow_origin_regex=origins_pattern(list(map(spelled_origin, origins))),
+        allow_methods=_CORS_METHODS,
+        allow_headers=["*"],
+        expose_headers=_CORS_HEADERS,
     )

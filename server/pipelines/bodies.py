@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from embedline.pipelines import Pipeline
 from embedline.pipelines.type_fit import in_words
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.json_body import BOM, parse
+from server.dialects.reading.lossless import LosslessDecoder
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
 from server.requests.errors import EngineFailed, RequestError
@@ -36,7 +37,7 @@ class Bodies:
         self._names = tuple(pipeline.parameters)
         try:
             self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
-            self._from_json = msgspec.json.Decoder(self._input, dec_hook=_numbers)
+            self._from_json = LosslessDecoder[Any](self._input, dec_hook=_numbers)
             self._from_msgpack = msgspec.msgpack.Decoder(self._input, dec_hook=_numbers)
             self.listed = Listed(
                 name=pipeline.name,
@@ -52,7 +53,11 @@ class Bodies:
     def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
         """All inputs by name. Raises MalformedBody, InvalidRequest, which names the field, and EngineFailed."""
         try:
-            found = parse(self._from_msgpack, body, form="msgpack") if is_msgpack else parse(self._from_json, body)
+            found = (
+                parse(self._from_msgpack, body, form="msgpack")
+                if is_msgpack
+                else parse(self._from_json, body.removeprefix(BOM))
+            )
         except RequestError:
             raise
         except Exception as error:  # of a type's own __post_init__; its message may repeat a text

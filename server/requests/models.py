@@ -87,6 +87,15 @@ class ModelTable:
         """What the request calls its model; `name` is what its body says."""
         return name if self._name_in_path is None else self._name_in_path
 
+    def own_name(self, name: str | None, *, with_prompt: bool = True) -> str | None:
+        """Of the served model that a request means by this name, which may still be loading; None = no model."""
+        if name in self._names:
+            return name
+        if len(self._names) == 1 and (name is None or not self._is_strict):
+            return next(iter(self._names))
+        stem = name.rpartition(":")[0] if with_prompt and name is not None else None
+        return stem if stem in self._names else None
+
     def choose(self, name: str | None, *, with_prompt: bool = False) -> ServedModel:
         """`with_prompt` allows a word for a prompt behind the name, as in `name:query`.
 
@@ -96,13 +105,10 @@ class ModelTable:
         model = self._by_name.get(name or "")
         if model is not None:
             return model
-        if len(self._names) == 1 and (name is None or not self._is_strict):
-            return self.models[0]
-        if with_prompt and name is not None and (stem := name.rpartition(":")[0]) in self._names:
-            if stem in self._by_name:
-                return self._by_name[stem]
-            name = stem
-        if name in self._names:
+        own = self.own_name(name, with_prompt=with_prompt)
+        if own is not None and own in self._by_name:
+            return self._by_name[own]
+        if own is not None:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
         problem = "no model has that name" if name is not None else "several models are served; name one"
         raise ModelNotFound(f"{problem}; GET /v1/models lists them", param="model")
@@ -203,6 +209,11 @@ class ServerState:
         """The names of all served models in their order, also of those that are still loading."""
         names: Sequence[str] = self._state.get("names", ())
         return names
+
+    def own_name(self, name: str) -> str | None:
+        """One of `names` if a request may call it so; None if that would be no model."""
+        models = self._models or ModelTable([], names=self.names, is_strict=self._strict_model_name)
+        return models.own_name(name)
 
     def why_model_not_ready(self, name: str) -> str | None:
         """None if a request for this one of `names`, sent now, would be computed."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from server.settings.flag import SettingsError, flag
+from server.settings.origins import spelled_origin
 
 MAX_PORT = 65535
 _GRPC = ("grpc", "grpc_health", "grpc_reflection")  # what the extra of that name brings
-_ANY_ORIGIN = _ANY_HOST = "*"
+_ANY_HOST = "*"
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
@@ -81,7 +82,9 @@ class HttpFlags:
         (),
         "HTTP",
         "Allow web pages of this origin, such as https://example.org, to send requests from a browser. * allows every "
-        "page. May be repeated; in the environment, separate with commas. By default none is allowed.",
+        "page. In https://*.example.org, chrome-extension://* or http://localhost:* a star stands for one or more "
+        "letters, digits, hyphens and underscores, never for a dot; as a port for digits. May be repeated; in the "
+        "environment, separate with commas. By default none is allowed.",
     )
     compress_answers: bool = flag(
         False,
@@ -168,8 +171,11 @@ class HttpFlags:
             raise SettingsError("--uds takes the path of a socket")
         if not _URL_PREFIX.fullmatch(self.url_prefix):
             raise SettingsError("--url-prefix takes a path such as /embed, with a slash in front and none at the end")
-        if not all(map(_is_origin, self.cors_allow_origin)):
-            raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
+        for origin in self.cors_allow_origin:
+            try:
+                spelled_origin(origin)
+            except ValueError as error:
+                raise SettingsError(f"--cors-allow-origin {error}") from None
         if not all(map(_is_host, self.allowed_hosts)):
             raise SettingsError("--allowed-hosts takes host names or addresses, without a port, or *")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
@@ -182,9 +188,3 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return text == _ANY_HOST or bool(_HOST.fullmatch(text))
     return True
-
-
-def _is_origin(text: str) -> bool:
-    """A scheme and a host, as browsers send it; they compare it letter by letter."""
-    scheme, separator, host = text.partition("://")
-    return text == _ANY_ORIGIN or bool(scheme and separator and host and not set(host) & set("/?# "))

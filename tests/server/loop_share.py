@@ -25,5 +25,5 @@ def turns_during(work: Coroutine[Any, Any, object]) -> int:
         task.cancel()
         return turns
 
-    with mock.patch.object(time_slices, "SECONDS", 0.0):
+    with mock.patch.object(time_slices, "SECONDS", -1.0):
         return asyncio.run(run())

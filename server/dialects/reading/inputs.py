@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.json_body import parse
+from server.dialects.reading.lossless import LosslessDecoder
 from server.requests.errors import EmptyInput, InvalidRequest
 
 
@@ -56,9 +57,9 @@ _FIRST_ITEM = re.compile(rb"\[\s*(.)")
 
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
-_IDS = msgspec.json.Decoder(list[int])
-_ID_LISTS = msgspec.json.Decoder(list[list[int]])
-_MIXED = msgspec.json.Decoder(list[str | list[int] | _Object])
+_IDS = LosslessDecoder[list[int]](list[int])
+_ID_LISTS = LosslessDecoder[list[list[int]]](list[list[int]])
+_MIXED = LosslessDecoder[list[str | list[int] | _Object]](list[str | list[int] | _Object])
 
 
 class Inputs(msgspec.Struct, frozen=True):

@@ -7,6 +7,9 @@ import msgspec
 
 from server.requests.errors import InvalidRequest, MalformedBody
 
+JSON = "JSON in UTF-8"
+BOM = b"\xef\xbb\xbf"  # in UTF-8; RFC 8259 lets a reader pass over it
+_OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 beside two zeros
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
@@ -21,8 +24,14 @@ class Decoder(Protocol[_Decoded]):
     def decode(self, data: bytes | msgspec.Raw, /) -> _Decoded: ...
 
 
+def check_utf_8(json: bytes) -> None:
+    """Raises MalformedBody for JSON in UTF-16 or UTF-32: of each quote or bracket a byte is 0."""
+    if json.startswith(_OTHER_BOMS) or b"\0" in json[:4]:
+        raise MalformedBody("the body is not valid JSON in UTF-8; it looks like UTF-16 or UTF-32")
+
+
 def parse(
-    decoder: Decoder[_Parsed], data: bytes | msgspec.Raw, field: str | None = None, *, form: str = "JSON in UTF-8"
+    decoder: Decoder[_Parsed], data: bytes | msgspec.Raw, field: str | None = None, *, form: str = JSON
 ) -> _Parsed:
     """Raises MalformedBody for what is not of this form, and InvalidRequest, naming the field, for other fields.
 
@@ -35,6 +44,8 @@ def parse(
     except RecursionError:
         raise MalformedBody(f"{field or 'the body'} is nested too deeply", param=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
+        if field is None and form == JSON:
+            check_utf_8(bytes(data))
         raise MalformedBody(f"{field or 'the body'} is not valid {form}", param=field) from None
     place = _PLACE.search(message)
     param = _joined(field, place[1] if place else "")

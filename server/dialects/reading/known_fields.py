@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.json_body import parse
+from server.dialects.reading.lossless import LosslessDecoder, plain
 from server.dialects.reading.nesting import LARGE_BYTES, check_nesting
 from server.requests.errors import InvalidRequest
 
@@ -89,6 +90,7 @@ _HINTS = {
     "task_type": "its name here is task",
 }
 _NEUTRAL = {name: frozenset(map(msgspec.json.encode, (None, *values))) for name, values in KNOWN_FIELDS.items()}
+_PLAIN = msgspec.inspect.type_info(bool | int)
 _LONGEST = 1 + max(len(value) for values in _NEUTRAL.values() for value in values)
 
 
@@ -102,7 +104,7 @@ class BodyReader(Generic[_Body]):
         # Most bodies have only fields that the route declares. They are decoded once and need no other look.
         strict = msgspec.defstruct(body.__name__, [], bases=(body,), forbid_unknown_fields=True)
         self._strict = msgspec.json.Decoder(cast(type[_Body], strict))
-        self._lenient = msgspec.json.Decoder(body)
+        self._lenient = LosslessDecoder[_Body](body)
         self._foreign = msgspec.json.Decoder(msgspec.defstruct("Foreign", foreign))
 
     def read(self, body: bytes | msgspec.Raw, field: str | None = None) -> _Body:
@@ -123,8 +125,14 @@ class BodyReader(Generic[_Body]):
         """Raises InvalidRequest for a known field that the route does not honour, and what `parse` raises."""
         values = msgspec.structs.astuple(parse(self._foreign, body, field))
         for name, value in zip(self._foreign_names, values, strict=True):
-            if value is not UNSET and bytes(memoryview(value)[:_LONGEST]) not in _NEUTRAL[name]:
+            if value is not UNSET and not _is_neutral(bytes(memoryview(value)[:_LONGEST]), name):
                 raise _refusal(name, param=f"{field}.{name}" if field else name)
+
+
+def _is_neutral(value: bytes, name: str) -> bool:
+    """Whether a value changes nothing; of a longer one only its beginning is given."""
+    neutral = _NEUTRAL[name]
+    return value in neutral or (len(value) < _LONGEST and plain(value, _PLAIN) in neutral)
 
 
 def _refusal(name: str, *, param: str) -> InvalidRequest:

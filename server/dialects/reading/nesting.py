@@ -39,7 +39,7 @@ async def check_large(body: bytes) -> None:
     if num_opened <= MAX_DEPTH:
         return
     nesting = _Nesting()
-    for piece in _pieces(body):
+    for piece in pieces(body):
         nesting.add(piece)
         await time_slice.end_if_over()
 
@@ -73,7 +73,7 @@ class _Nesting:
         self._level, self._is_in_text = self._level + int(levels[-1]), is_text[-1]
 
 
-def _pieces(body: bytes) -> Iterator[bytes]:
+def pieces(body: bytes) -> Iterator[bytes]:
     """Of at most LARGE_BYTES each. A backslash is in the same piece as what it escapes."""
     start = 0
     while start < len(body):

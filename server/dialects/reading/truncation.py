@@ -7,6 +7,7 @@ set a length for one request.
 
 import msgspec
 
+from server.dialects.reading.lossless import WORDS
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
 from tokenizer_pool.messages import Truncation
@@ -45,6 +46,8 @@ def read_truncation(fields: TruncationFields, model: ServedModel) -> Truncation:
         raise InvalidRequest(
             "truncation can't be given with truncate; they are names of one option", param="truncation"
         )
+    if isinstance(wanted, str):
+        wanted = WORDS.get(wanted, wanted)
     if isinstance(wanted, str):
         return _end(wanted, direction)
     if wanted is None:

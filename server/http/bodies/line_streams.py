@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from server.dialects.openai_lines import Line, body_of, check_lines, error_line, last_line, row_lines
 from server.dialects.reading.nesting import LARGE_BYTES, check_large
@@ -28,6 +28,7 @@ from server.requests.errors import (
 from server.requests.in_order import InOrder
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
 from wire.vocabulary import RequestClass
@@ -50,7 +51,7 @@ class _Done:
     call: Call
     work: EmbedRequest | None = None
     embedded: Embedded | None = None
-    error: RequestError | None = None  # of the one line
+    error: RequestError | None = None  # of all lines that have none of their own
 
     @property
     def failed(self) -> list[Line]:
@@ -68,17 +69,18 @@ class _Done:
             except RequestError as raised:  # rows that can't be written as was asked for
                 error = _known(raised, self.trace)
         assert error is not None
-        return {line.index: error_line(line, error) for line in self.lines}
+        return {line.index: error_line(line, line.error or error) for line in self.lines}
 
 
 @dataclass(frozen=True, slots=True)
 class LineStreams:
-    """Of one frontend. `finished` gets the trace of every group."""
+    """Of one frontend. `finished` gets the trace of every group. All streams share a slice of time."""
 
     state: ServerState
     pipeline: Pipeline
     bodies: BodyReader
     finished: Callable[[Trace], None]
+    time_slice: SharedSlice = field(default_factory=SharedSlice)
 
     async def answer(self, route: Route, call: Call, receive: Receive, send: Send, headers: Headers) -> None:
         """`headers` are more of the answer's. Raises what fails before the answer has begun; later that is its last
@@ -87,7 +89,11 @@ class LineStreams:
         own = replace(call.options, accepts=Container.JSON, request_class=RequestClass.BULK if given is None else given)
         call, has_begun = replace(call, options=own), False
         reader = LineReader(
-            receive, self.bodies, max_lines=_lines_together(call), is_stopping=lambda: self.state.draining
+            receive,
+            self.bodies,
+            max_lines=_lines_together(call),
+            is_stopping=lambda: self.state.draining,
+            time_slice=self.time_slice,
         )
 
         async def work(lines: list[Line]) -> list[_Done]:
@@ -96,6 +102,7 @@ class LineStreams:
         try:
             async with InOrder(reader.group, work, max_open=MAX_OPEN, dropped=self._report) as groups:
                 while (group := await groups.next()) is not None:
+                    await self.time_slice.end_if_over()
                     content = _written(group)
                     if not has_begun:
                         start = [(b"content-type", LINES), *headers]
@@ -123,15 +130,19 @@ class LineStreams:
     async def _embed(self, route: Route, call: Call, lines: list[Line]) -> list[_Done]:
         """Together. Those that fail, and all if nothing else is known, are tried alone: that shows their own errors.
 
-        Raises what ends the answer.
+        Lines that can't be read are not tried. Raises what ends the answer.
         """
-        found, failed = list[_Done](), lines
+        found, failed = list[_Done](), [line for line in lines if line.error is None]
         try:
-            if len(lines) > 1:
-                done = await self._embed_together(route, call, lines)
+            if len(failed) < len(lines):
+                found.append(_unread(call, [line for line in lines if line.error is not None]))
+            if len(failed) > 1:
+                done = await self._embed_together(route, call, failed)
                 if done.error is None:
-                    found, failed = [done], done.failed
+                    found.append(done)
+                    failed = done.failed
             for line in failed:
+                await self.time_slice.end_if_over()
                 found.append(await self._embed_together(route, call, [line]))
         except BaseException:
             self._report(found)
@@ -140,9 +151,9 @@ class LineStreams:
 
     async def _embed_together(self, route: Route, call: Call, lines: list[Line]) -> _Done:
         """Raises what ends the answer. Waits where there is too much work: the client waits too."""
-        stream, gives_up = call.trace, min(call.options.deadline, time.monotonic() + _MAX_WAIT_SECONDS)
+        gives_up = min(call.options.deadline, time.monotonic() + _MAX_WAIT_SECONDS)
         while True:
-            trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
+            trace = _trace_of(call.trace)
             own = replace(call, trace=trace)
             try:
                 work, embedded = await self._once(route, own, lines)
@@ -163,8 +174,6 @@ class LineStreams:
 
     async def _once(self, route: Route, call: Call, lines: list[Line]) -> tuple[EmbedRequest, Embedded]:
         """Raises RequestError."""
-        if lines[0].error is not None:
-            raise lines[0].error
         body = body_of(lines)
         call.trace.num_body_bytes = len(body)
         with self.bodies.whole(body):
@@ -186,6 +195,19 @@ class LineStreams:
             self.finished(trace)
 
 
+def _trace_of(stream: Trace) -> Trace:
+    """Of a group."""
+    return Trace(stream.method, stream.route, stream.request_id, key=stream.key)
+
+
+def _unread(call: Call, lines: Sequence[Line]) -> _Done:
+    """Lines that all have an error of their own; the first one's stands for them in the log."""
+    trace = _trace_of(call.trace)
+    first = lines[0].error
+    assert first is not None
+    return _Done(trace, lines, replace(call, trace=trace), error=_known(first, trace))
+
+
 def _lines_together(call: Call) -> int:
     """As many as have rows so small that they need not wait for room: who waited could wait for a group behind it."""
     row_bytes = 4 * max((model.dimensions for model in call.models.models), default=1)
@@ -203,9 +225,10 @@ def _written(group: Sequence[_Done]) -> bytes:
 
 
 def _known(error: Exception, trace: Trace) -> RequestError:
-    """The error as clients may see it; the trace says why."""
+    """The error as clients may see it, which keeps no frame alive; the trace says why."""
     if not isinstance(error, RequestError):
         logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
         error = EngineFailed("the server failed on this request")
     trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
-    return error
+    error.__context__ = None
+    return error.with_traceback(None)

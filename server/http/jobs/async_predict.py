@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from server.dialects.reading.json_body import parse
+from server.dialects.reading.lossless import LosslessDecoder
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling
@@ -52,7 +53,7 @@ class Accepted(msgspec.Struct):
     request_id: str
 
 
-_BODY = msgspec.json.Decoder(AsyncPredictBody)
+_BODY = LosslessDecoder[AsyncPredictBody](AsyncPredictBody)
 
 
 class AsyncPredict:

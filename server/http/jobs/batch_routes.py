@@ -1,5 +1,6 @@
 """OpenAI's routes of files and batches, on FastAPI."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,18 +8,20 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from server.dialects.reading.json_body import BOM, parse
 from server.http.jobs.async_predict import NO_JOBS
 from server.http.jobs.refusals import calling
 from server.http.jobs.upload import received
 from server.jobs.client import JobsClient
 from server.jobs.messages import Fields, Refused, Reply
-from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
+from server.requests.errors import InvalidRequest, NoSuchRoute, PayloadTooLarge
 from wire.frames import Buffer
 
 OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
 _MAX_BODY_BYTES = 64 * 1024  # of a new batch
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 100
+_WHOLE = re.compile(r"[0-9]{1,9}(\.0{1,9})?")  # `2.0` too, as in bodies
 
 
 class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +31,9 @@ class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
+
+
+_NEW_BATCH = msgspec.json.Decoder(NewBatch)
 
 
 class BatchRoutes:
@@ -65,12 +71,7 @@ class BatchRoutes:
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
-        try:
-            new = msgspec.json.decode(body, type=NewBatch)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise MalformedBody("the body is not JSON") from None
+        new = parse(_NEW_BATCH, bytes(body).removeprefix(BOM))
         fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
         return JSONResponse((await self._call("batch_create", request, fields)).fields)
 
@@ -85,9 +86,9 @@ class BatchRoutes:
 
     async def _page(self, what: str, request: Request) -> Response:
         limit = request.query_params.get("limit", str(_DEFAULT_LIMIT))
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_LIMIT:
+        if not _WHOLE.fullmatch(limit) or not 1 <= float(limit) <= _MAX_LIMIT:
             raise InvalidRequest(f"limit must be 1 to {_MAX_LIMIT}", param="limit")
-        fields = {"after": request.query_params.get("after"), "limit": int(limit)}
+        fields = {"after": request.query_params.get("after"), "limit": int(float(limit))}
         return JSONResponse((await self._call(what, request, fields)).fields)
 
     async def _pieces(self, request: Request, info: Fields, piece: Buffer) -> AsyncIterator[bytes]:

@@ -1,13 +1,17 @@
 """The lines of an input file: read in pieces, checked one by one, so that a broken line fails alone."""
 
+import secrets
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
+
+from wire.json_values import is_wrong, marked, value_at, values, without_escapes
 
 MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 1_000_000
@@ -51,6 +55,8 @@ class LineProblem(ValueError):
         self.code = code
 
 
+_MAX_VALUES = 1 << 16  # of a wrong line, among which its custom_id is looked for
+_TEXT = msgspec.json.Decoder(str)
 _REQUESTS = msgspec.json.Decoder(LineRequest)
 _NAMED = msgspec.json.Decoder(_Named)
 
@@ -72,11 +78,13 @@ def lines_of(path: Path, *, offset: int = 0, number: int = 0) -> Iterator[Line]:
 
 
 def custom_id_of(line: Line) -> str | None:
-    """The name of a line, also of one that fails for another reason."""
+    """The name of a line, also of one that fails for another reason, as NaN or half of a surrogate pair in its body."""
+    content = line.content or b""
     try:
-        return _NAMED.decode(line.content or b"").custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+        return _NAMED.decode(content).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        given = value_at(content, ("custom_id",), most=_MAX_VALUES) or b""
+        return _TEXT.decode(given) if given.startswith(b'"') else None
 
 
 def request_of(line: Line, endpoint: str) -> LineRequest:
@@ -84,11 +92,11 @@ def request_of(line: Line, endpoint: str) -> LineRequest:
     if line.content is None:
         raise LineProblem("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
-        request = _REQUESTS.decode(line.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise LineProblem(
-            "invalid_line", "the line is not a JSON object with custom_id, method, url and body, and nothing else"
-        ) from None
+        request = _decoded(line.content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        is_utf_8 = b"\0" not in line.content
+        what = "a JSON object with custom_id, method, url and body, and nothing else" if is_utf_8 else "in UTF-8"
+        raise LineProblem("invalid_line", f"the line is not {what}") from None
     if not 1 <= len(request.custom_id) <= MAX_CUSTOM_ID:
         raise LineProblem("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters")
     if request.method != "POST":
@@ -96,6 +104,24 @@ def request_of(line: Line, endpoint: str) -> LineRequest:
     if request.url != endpoint:
         raise LineProblem("mismatched_url", f"url must be the batch's endpoint, {endpoint}")
     return request
+
+
+def _decoded(content: bytes) -> LineRequest:
+    """Of a value in `body` that no decoder takes, the server says which it is: it stays there as it is."""
+    try:
+        return _REQUESTS.decode(content)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        found = islice(values(without_escapes(content)), _MAX_VALUES)
+        wrong = [value for value in found if value.path[:1] == ("body",) and is_wrong(content, value)]
+        if not wrong:
+            raise
+    mark = b'"%b"' % secrets.token_hex(16).encode()
+    request = _REQUESTS.decode(marked(content, wrong, mark))
+    between = bytes(request.body).split(mark)
+    parts = [content[value.start : value.stop] + rest for value, rest in zip(wrong, between[1:], strict=True)]
+    return msgspec.structs.replace(request, body=msgspec.Raw(between[0] + b"".join(parts)))
 
 
 @dataclass(frozen=True, slots=True)

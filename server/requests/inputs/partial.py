@@ -1,9 +1,10 @@
 """Embeddings of what can be embedded, for requests whose wrong items must not fail the others.
 
-An item that is empty, is too long or can't be tokenized has an error and a row of zeros, or no rows of tokens. What
-fails later, in an engine, fails the request.
+An item that is empty, is too long, is no text in UTF-8 or can't be tokenized has an error and a row of zeros, or no
+rows of tokens. What fails later, in an engine, fails the request.
 """
 
+import secrets
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -11,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from engine.types import OutputKind
-from server.requests.errors import EmptyInput, RequestError
+from server.requests.errors import EmptyInput, MalformedBody, RequestError
 from server.requests.inputs.late_chunks import embed_late_chunks
 from server.requests.inputs.windows import embed_in_windows
 from server.requests.pipeline import Pipeline
@@ -22,6 +23,10 @@ from server.requests.work import Chunking, Embedded, EmbedRequest
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
 from wire.vocabulary import RequestClass
+
+# Stands in the place of a text that no decoder takes. No client knows it.
+UNREADABLE = secrets.token_hex(16)
+IS_NO_TEXT = "is not valid JSON in UTF-8 (half of a surrogate pair is not)"
 
 
 class _NothingLeft(Exception):
@@ -83,8 +88,10 @@ async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass
     """Ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
     texts, ids = part.texts, part.token_ids
     for place in range(part.num_items):
-        if not (texts is not None and texts[place]) and not (ids is not None and ids[place]):
-            param = EmbedRequest.name_of(part, place)
+        param, text = EmbedRequest.name_of(part, place), texts[place] if texts is not None else ""
+        if UNREADABLE in text:
+            part.failed[place] = MalformedBody(f"{param} {IS_NO_TEXT}", param=param)
+        elif not text and not (ids is not None and ids[place]):
             part.failed[place] = EmptyInput(f"{param} must not be empty", param=param)
     places = [place for place in range(part.num_items) if place not in part.failed]
     # Texts that are too long are found by what would be cut off: a refusal names only one of them.

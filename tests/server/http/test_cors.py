@@ -30,7 +30,10 @@ def test_off_unless_asked_for() -> None:
 
 @pytest.mark.holds("CORS")
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("origins", "allowed"), [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None)])
+@pytest.mark.parametrize(
+    ("origins", "allowed"),
+    [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None), (["https://*.example"], ORIGIN)],
+)
 async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str], allowed: str | None) -> None:
     app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, origins)
 

@@ -93,6 +93,16 @@ def test_a_request_without_either_header_is_no_browsers() -> None:
 
 
 @pytest.mark.holds("Hosts and web pages", "CORS")
+def test_stars_in_origins() -> None:
+    hosts = Hosts((), origins=["https://*.example.org", "chrome-extension://*"])
+
+    assert refused_header(hosts, origin="https://app.example.org") is None
+    assert refused_header(hosts, origin="chrome-extension://abc") is None
+    assert refused_header(hosts, origin="https://evil-example.org") == "origin"
+    assert refused_header(Hosts(()), origin="") == "origin"
+
+
+@pytest.mark.holds("Hosts and web pages", "CORS")
 @pytest.mark.parametrize(
     ("origin", "is_taken"),
     [

@@ -11,6 +11,7 @@ from server.http.get_routes import make_app
 from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
 from server.requests.admission.expected_wait import expected_wait
+from server.requests.errors import ModelNotFound, NotReady
 from server.requests.models import ServerState
 from tests.server.edge import call, ready_state
 from wire.page import Page
@@ -60,6 +61,43 @@ def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
     assert "dimensions" not in loading
     assert statuses == [200, 503, 404]
     assert asyncio.run(call(app, "GET", "/readyz")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("names", "is_strict", "name", "own"),
+    [
+        (["org/the-model"], False, "org/the-model", "org/the-model"),
+        (["org/the-model"], False, "Org/The-Model", "org/the-model"),  # one model takes any name
+        (["org/the-model"], False, "text-embedding-3-small", "org/the-model"),
+        (["org/the-model"], True, "org/the-model:query", "org/the-model"),
+        (["org/the-model"], True, "text-embedding-3-small", None),
+        (["org/the-model", "the-other"], False, "the-other:latest", "the-other"),
+        (["org/the-model", "the-other"], False, "The-Other", None),
+        (["org/the-model", "the-other"], False, "nobody", None),
+    ],
+)
+def test_a_model_has_the_names_that_requests_may_call_it(
+    page: Page, names: list[str], is_strict: bool, name: str, own: str | None
+) -> None:
+    """The same that POST takes; a model that is loading has its names too."""
+    state = ServerState(page, strict_model_name=is_strict)
+    loaded = ready_state(names=names)
+    loaded["models"][0]["info"]["name"] = names[0]
+    app = make_app(state, _no_metrics)
+    for newest in (ready_state(names=names, models=[]), loaded):
+        state.update(newest)
+        card = asyncio.run(call(app, "GET", f"/v1/models/{name}"))
+        assert (card.status, json.loads(card.body).get("id")) == (404 if own is None else 200, own)
+    assert own_name_of_post(state, name) == own
+
+
+def own_name_of_post(state: ServerState, name: str) -> str | None:
+    try:
+        return state.models_or_not_ready().choose(name, with_prompt=True).name
+    except NotReady:
+        return "the-other"
+    except ModelNotFound:
+        return None
 
 
 async def _no_metrics() -> str:

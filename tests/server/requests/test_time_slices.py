@@ -6,7 +6,7 @@ import time
 import pytest
 
 from server.requests import time_slices
-from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice, steps
+from server.requests.time_slices import NUMBERS_A_STEP, SharedSlice, TimeSlice, steps
 from tests.server.loop_share import turns_during
 
 
@@ -51,3 +51,48 @@ def test_steps_cover_all_rows_once(num_rows: int, width: int, lengths: list[int]
     assert turns_during(collect()) == max(0, len(lengths) - 1)
     assert [part.stop - part.start for part in found] == lengths
     assert [row for part in found for row in range(num_rows)[part]] == list(range(num_rows))
+
+
+def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, others wait for one slice at a time."""
+    shared, had = SharedSlice(), list[int]()
+    monkeypatch.setattr(time_slices, "SECONDS", -1.0)
+
+    async def work(number: int) -> None:
+        for _ in range(4):
+            await shared.end_if_over()
+            had.append(number)
+
+    async def run() -> list[int]:
+        tasks = [asyncio.create_task(work(number)) for number in range(5)]
+        in_a_turn = list[int]()
+        while not all(task.done() for task in tasks):
+            before = len(had)
+            await asyncio.sleep(0)
+            in_a_turn.append(len(had) - before)
+        return in_a_turn
+
+    assert max(asyncio.run(run())) == 1
+    assert had == list(range(5)) * 4
+
+
+def test_a_shared_slice_lasts_as_long_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, num_pauses = 5.0, 0
+    monkeypatch.setattr(time_slices, "SECONDS", 1.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    async def pause(seconds: float) -> None:
+        nonlocal num_pauses
+        num_pauses += 1
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+
+    async def work() -> None:
+        nonlocal now
+        shared = SharedSlice()
+        for _ in range(80):
+            await shared.end_if_over()
+            now += 0.125
+
+    asyncio.run(work())
+    assert num_pauses == 10

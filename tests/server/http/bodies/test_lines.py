@@ -105,6 +105,49 @@ def test_an_id_is_any_text_or_number_and_stays_with_an_error() -> None:
     assert [(each["id"], "error" in each) for each in values(wrong)] == [(each, True) for each in ("a", "b", "d", 1)]
 
 
+@pytest.mark.holds("Lines", "Errors of single items")
+def test_a_line_that_no_decoder_takes_keeps_its_id() -> None:
+    lines_of_each = [
+        rb'{"id":"a","input":"\ud83d"}',
+        rb'{"input":"\ud83d","id":7}',
+        b'{"id":"c","input":"a","dimensions":NaN}',
+        b'{"id":"d","input":%b}' % (b"[" * 2000 + b"]" * 2000),
+        rb'{"id":"e","input":"a',
+        b'{"x":{"id":1},"id":"f","input":"\xff\x01"}',
+        rb'{"id":"\ud83d","input":"a"}',
+        b'{"id":[1],"x":NaN}',
+        b'{"x":[%b],"id":1,"y":NaN}' % (b"1," * 5000 + b"1"),
+        b'{"id":"j","input":"j"}',
+    ]
+    called, _ = ask(b"\n".join(lines_of_each), lambda: Edge(max_bytes=1 << 20))
+
+    found = values(called)
+    assert [each["index"] for each in found] == list(range(10))
+    assert [each.get("id") for each in found] == ["a", 7, "c", "d", "e", "f", None, None, None, "j"]
+    assert ["error" in each for each in found] == [True] * 9 + [False]
+
+
+@pytest.mark.holds("Lines")
+@pytest.mark.parametrize("cut", [1, 2, 3, 100])
+def test_a_byte_order_mark_may_stand_before_the_first_line(cut: int) -> None:
+    for before in (b"", b"\n", b" \r\n"):
+        body = b"\xef\xbb\xbf" + before + b'"one"\n"three"'
+        called, _ = ask([body[start : start + cut] for start in range(0, len(body), cut)])
+        assert [each["embedding"][0] for each in values(called)] == [3.0, 5.0]
+
+    called, _ = ask(b'"one"\n\xef\xbb\xbf"three"')
+    assert ["error" in each for each in values(called)] == [False, True]
+
+
+@pytest.mark.holds("Lines")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_lines_in_another_encoding_get_a_sentence(encoding: str) -> None:
+    called, _ = ask('"one"\n"three"\n'.encode(encoding))
+
+    assert called.status == 400
+    assert called.error()["message"] == "the body is not valid JSON in UTF-8; it looks like UTF-16 or UTF-32"
+
+
 @pytest.mark.holds("Lines")
 def test_lines_that_ask_for_the_same_are_computed_together() -> None:
     body = b'"a"\n"bb"\n{"input":"ccc","dimensions":2}\n{"input":"d","dimensions":2}\n"e"\n""\n"ff"'

@@ -59,6 +59,65 @@ async def test_a_broken_line_fails_alone_with_its_number(tmp_path: Path, broken:
     assert shown["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
 
 
+HALF = rb'"a\ud83d"'
+DEEP = b"[" * 2000 + b"]" * 2000
+
+
+@pytest.mark.holds("Errors of single items")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": %b}' % DEEP,
+        b'{"custom_id": "x", "method": NaN, "url": "/v1/embeddings", "body": {}}',
+        b'{"method": "POST", "url": "/v1/embeddings", "body": {}, "other": %b, "custom_id": "x"}' % HALF,
+        b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a',
+        b'{"custom_id": "x", "method": "POST"; "url"}',
+    ],
+    ids=range(5),
+)
+async def test_a_line_that_no_decoder_takes_keeps_its_custom_id(tmp_path: Path, line: bytes) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined([line, line])))
+        errors = await place.lines(shown["error_file_id"])
+
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [("x", "invalid_line")] * 2
+
+
+@pytest.mark.holds("Errors of single items")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input": ["a", %b, 1, %b], "on_error": "null"}' % (HALF, HALF),
+        b'{"input": ["a", NaN]}',
+        b'{"input": "a", "dimensions": -Infinity }',
+        b'{"input": "\\x", "x": %b}' % HALF,
+    ],
+)
+async def test_what_no_decoder_takes_in_a_body_comes_to_the_server_as_it_is(tmp_path: Path, body: bytes) -> None:
+    asked = list[bytes]()
+
+    class Refusing(FakeServer):
+        async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+            asked.append(body)
+            return HttpAnswer(400, {"content-type": "application/json"}, b'{"error":{"param":"input[1]"}}')
+
+    line = b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": %b}' % body
+    async with opened(tmp_path, Refusing()) as place:
+        shown = await ended(place, await place.made(joined([line])))
+        (error,) = await place.lines(shown["error_file_id"])
+
+    assert asked == [body]
+    assert (error["custom_id"], error["response"]["body"]) == ("x", {"error": {"param": "input[1]"}})
+
+
+async def test_a_file_in_utf_16_gets_a_sentence(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined(input_lines(1)).decode().encode("utf-16")))
+        errors = await place.lines(shown["error_file_id"])
+
+    assert errors[0]["error"]["message"] == "the line is not in UTF-8"
+
+
 @pytest.mark.parametrize("content", [b"\n".join, b"\r\n".join, lambda lines: b"\xef\xbb\xbf" + joined(lines)])
 async def test_other_ends_of_lines_and_a_byte_order_mark_are_taken(
     tmp_path: Path, content: Callable[[list[bytes]], bytes]

@@ -1,0 +1,146 @@
+"""Reads a request's body and has it decoded: compressed or not, with a byte order mark or not.
+
+A value for which a decoder refuses a whole body is named, or fails alone where the request allows it. That costs bodies
+nothing that are right.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from server.dialects.choice import Chosen
+from server.dialects.reading.json_body import BOM
+from server.dialects.reading.nesting import LARGE_BYTES, check_large, pieces
+from server.http.bodies import compression
+from server.http.body import BodyReader, Receive, Scope, Send
+from server.http.paths import Place
+from server.requests.errors import MalformedBody, RequestError
+from server.requests.inputs.partial import IS_NO_TEXT, UNREADABLE
+from server.requests.time_slices import SharedSlice
+from server.requests.trace import Trace
+from server.requests.work import EmbedRequest
+from wire.json_values import MAX_DEPTH, Value, is_wrong, marked, place_of, values, without_escapes
+
+_MAX_VALUES = 1 << 17  # of a body that are looked at
+_MAX_WRONG = 4096  # of them that may fail alone
+_MARK = b'"%b"' % UNREADABLE.encode()
+_Decoded = TypeVar("_Decoded")
+# What a body asks for; its texts have so many marks that stand for what can't be read.
+DecodeMarked = Callable[[bytes, int], _Decoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it came."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: Mapping[bytes, bytes]
+    trace: Trace
+    place: Place | None = None  # None = the path is a POST route's own
+
+
+class BodyDecoder:
+    """Of one frontend. What looks for wrong values shares a slice of time."""
+
+    def __init__(self, bodies: BodyReader) -> None:
+        self._bodies = bodies
+        self._time_slice = SharedSlice()
+
+    async def read(
+        self,
+        request: Request,
+        decode: Callable[[bytes], _Decoded],
+        *,
+        is_json: bool = True,
+        decode_marked: DecodeMarked[_Decoded] | None = None,
+    ) -> _Decoded:
+        """What `decode` makes of the body, or `decode_marked` if it has wrong texts.
+
+        Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
+        errors.
+        """
+        began, coding = time.perf_counter(), compression.coding_of(request.headers)
+        length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
+        body = await self._bodies.read(request.scope, request.receive, None if length is None else int(length))
+        request.trace.num_body_bytes = len(body)
+        if coding is not None:
+            async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:
+                request.trace.read_seconds = time.perf_counter() - began
+                return await self._made(body, decode, decode_marked) if is_json else decode(body)
+        request.trace.read_seconds = time.perf_counter() - began
+        if is_json and len(body) > LARGE_BYTES:
+            with self._bodies.held(len(body)):
+                return await self._made(body, decode, decode_marked)
+        return await self._made(body, decode, decode_marked) if is_json else decode(body)
+
+    async def _made(
+        self, body: bytes, decode: Callable[[bytes], _Decoded], decode_marked: DecodeMarked[_Decoded] | None
+    ) -> _Decoded:
+        """Of JSON. Raises MalformedBody, and the decoder's errors."""
+        try:
+            if len(body) > LARGE_BYTES:
+                await check_large(body)
+            return decode(body)
+        except MalformedBody as error:
+            return await self._without_wrong_values(body, decode, error, decode_marked)
+
+    async def _without_wrong_values(
+        self,
+        body: bytes,
+        decode: Callable[[bytes], _Decoded],
+        refused: MalformedBody,
+        decode_marked: DecodeMarked[_Decoded] | None,
+    ) -> _Decoded:
+        """What is made of a body that was refused. Raises RequestError, if it can with the place of a value."""
+        if body.startswith(BOM):
+            body = body[len(BOM) :]
+            try:
+                return decode(body)
+            except MalformedBody as error:
+                refused = error
+        wrong = await self._wrong_values(body)
+        if not wrong:
+            raise refused
+        named = _error(body, wrong[0])
+        if decode_marked is None or not all(body.startswith(b'"', value.start) for value in wrong):
+            raise named
+        try:
+            return decode_marked(marked(body, wrong, _MARK), len(wrong))
+        except RequestError:
+            raise named from None
+
+    async def _wrong_values(self, body: bytes) -> list[Value]:
+        """At most one more than may fail alone. Lets other requests run meanwhile."""
+        found, plain = list[Value](), bytearray()
+        for piece in pieces(body):
+            plain += without_escapes(piece)
+            await self._time_slice.end_if_over()
+        for value in islice(values(bytes(plain)), _MAX_VALUES):
+            if is_wrong(body, value):
+                found.append(value)
+                if len(found) > _MAX_WRONG:
+                    break
+            await self._time_slice.end_if_over()
+        return [value for value in found if place_of(value.path[:1]).isidentifier()]  # else no field is to blame
+
+
+def num_marked(work: Any) -> int:
+    """The marks in texts that may fail alone."""
+    request = work.request if isinstance(work, Chosen) else work
+    request = getattr(request, "work", request)  # as /pooling has it
+    if not isinstance(request, EmbedRequest) or not request.allows_errors:
+        return 0
+    return sum(text.count(UNREADABLE) for text in request.texts or ())
+
+
+def _error(body: bytes, value: Value) -> MalformedBody:
+    if len(value.path) > MAX_DEPTH:
+        place = place_of(value.path[:2])  # the item
+        return MalformedBody(f"{place} is nested deeper than {MAX_DEPTH} levels", param=place)
+    place = place_of(value.path)
+    is_text = body.startswith(b'"', value.start)
+    return MalformedBody(f"{place} {IS_NO_TEXT if is_text else 'is not valid JSON'}", param=place)

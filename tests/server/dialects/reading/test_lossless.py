@@ -1,0 +1,150 @@
+"""Whole floats for integers, and "true" and "false" for booleans: in every field of every route, and nothing else."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import KNOWN_FIELDS
+from server.dialects.reading.lossless import LosslessDecoder
+from server.dialects.table import ROUTES
+from server.http.jobs.async_predict import _decode as decode_async
+from server.requests.errors import InvalidRequest, RequestError
+from tests.server.edge import good_body, new_call
+
+
+class Inner(msgspec.Struct):
+    num_ctx: int | None = None
+
+
+class Body(msgspec.Struct):
+    number: int = 0
+    flag: bool | None = None
+    either: bool | str | None = None
+    inner: Inner | None = None
+    ids: list[int] = []
+    mixed: list[str | list[int]] = []
+
+
+BODIES = LosslessDecoder[Body](Body)
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (b'{"number":2.0}', Body(2)),
+        (b'{"number":-0.0}', Body(0)),
+        (b'{"number":1e2}', Body(100)),
+        (b'{"number":1.5E+1}', Body(15)),
+        (b'{"number":9007199254740991.0}', Body(2**53 - 1)),
+        (b'{"flag":"true"}', Body(flag=True)),
+        (b'{"flag":"false","number":7}', Body(7, flag=False)),
+        (b'{"inner":{"num_ctx":8.0,"other":2.5}}', Body(inner=Inner(8))),
+        (b'{"ids":[1.0,2,3e0]}', Body(ids=[1, 2, 3])),
+        (b'{"mixed":["2.0",[2.0],["a"]]}', "mixed[2][0]"),
+        (b'{"mixed":["2.0",[2.0,3]]}', Body(mixed=["2.0", [2, 3]])),
+        (b'{"number":2.0,"number":3.0}', Body(3)),  # the last one counts, as ever
+        (b'{"either":"true","number":1.0}', Body(1, either=True)),
+        (b'{"number":2.5}', "number"),
+        (b'{"number":1e400}', "number"),
+        (b'{"number":1e30}', "number"),
+        (b'{"number":9007199254740993.0}', "number"),  # a float has no room for its last digit
+        (b'{"number":"2"}', "number"),
+        (b'{"number":true}', "number"),
+        (b'{"number":"true"}', "number"),
+        *((b'{"flag":%b}' % flag, "flag") for flag in (b'"True"', b'" true"', b'"1"', b"1", b"0.0", b'"yes"', b'""')),
+        (b'{"inner":{"num_ctx":8.5}}', "inner.num_ctx"),
+        (b'{"ids":[1.0,2.5]}', "ids[1]"),
+        (b'{"ids":[1.0,"2"]}', "ids[1]"),
+        (b'{"ids":[1.0,true]}', "ids[1]"),
+        (b'{"ids":' + json.dumps([1.0] * 5000 + [2.5]).encode() + b"}", "ids[0]"),
+        (b'{"number":2.0,"flag":"no"}', "flag"),  # the one that is wrong
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_lossless_is_taken(given: bytes, expected: Body | str) -> None:
+    if isinstance(expected, Body):
+        assert parse(BODIES, given) == expected
+    else:
+        with pytest.raises(InvalidRequest) as refused:
+            parse(BODIES, given)
+        assert refused.value.param == expected
+
+
+def outcome(route: Any, body: dict[str, Any]) -> object:
+    """The request, or why there is none."""
+    try:
+        return route.decode(new_call(), json.dumps(body).encode())
+    except RequestError as error:
+        return error.message
+
+
+def spelled(kind: Any) -> list[tuple[Any, Any]]:
+    """Values of a field in JSON's own spelling and in the other one."""
+    wanted = inspect.type_info(kind)
+    kinds = {type(each) for each in getattr(wanted, "types", (wanted,))}
+    floats = [(number, float(number)) for number in (0, 1, 3)] if inspect.IntType in kinds else []
+    words = [(flag, json.dumps(flag)) for flag in (True, False)] if inspect.BoolType in kinds else []
+    return floats + words
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_every_field_of_every_route_takes_them(route: Any) -> None:
+    good = json.loads(good_body(route.path))
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(route.body)}
+    for name, kind in fields.items():
+        if kind is msgspec.Raw or name in good:
+            continue
+        for own, other in spelled(kind):
+            assert outcome(route, {**good, name: other}) == outcome(route, {**good, name: own}), (name, other)
+
+
+@pytest.mark.holds("Requests and answers", "Fields of other dialects")
+def test_a_field_that_changes_nothing_may_be_spelled_so_too() -> None:
+    (route,) = (route for route in ROUTES if route.path == "/decode")
+    for name, harmless in KNOWN_FIELDS.items():
+        for value in harmless:
+            if isinstance(value, bool | int):
+                other = json.dumps(value) if isinstance(value, bool) else float(value)
+                assert outcome(route, {"ids": [5], name: other}) == outcome(route, {"ids": [5]})
+    for long in ("1.000000000000000000001", "0.00000000000000000001"):
+        with pytest.raises(InvalidRequest):
+            route.decode(new_call(), b'{"ids":[5],"max_chunks_per_doc":%b}' % long.replace("0.", "0.5").encode())
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize(
+    ("path", "body", "plain"),
+    [
+        ("/v1/embeddings", b'{"input":[1.0,2.0]}', b'{"input":[1,2]}'),
+        ("/v1/embeddings", b'{"input":[[1.0],[2,3e0]]}', b'{"input":[[1],[2,3]]}'),
+        ("/v1/embeddings", b'{"input":["a",[2.0]]}', b'{"input":["a",[2]]}'),
+        ("/v1/rerank", b'{"query":"a","documents":["b"],"return_documents":"true","top_n":1.0}',
+         b'{"query":"a","documents":["b"],"return_documents":true,"top_n":1}'),
+        ("/api/embed", b'{"input":"a","options":{"num_ctx":8.0}}', b'{"input":"a","options":{"num_ctx":8}}'),
+        ("/decode", b'{"ids":[[5.0]],"skip_special_tokens":"false"}', b'{"ids":[[5]],"skip_special_tokens":false}'),
+        ("/embed", b'{"inputs":"a","truncate":"true"}', b'{"inputs":"a","truncate":true}'),
+        ("/vertex", b'{"instances":[{"inputs":"a","dimensions":2.0}]}',
+         b'{"instances":[{"inputs":"a","dimensions":2}]}'),
+    ],
+)  # fmt: skip
+def test_ids_and_inner_objects_take_them(path: str, body: bytes, plain: bytes) -> None:
+    (route,) = (route for route in ROUTES if route.path == path)
+
+    found, wanted = (str(route.decode(new_call(), each)) for each in (body, plain))
+
+    assert found.replace("2.0", "2") == wanted or path == "/vertex"
+
+
+@pytest.mark.holds("Requests and answers")
+def test_async_requests_take_them() -> None:
+    body = decode_async(b'{"model_input":{},"priority":1.0,"inference_retry_config":{"max_attempts":2.0}}')
+
+    assert (body.priority, body.inference_retry_config and body.inference_retry_config.max_attempts) == (1, 2)
+    with pytest.raises(InvalidRequest, match="priority"):
+        decode_async(b'{"model_input":{},"priority":3.0}')
