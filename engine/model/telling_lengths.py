@@ -1,8 +1,12 @@
 """How many tokens a text needs to show a wrong window or wrong frequencies: what config.json says of both."""
 
+import re
+from collections.abc import Iterator
+
 from engine.model.json_files import Json, number_in, object_in
 
 _MODERNBERT_WINDOW = 128  # the default of local_attention (transformers, configuration_modernbert.py)
+_WINDOW = re.compile(r"(window|window_size|attention_chunk_size)$")  # keys: sliding_window, attention_window_size, …
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rope whose frequencies depend on the length
 
 
@@ -11,22 +15,24 @@ def telling_lengths(config: Json, max_seqlen: int) -> tuple[int, ...]:
 
     A quarter beyond a window, so that more than a few tokens lose sight of the first ones.
     """
-    window = _window(config)
-    lengths = {window + window // 4 + 2} if window is not None and window < max_seqlen else set()
-    lengths |= _of_rope(config)
+    windows = (window for window in _windows(config) if window < max_seqlen)
+    lengths = {window + window // 4 + 2 for window in windows} | _of_rope(config)
     return tuple(sorted({min(length, max_seqlen) for length in lengths}))
 
 
-def _window(config: Json) -> int | None:
-    """A token sees others up to about this many tokens away; None = all."""
+def _windows(config: Json) -> Iterator[int]:
+    """A token sees others up to about this many tokens away in some layers."""
     if config.get("model_type") == "modernbert":
-        return (number_in(config, "local_attention") or _MODERNBERT_WINDOW) // 2  # to either side
-    window = number_in(config, "sliding_window")
+        yield (number_in(config, "local_attention") or _MODERNBERT_WINDOW) // 2  # to either side
+        return
     kinds = config.get("layer_types")
-    has_none = isinstance(kinds, list) and "sliding_attention" not in kinds
-    if window is None or has_none or config.get("use_sliding_window") is False:
-        return None
-    return window // 2 + 1 if config.get("use_bidirectional_attention") else window
+    has_none = isinstance(kinds, list) and not {*map(str, kinds)} - {"full_attention"}
+    if has_none or config.get("use_sliding_window") is False:
+        return
+    for key in filter(_WINDOW.search, config):
+        window = config[key]
+        if type(window) is int and window > 0:
+            yield window // 2 + 1 if config.get("use_bidirectional_attention") else window
 
 
 def _of_rope(config: Json) -> set[int]:

@@ -3,11 +3,12 @@
 transformers passes each layer's queries, keys and values to a function that it finds by name. On GPUs, for 16-bit
 numbers, ours calls a kernel for sequences of varying length. Otherwise it computes one sequence after the other, which
 on a CPU is faster than padding, a block-diagonal mask or nested tensors. It needs no mask, so no mask function is
-registered, and transformers makes none.
+registered, and transformers makes none: what a layer sees was told beforehand, see `visibility`.
 
 Shapes: T tokens of all sequences, S tokens of one, N query heads, H key heads (N = H * groups), D numbers a head.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,16 +20,13 @@ from transformers import AttentionInterface
 
 from engine.machine.varlen import has_varlen, varlen
 from engine.transformers import distance_bias as biases
+from engine.transformers.visibility import UnsupportedAttention, Visibility
 
 # The name must not contain "flash", "sdpa", "flex_attention" or "paged|", which transformers treats in other ways.
 PACKED = "embedline_packed"
 
-# Arguments of layers that have no effect here. Any other argument is refused.
-_HARMLESS = frozenset(("max_length_k", "position_ids", "use_cache", "deterministic"))
-
-
-class UnsupportedAttention(Exception):
-    """A layer needs something that packed attention can't do."""
+# Arguments of layers that have no effect here, or say what `visibilities` knows better. Any other argument is refused.
+_HARMLESS = frozenset(("max_length_k", "position_ids", "use_cache", "deterministic", "is_causal", "sliding_window"))
 
 
 def register() -> None:
@@ -43,12 +41,11 @@ def packed_attention(
     value: Tensor,  # [1, H, T, D]
     attention_mask: Tensor | None,
     *,
+    visibilities: Mapping[nn.Module, Visibility] | None = None,
     cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1], on the device of the rows
     cu_seq_lens_k: Tensor | None = None,  # the same on the host, so that reading it does not wait for the GPU
     max_length_q: int | None = None,  # no sequence is longer
-    is_causal: bool | None = None,
     scaling: float | None = None,  # None = 1 / sqrt(D)
-    sliding_window: int | None = None,  # a token attends to tokens fewer than this many away
     softcap: float | None = None,
     distance_bias: Tensor | None = None,  # [N, 2 M - 1], M >= max_length_q: see engine.transformers.distance_bias
     dropout: float = 0.0,
@@ -62,18 +59,24 @@ def packed_attention(
         raise UnsupportedAttention("attention with a mask or dropout")
     if cu_seq_lens_q is None or cu_seq_lens_k is None or max_length_q is None:
         raise UnsupportedAttention("layers that do not pass on where sequences begin")
+    seen = (visibilities or {}).get(module)
+    if seen is None:
+        raise UnsupportedAttention("a layer of which it is not known what it sees")
     bounds = cu_seq_lens_k.tolist()
     if not query.shape[2] == key.shape[2] == bounds[-1]:
         raise UnsupportedAttention("attention to other tokens than those of the batch")
+    if distance_bias is not None and (softcap or seen != Visibility(is_causal=False)):
+        raise UnsupportedAttention("attention with distance_bias that is causal, or has a window or a softcap")
+    if seen.chunk is not None and seen.chunk < max_length_q:
+        bounds, max_length_q = _in_chunks(bounds, seen.chunk), seen.chunk
+        cu_seq_lens_q = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     rule = _Rule(
-        is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        is_causal=seen.is_causal,
         scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
-        window=sliding_window or query.shape[2],
+        window=seen.window or query.shape[2],
         softcap=softcap,
         distance_bias=distance_bias,
     )
-    if distance_bias is not None and (rule.is_causal or sliding_window or softcap):
-        raise UnsupportedAttention("attention with distance_bias that is causal, or has a window or a softcap")
     if softcap is None and distance_bias is None and _has_kernel(query):
         return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, rule=rule), None
     rows = [
@@ -92,6 +95,11 @@ class _Rule:
     window: int  # a token attends to tokens fewer than this many away
     softcap: float | None
     distance_bias: Tensor | None  # [N, 2 M - 1]
+
+
+def _in_chunks(bounds: Sequence[int], chunk: int) -> list[int]:
+    """The bounds of the chunks of each sequence, which are attended to like sequences of their own."""
+    return [place for start, end in pairwise(bounds) for place in range(start, end, chunk)] + [bounds[-1]]
 
 
 def _has_kernel(query: Tensor) -> bool:

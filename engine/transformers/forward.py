@@ -11,6 +11,7 @@ Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longe
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from engine.model.positions import position_ids
 from engine.rows.pooling_torch import on_device
 from engine.transformers.prepack import is_prepacked, rows_with_code
+from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 
 # Of a padded group. On a CPU larger groups are no faster and have more padding.
@@ -52,7 +54,17 @@ class PackedForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
-        """See Forward."""
+        """See Forward. The first call, which is the self-test's, may raise UnsupportedAttention."""
+        return self._run(batch, self._visibilities)
+
+    @cached_property
+    def _visibilities(self) -> Mapping[nn.Module, Visibility]:
+        """Of each layer. Not told earlier, because it needs a run of the model."""
+        token_id = 1 if self._padding_idx == 0 else 0  # positions count each token but padding
+        one = Batch("", OutputKind.TOKENS, np.full(NUM_TOKENS, token_id, np.int32), np.array([0, NUM_TOKENS], np.int32))
+        return visibilities(self.model, lambda: self._run(one, {}))
+
+    def _run(self, batch: Batch, seen: Mapping[nn.Module, Visibility]) -> Tensor:
         num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
         cu_seqlens = _with_sequence(batch.cu_seqlens, num_filler)
         max_seqlen = max(batch.max_seqlen, num_filler)
@@ -67,6 +79,7 @@ class PackedForward:
             cu_seq_lens_k=torch.tensor(cu_seqlens),  # see `attention.packed_attention`
             max_length_q=max_seqlen,
             max_length_k=max_seqlen,
+            visibilities=seen,
             **types,
         )
         rows: Tensor = output.last_hidden_state[0, : batch.num_tokens]

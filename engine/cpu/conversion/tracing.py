@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 from transformers.utils import logging
+
+from engine.transformers.visibility import visibility_of
 
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 TRACED = "embedline_traced"
@@ -48,8 +50,21 @@ def traceable_mask(**arguments: Any) -> Tensor | None:
 
 
 def _mask_with_hidden(**arguments: Any) -> Tensor | None:
-    mask: Tensor | None = sdpa_mask(**{**arguments, "use_vmap": False})
+    mask: Tensor | None = sdpa_mask(
+        **{**arguments, "use_vmap": False, "mask_function": _without_left_padding(arguments)}
+    )
     return mask
+
+
+def _without_left_padding(arguments: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """The mask's rule. That of chunks counts the padding on the left, which is never there, by adding up booleans;
+    OpenVINO keeps such sums in bytes, so texts of 256 tokens and more would get other chunks.
+    """
+    function: Callable[..., Tensor] = arguments["mask_function"]
+    seen = visibility_of(function, arguments.get("local_size"), arguments["device"])
+    if isinstance(seen, str) or seen.chunk is None:
+        return function
+    return lambda _batch, _head, query, key: seen.visible(query, key)
 
 
 def _attention_with_hidden(

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
+from engine.model.known_code.table import KNOWN
+from engine.transformers.models import OWN
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
@@ -137,3 +139,13 @@ def test_the_code_that_is_not_known_is_named(tmp_path: Path) -> None:
     codes = {**NOMIC["auto_map"], "AutoModel": "modeling_own.OwnModel"}
     with pytest.raises(ModelError, match=r"the code of modeling_own\.OwnModel"):
         read(tmp_path, auto_map=codes)
+
+
+def test_each_architecture_of_ours_has_its_classes() -> None:
+    assert set(OWN) >= {code.architecture for code in KNOWN if code.is_ours}
+    for architecture, own in OWN.items():
+        assert own.config_class.model_type == architecture
+
+
+def test_known_code_names_what_computes_the_same_or_what_to_serve_instead() -> None:
+    assert [code.source for code in KNOWN if bool(code.architecture) == bool(code.instead)] == []

@@ -24,6 +24,10 @@ ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
         ({"sliding_window": 512, "use_bidirectional_attention": True}, (323,)),  # EmbeddingGemma: 257 to either side
         ({"model_type": "modernbert"}, (82,)),  # 64 to either side
         ({"model_type": "modernbert", "local_attention": 256}, (162,)),
+        ({"attention_chunk_size": 64}, (82,)),  # Llama 4
+        ({"attention_chunk_size": 64, "layer_types": ["chunked_attention", "full_attention"]}, (82,)),
+        ({"attention_window_size": 64, "sliding_window": 128, "max_window_layers": 40}, (82, 162)),
+        ({"attention_window": [64, 64]}, ()),  # a list is not read
         ({"sliding_window": 8192}, ()),  # no sequence reaches it
         ({"sliding_window": 8000}, (8192,)),
         ({"rope_scaling": ROPE}, (4096, 4098)),

@@ -12,7 +12,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.transformers import attention, distance_bias
-from engine.transformers.attention import PACKED, UnsupportedAttention, packed_attention
+from engine.transformers.attention import PACKED, packed_attention
+from engine.transformers.visibility import UnsupportedAttention, Visibility
 
 SEQLENS = (5, 17, 1, 9, 9, 2)
 NUM_TOKENS = sum(SEQLENS)
@@ -29,16 +30,19 @@ def qkv(num_query_heads: int = 4, num_key_heads: int = 2) -> tuple[Tensor, Tenso
     return query, key, value
 
 
-def module(**attributes: Any) -> nn.Module:
-    made = nn.Module()
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
-
-
-def packed(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
-    arguments = {**BOUNDS, "is_causal": False, **arguments}
-    rows, weights = packed_attention(arguments.pop("module", module()), query, key, value, None, **arguments)
+def packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    window: int | None = None,
+    chunk: int | None = None,
+    **arguments: Any,
+) -> Tensor:
+    layer = nn.Module()
+    seen = {layer: Visibility(is_causal, window=window, chunk=chunk)}
+    rows, weights = packed_attention(layer, query, key, value, None, **{"visibilities": seen, **BOUNDS, **arguments})
     assert weights is None
     return rows
 
@@ -49,8 +53,9 @@ def plain(query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
     rows = torch.zeros(1, NUM_TOKENS, query.shape[1], HEAD_SIZE, dtype=torch.float64)
     for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
         for head, i in itertools.product(range(query.shape[1]), range(start, end)):
-            window = rule["window"] or NUM_TOKENS
-            seen = [j for j in range(start, end) if abs(i - j) < window and (j <= i or not rule["is_causal"])]
+            window, chunk = rule["window"] or NUM_TOKENS, rule.get("chunk") or NUM_TOKENS
+            near = [j for j in range(start, end) if abs(i - j) < window and (j <= i or not rule["is_causal"])]
+            seen = [j for j in near if (j - start) // chunk == (i - start) // chunk]
             k, v = key[0, head // groups, seen].double(), value[0, head // groups, seen].double()
             scores = k @ query[0, head, i].double() * rule["scaling"]
             if rule["softcap"]:
@@ -66,9 +71,16 @@ def plain(query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
 def test_it_is_attention(is_causal: bool, window: int | None, softcap: float | None, num_key_heads: int) -> None:
     tensors = qkv(num_key_heads=num_key_heads)
     expected = plain(*tensors, is_causal=is_causal, window=window, softcap=softcap, scaling=0.3)
-    rows = packed(*tensors, is_causal=is_causal, sliding_window=window, softcap=softcap, scaling=0.3)
+    rows = packed(*tensors, is_causal=is_causal, window=window, softcap=softcap, scaling=0.3)
     assert rows.shape == (1, NUM_TOKENS, 4, HEAD_SIZE)
     assert (rows - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 8, 9, max(SEQLENS), 100])
+def test_tokens_of_a_chunk_see_each_other_alone(chunk: int) -> None:
+    tensors = qkv()
+    expected = plain(*tensors, is_causal=True, window=None, chunk=chunk, softcap=None, scaling=0.3)
+    assert (packed(*tensors, is_causal=True, chunk=chunk, scaling=0.3) - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("longer", [0, 5])
@@ -109,7 +121,9 @@ def test_without_a_scaling_it_is_that_of_the_head_size(softcap: float | None) ->
     assert torch.equal(packed(*qkv(), softcap=softcap), expected)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"is_causal": True}, {"sliding_window": 4}, {"softcap": 2.0}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"is_causal": True}, {"window": 4}, {"is_causal": True, "chunk": 4}, {"softcap": 2.0}]
+)
 def test_neighbours_change_no_bit_of_a_row(arguments: dict[str, Any]) -> None:
     tensors = qkv()
     rows = packed(*tensors, **arguments)
@@ -121,20 +135,10 @@ def test_neighbours_change_no_bit_of_a_row(arguments: dict[str, Any]) -> None:
         assert torch.equal(rows[:, start:end], alone)
 
 
-@pytest.mark.parametrize(
-    ("layer", "argument", "is_causal"),
-    [
-        (module(is_causal=True), None, True),
-        (module(is_causal=False), None, False),
-        (module(is_causal=True), False, False),
-        (module(is_causal=False), True, True),
-        (module(), None, True),  # as transformers' own functions take it
-    ],
-)
-def test_the_argument_goes_before_what_the_layer_says_of_causality(
-    layer: nn.Module, argument: bool | None, is_causal: bool
-) -> None:
-    assert torch.equal(packed(*qkv(), module=layer, is_causal=argument), packed(*qkv(), is_causal=is_causal))
+def test_what_a_layer_says_beside_its_mask_changes_nothing() -> None:
+    """Some layers name a window that differs from their mask's by a token."""
+    expected = packed(*qkv(), is_causal=True, window=4)
+    assert torch.equal(packed(*qkv(), is_causal=True, window=4, sliding_window=5), expected)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +148,11 @@ def test_the_argument_goes_before_what_the_layer_says_of_causality(
         {"s_aux": torch.zeros(4)},
         {"something_new": True},
         {"distance_bias": torch.zeros(4, 33), "is_causal": True},
-        {"distance_bias": torch.zeros(4, 33), "sliding_window": 4},
+        {"distance_bias": torch.zeros(4, 33), "window": 4},
         {"distance_bias": torch.zeros(4, 33), "softcap": 2.0},
         {"dropout": 0.1},
+        {"visibilities": {}},
+        {"visibilities": None},
         {"cu_seq_lens_q": None},
         {"cu_seq_lens_k": None},
         {"max_length_q": None},
@@ -162,7 +168,7 @@ def test_a_mask_and_keys_of_other_tokens_are_refused() -> None:
     query, key, value = qkv()
     mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS)
     with pytest.raises(UnsupportedAttention):
-        packed_attention(module(), query, key, value, mask, **BOUNDS)
+        packed_attention(nn.Module(), query, key, value, mask, **BOUNDS)
     with pytest.raises(UnsupportedAttention):
         packed(query, key[:, :, 1:], value[:, :, 1:])
 
@@ -194,12 +200,24 @@ def test_a_kernel_gets_what_the_loop_works_on(
         return plain(*heads_first, softcap=None, **rule)[0]
 
     tensors = qkv()
-    arguments: dict[str, Any] = {"is_causal": is_causal, "sliding_window": window, "scaling": 0.3}
+    arguments: dict[str, Any] = {"is_causal": is_causal, "window": window, "scaling": 0.3}
     expected = packed(*tensors, **arguments)
     on_device = CU_SEQLENS.clone()
     monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
     monkeypatch.setattr(attention, "varlen", kernel)
     assert (packed(*tensors, cu_seq_lens_q=on_device, **arguments) - expected).abs().max() < 1e-5
+
+
+def test_a_kernel_gets_chunks_as_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, **rule: Any) -> Tensor:
+        assert (cu_seqlens.tolist(), cu_seqlens.dtype, max_seqlen) == (ends, torch.int32, 8)
+        assert (rule["is_causal"], rule["window"]) == (True, None)
+        return query
+
+    ends = [0, 5, 13, 21, 22, 23, 31, 32, 40, 41, 43]
+    monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+    monkeypatch.setattr(attention, "varlen", kernel)
+    packed(*qkv(), is_causal=True, chunk=8)
 
 
 def test_no_kernel_has_a_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
