@@ -37,7 +37,7 @@ from server.supervisor.takeover import messages as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
-from tokenizer_pool import pieces
+from tokenizer_pool.long_texts import shortening
 from wire import control, frames
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
@@ -144,7 +144,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("objects in a body | 64, the body counted |", nesting.MAX_DEPTH, 64),
         ("a body of over 64 KiB | 262,144 |", (nesting.LARGE_BYTES, nesting.MAX_LISTS), (65_536, 262_144)),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
-        ("characters of a text | 250 for each token", pieces.MAX_CHARS_PER_TOKEN, 250),
+        ("bytes of a text | 4,194,304 |", shortening.MAX_TEXT_BYTES, 4_194_304),
         ("`/embed_all` | 256 MiB of float32 |", row_sizes.MAX_TOKEN_ROW_BYTES, 256 << 20),
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),

@@ -4,16 +4,18 @@ Cuts requests into pieces, spreads them over the workers and joins the answers. 
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from tokenizer_pool.chat import Chat, ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
 from tokenizer_pool.lane import AnyJob, Lane
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
+from tokenizer_pool.long_texts.shortening import Shortener, has_long
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, cap, cut
+from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, parts_of
 from tokenizer_pool.tasks import AnyAnswer, AnyPiece, first_unencodable
 from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
 from wire.vocabulary import RequestClass
@@ -92,11 +94,9 @@ class TokenizerPool:
         max_seqlen = self._max_seqlens[model]
         if max_tokens is not None:
             max_tokens = max_seqlen = min(max_tokens, max_seqlen)
-        texts, cut_short = cap(texts, max_seqlen=max_seqlen, truncation=truncation)
-        if pair_texts:
-            assert len(pair_texts) == len(texts), "a pair has two texts"
-            pair_texts, more = cap(pair_texts, max_seqlen=max_seqlen, truncation=truncation)
-            cut_short = cut_short + more
+        if has_long(texts) or has_long(pair_texts):
+            shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
+            texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
             raise TextRefused(Refusal.TOO_MUCH, -1)
 
@@ -112,10 +112,18 @@ class TokenizerPool:
                 add_special_tokens,
             )
 
-        parts = _parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)
+        parts = parts_of(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)
         job: Job[TokenizedPiece] = Job(parts)
-        tokenized = join(await self._answers(job, request_class))
-        return _mark_truncated(tokenized, cut_short) if cut_short else tokenized
+        return join(await self._answers(job, request_class))
+
+    async def shorten(
+        self, texts: Sequence[str], *, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation
+    ) -> Sequence[str]:
+        """Long texts with more than `max_tokens` tokens cut down to a few more, where that changes none of those.
+
+        Raises TextRefused with the index in `texts`: TOO_LARGE, FAILED.
+        """
+        return await self._shortener(model, request_class, max_tokens, truncation, is_of_pair=False).texts(texts)
 
     async def tokenize_details(
         self,
@@ -128,18 +136,16 @@ class TokenizerPool:
     ) -> list[list[Token]]:
         """The tokens of each text with the prompt before it, one by one and none cut off; at least one text.
 
-        Raises TextRefused with the index in `texts`: TOO_LONG for one of more than 250 characters for each token
-        that the model takes, TOO_MUCH for more than MAX_DETAIL_CHARS in all, FAILED.
+        Raises TextRefused with the index in `texts`: TOO_MUCH for more than MAX_DETAIL_CHARS in all, FAILED.
         """
         assert texts, "a request without texts is refused at the edge"
         if sum(map(len, texts)) + len(prompt) * len(texts) > MAX_DETAIL_CHARS:
             raise TextRefused(Refusal.TOO_MUCH, -1)
-        cap(texts, max_seqlen=self._max_seqlens[model], truncation=Truncation.NONE)
 
         def piece(start: int, stop: int) -> DetailPiece:
             return DetailPiece(model, request_class, texts[start:stop], prompt, add_special_tokens)
 
-        job: Job[DetailedPiece] = Job(_parts(texts, piece, pace=self._paces[model, DetailPiece], prompt=prompt))
+        job: Job[DetailedPiece] = Job(parts_of(texts, piece, pace=self._paces[model, DetailPiece], prompt=prompt))
         return [tokens for answer in await self._answers(job, request_class) for tokens in answer.tokens]
 
     async def decode(
@@ -166,7 +172,7 @@ class TokenizerPool:
             own = offsets[start : stop + 1]
             return DecodePiece(model, request_class, flat[own[0] : own[-1]], own - own[0], skip_special_tokens)
 
-        job: Job[DecodedPiece] = Job(_parts(token_ids, piece, pace=self._paces[model, DecodePiece]))
+        job: Job[DecodedPiece] = Job(parts_of(token_ids, piece, pace=self._paces[model, DecodePiece]))
         return [text for answer in await self._answers(job, request_class) for text in answer.texts]
 
     async def render(
@@ -184,7 +190,7 @@ class TokenizerPool:
         def piece(start: int, stop: int) -> ChatPiece:
             return ChatPiece(model, request_class, conversations[start:stop], chat)
 
-        job: Job[RenderedPiece] = Job(_parts(conversations, piece, pace=self._paces[model, ChatPiece]))
+        job: Job[RenderedPiece] = Job(parts_of(conversations, piece, pace=self._paces[model, ChatPiece]))
         return [text for answer in await self._answers(job, request_class) for text in answer.texts]
 
     async def _answers(self, job: Job[Answer], request_class: RequestClass) -> list[Answer]:
@@ -197,6 +203,21 @@ class TokenizerPool:
         finally:
             waiting.pop(job, None)
             job.unsent.clear()
+
+    def _shortener(
+        self, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation, *, is_of_pair: bool
+    ) -> Shortener:
+        async def scan(piece: ScanPiece) -> ScannedPiece:
+            job: Job[ScannedPiece] = Job([Part(piece, start=0, num_chars=max(piece.num_chars, 1))])
+            return (await self._answers(job, request_class))[0]
+
+        return Shortener(
+            scan=scan,
+            piece=partial(ScanPiece, model, request_class, is_of_pair=is_of_pair),
+            slice_chars=self._paces[model, ScanPiece].chars(MAX_PIECE_SECONDS),
+            max_tokens=max_tokens,
+            truncation=truncation,
+        )
 
     def _pump(self) -> None:
         """Send what can be sent."""
@@ -260,19 +281,6 @@ def _num_chars(texts: Sequence[str], pair_texts: Sequence[str], prompt: str) -> 
     return sum(map(len, texts)) + sum(map(len, pair_texts)) + len(prompt) * len(texts)
 
 
-def _parts(
-    items: Sequence[Sized],
-    piece: Callable[[int, int], AnyPiece],
-    *,
-    pace: Pace,
-    prompt: str = "",
-    pair_texts: Sequence[str] = (),
-) -> list[Part]:
-    """A request in parts of a few milliseconds each; `piece` makes one of the items [start, stop)."""
-    spans = cut(items, prompt=prompt, max_chars=pace.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
-    return [Part(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
-
-
 def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
     """Refuse what keeps killing workers. Only what came first in its class can have been running.
 
@@ -287,9 +295,3 @@ def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
         if part.deaths == _MAX_DEATHS:
             job.refuse(part, TextRefused(Refusal.FAILED, 0 if part.piece.num_items == 1 else -1))
             break
-
-
-def _mark_truncated(tokenized: TokenizedTexts, indices: Sequence[int]) -> TokenizedTexts:
-    truncated = tokenized.truncated.copy()
-    truncated[indices] = 1
-    return replace(tokenized, truncated=truncated)

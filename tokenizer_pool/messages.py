@@ -1,8 +1,8 @@
 """What a tokenizer worker is sent and what it sends: START, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
-DETAILED, DECODE with DECODED and CHAT with RENDERED, or any of them with REFUSED. What DETAIL and DECODE carry is in
-`details`, what CHAT carries in `chat`.
+DETAILED, DECODE with DECODED, CHAT with RENDERED and SCAN with SCANNED, or any of them with REFUSED. What DETAIL and
+DECODE carry is in `details`, what CHAT carries in `chat`, what SCAN carries in `scan`.
 """
 
 import enum
@@ -26,6 +26,8 @@ DECODE = 0x0206
 DECODED = 0x0207
 CHAT = 0x0208
 RENDERED = 0x0209
+SCAN = 0x020A
+SCANNED = 0x020B
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
 # special tokens are added (u8), most tokens of a text (u32, 0 = as many as the model takes);
@@ -63,6 +65,7 @@ class Refusal(enum.IntEnum):
     TOO_MUCH = 4  # all items of a request together: more than it may have for details, or to be decoded
     NO_ROOM = 5  # the special tokens alone are as many as a text may have in this request
     NO_TEMPLATE = 6  # the model has no chat template
+    TOO_LARGE = 7  # a text has not enough tokens as far as it is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,7 @@ class TokenizedPiece:
 class TextRefused(Exception):
     """An item has no answer; `index` is its place in the piece or request, -1 where it is not known.
 
-    TOO_LONG carries what was given and what is allowed; num_tokens is 0 where the characters alone were too many.
+    TOO_LONG carries what was given and what is allowed; num_tokens is 0 where they were not all counted.
     NO_ROOM carries the number of special tokens and what is allowed.
     """
 

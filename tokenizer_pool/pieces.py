@@ -6,20 +6,16 @@ Knows lengths and how fast workers have been; nothing of connections or of what 
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import Generic, TypeVar
 
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefused
 from tokenizer_pool.tasks import AnyAnswer, AnyPiece
 
 # How long a query may find a worker busy: a piece that runs is not interrupted.
 MAX_PIECE_SECONDS = 0.005
-
-# The library tokenizes all of a text before it cuts it, some seconds for 5 MB. What no tokenizer packs into one
-# token is cut off before; the factor is text-embeddings-inference's.
-MAX_CHARS_PER_TOKEN = 250
 
 # What was faster had its query tokenized before, and says nothing of the next request.
 _FASTEST = 1e-7  # seconds a character, of any tokenizer on one core
@@ -58,28 +54,6 @@ class Pace:
         return int(seconds / self.seconds_per_char)
 
 
-def cap(texts: Sequence[str], *, max_seqlen: int, truncation: Truncation) -> tuple[Sequence[str], list[int]]:
-    """Texts cut to what can matter, and the indices of those that were cut.
-
-    Raises TextRefused (TOO_LONG) where there is one and truncation is off.
-    """
-    max_chars = MAX_CHARS_PER_TOKEN * max_seqlen
-    long = [index for index, text in enumerate(texts) if len(text) > max_chars]
-    if not long:
-        return texts, long
-    if truncation is Truncation.NONE:
-        raise TextRefused(Refusal.TOO_LONG, long[0], max_tokens=max_seqlen)
-    kept = slice(max_chars) if truncation is Truncation.RIGHT else slice(-max_chars, None)
-    capped = list(texts)
-    whole = part = ""
-    for index in long:
-        if capped[index] is not whole:  # the query of many pairs is the same text each time, and stays it
-            whole = capped[index]
-            part = whole[kept]
-        capped[index] = part
-    return capped, long
-
-
 def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequence[Sized] = ()) -> list[Span]:
     """Spans of at most `max_chars` of work each; a single text, pair or list of ids beyond that is one of its own."""
     each = len(prompt) + _TEXT_CHARS
@@ -107,6 +81,19 @@ class Part:
         self.num_chars = num_chars  # of work, as Span has it
         self.seconds = 0.0  # of work, estimated when it is sent
         self.deaths = 0  # of workers that may have been its doing
+
+
+def parts_of(
+    items: Sequence[Sized],
+    piece: Callable[[int, int], AnyPiece],
+    *,
+    pace: Pace,
+    prompt: str = "",
+    pair_texts: Sequence[str] = (),
+) -> list[Part]:
+    """A request in parts of a few milliseconds each; `piece` makes one of the items [start, stop)."""
+    spans = cut(items, prompt=prompt, max_chars=pace.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
+    return [Part(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
 
 
 class Job(Generic[Answer]):

@@ -8,11 +8,13 @@ from typing import Any
 from tokenizer_pool import chat, details, messages
 from tokenizer_pool.chat import ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece
+from tokenizer_pool.long_texts import scan
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
 from tokenizer_pool.messages import Piece, TokenizedPiece
 from wire.frames import Buffer
 
-AnyPiece = Piece | DetailPiece | DecodePiece | ChatPiece
-AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece | RenderedPiece
+AnyPiece = Piece | DetailPiece | DecodePiece | ChatPiece | ScanPiece
+AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece | RenderedPiece | ScannedPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,14 @@ TASKS: dict[type[AnyPiece], Task] = {
         chat.encode_rendered,
         chat.decode_rendered,
     ),
+    ScanPiece: Task(
+        messages.SCAN,
+        messages.SCANNED,
+        scan.encode_scan,
+        scan.decode_scan,
+        scan.encode_scanned,
+        scan.decode_scanned,
+    ),
 }
 BY_KIND = {task.asked: task for task in TASKS.values()}
 
@@ -68,6 +78,8 @@ def first_unencodable(piece: AnyPiece) -> int:
     """Index of the first text or pair with a lone surrogate, -1 where there is none."""
     if isinstance(piece, DecodePiece | ChatPiece):
         return -1
+    if isinstance(piece, ScanPiece):
+        return 0
     pair_texts = piece.pair_texts if isinstance(piece, Piece) else ()
     for index, texts in enumerate(zip_longest(piece.texts, pair_texts, fillvalue="")):
         try:

@@ -41,7 +41,7 @@ class _Part:
         self.places = [place for place in _PLACES if place in self._pieces]
         fixed = ["", *(piece for piece in self._pieces if piece not in _PLACES)]
         hidden, spelt = ([encoding.ids for encoding in self._encode(fixed, hides)] for hides in (True, False))
-        self._hides_specials = bool(self.places) and hidden == spelt
+        self.hides_specials = bool(self.places) and hidden == spelt  # in the texts of users
         self.fixed = None if self.places else _whole(self._encode([text], False)[0])
 
     def fill(self, fillings: Sequence[dict[str, str]], *, truncation: Truncation) -> list[_Filled]:
@@ -52,8 +52,8 @@ class _Part:
         joined = ("".join(filling.get(piece, piece) for piece in self._pieces) for filling in fillings)
         texts = [text if asks or each["{instruction}"] else "" for text, each in zip(joined, fillings, strict=True)]
         if truncation is not Truncation.LEFT or "{document}" not in self.places:
-            return [_whole(encoding) for encoding in self._encode(texts, self._hides_specials)]
-        encodings = self._encode(texts, self._hides_specials, with_offsets=True)
+            return [_whole(encoding) for encoding in self._encode(texts, self.hides_specials)]
+        encodings = self._encode(texts, self.hides_specials, with_offsets=True)
         starts = map(self._start, fillings)
         return [_with_head(encoding, start) for encoding, start in zip(encodings, starts, strict=True)]
 
@@ -86,6 +86,7 @@ class Template:
             raise TokenizerError(
                 f"{spec.folder}: {self._num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
             )
+        self.hides_specials = all(part.hides_specials for part in self._parts if part.places)
         by_rank = [(_PLACES.index(part.places[0]), at) for at, part in enumerate(self._parts) if part.places]
         self._cut_order = [at for _, at in sorted(by_rank)]
 

@@ -16,6 +16,8 @@ from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.files.loading import load, load_as_it_stands
 from tokenizer_pool.files.token_types import has_token_types
 from tokenizer_pool.guarded import of_each
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
+from tokenizer_pool.long_texts.scanner import Scanner
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs
 from tokenizer_pool.template import Template
@@ -36,6 +38,7 @@ class Tokenizer:
         self._num_special = self._backend.num_special_tokens_to_add(False)
         self._pairs = Pairs(self._backend, has_types=has_types)
         self._template = Template(self._backend, spec) if spec.template else None
+        self._scanner = Scanner(self._backend)
         self._vocab_size = self._checked_vocab_size()
         # Prompts come with requests too, so that there may be any number of them.
         self._num_prompt_tokens = lru_cache(maxsize=64)(self._count_prompt_tokens)
@@ -88,6 +91,19 @@ class Tokenizer:
         subwords = Subwords(self._backend)
         tokens = [_tokens(text, encoding, subwords) for text, encoding in zip(texts, encodings, strict=True)]
         return DetailedPiece(tokens, time.perf_counter() - start)
+
+    def scan(self, piece: ScanPiece) -> ScannedPiece:
+        """The tokens of a slice of a long text that hold whatever follows. Raises TextRefused: FAILED."""
+        start = time.perf_counter()
+        backend, as_loaded = self._backend, self._backend.encode_special_tokens
+        backend.no_truncation()
+        hides_specials = piece.is_of_pair and self._template is not None and self._template.hides_specials
+        backend.encode_special_tokens = hides_specials or as_loaded
+        try:
+            found = self._scanner.scan(piece.text, num_repeated=piece.num_repeated, is_end=piece.is_end)
+        finally:
+            backend.encode_special_tokens = as_loaded
+        return replace(found, seconds=time.perf_counter() - start)
 
     def decode(
         self, token_ids: NDArray[np.int32], offsets: NDArray[np.int32], *, skip_special_tokens: bool = True

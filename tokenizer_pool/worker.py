@@ -17,6 +17,8 @@ from tokenizer_pool import messages
 from tokenizer_pool.chat import ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DetailPiece
 from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
+from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.queue import PieceQueue
 from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer, AnyPiece
@@ -27,8 +29,8 @@ from wire.connection import Connection, serve
 from wire.frames import PayloadTooLarge
 from wire.metrics import Recorder
 
-# About 50 ms of work. A piece of more is mostly a single long text, and seconds without a heartbeat would look stuck.
-MAX_CHARS_ON_LOOP = 50_000
+# A piece of more is mostly a single long text, and seconds without a heartbeat would look stuck.
+MAX_CHARS_ON_LOOP = LONG_TEXT_CHARS
 # Heartbeats go on while a long text runs, so it is for the worker itself to see that it will not end. The longest
 # texts of the longest models take some seconds.
 _MAX_SECONDS = 120.0
@@ -140,7 +142,7 @@ class Worker:
             raise TextRefused(Refusal.TOO_MUCH, -1) from None
 
     def _count(self, model: int, answer: AnyAnswer) -> None:
-        if isinstance(answer, DecodedPiece | RenderedPiece):
+        if isinstance(answer, DecodedPiece | RenderedPiece | ScannedPiece):
             return
         name = self._models[model]
         self._metrics.count("embedline_tokenized_texts_total", name, by=answer.num_items)
@@ -184,6 +186,8 @@ def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)
     if isinstance(piece, ChatPiece):
         return tokenizer.chat_template.render(piece.conversations, piece.chat)
+    if isinstance(piece, ScanPiece):
+        return tokenizer.scan(piece)
     return tokenizer.decode(piece.token_ids, piece.offsets, skip_special_tokens=piece.skip_special_tokens)
 
 

@@ -11,6 +11,7 @@ from engine.model.detection.architecture import Architecture, architecture_of
 from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
+from engine.model.detection.late import lengths_of_roles
 from engine.model.detection.needed_files import check_placeholders
 from engine.model.detection.rules import SPLADE, detect
 from engine.model.json_files import Json, check_links, object_in, read_optional
@@ -228,6 +229,10 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
     by_name = prompts.by_name if found.prompts is None else found.prompts
     # A template has its own default; a marker of queries or documents is no prompt.
     has_default = found.template is None and prompts.default_name in by_name
+    late, max_seqlen, source = found.late, backbone.max_seqlen, backbone.max_seqlen_source
+    if late is not None:
+        late, max_seqlen = lengths_of_roles(late, max_seqlen, backbone.num_positions)
+        source = source if max_seqlen == backbone.max_seqlen else found.source
     return ModelFolder(
         path=files.folder,
         architecture=backbone.architecture,
@@ -236,8 +241,8 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         architectures=tuple(files.config.get("architectures") or ()),
         hidden_size=backbone.hidden_size,
         vocab_size=backbone.vocab_size,
-        max_seqlen=backbone.max_seqlen,
-        max_seqlen_source=backbone.max_seqlen_source,
+        max_seqlen=max_seqlen,
+        max_seqlen_source=source,
         padding_idx=backbone.padding_idx,
         do_lower_case=sentence.do_lower_case,
         poolings=sentence.poolings,
@@ -259,7 +264,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         heads=found.heads,
         activation=found.activation,
         template=found.template,
-        late=found.late,
+        late=late,
         query_table=found.query_table,
         adapters=tuple(files.config.get("lora_adaptations") or ()) if backbone.architecture == _WITH_ADAPTERS else (),
         is_static=files.chain is Chain.STATIC,

@@ -14,7 +14,6 @@ from server.requests.trace import Trace
 from server.requests.work import Embedded, TokenizeRequest, Work
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
-from tokenizer_pool.pieces import cap
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
 from wire.vocabulary import RequestClass
 
@@ -44,14 +43,13 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
         whole = request.texts or ()
-        texts, capped = cap(whole, max_seqlen=request.max_seqlen, truncation=request.truncation)
+        texts = await pipeline.shorten(request, whole, request.max_seqlen, request_class)
         found = await pipeline.token_details(TokenizeRequest(model=request.model, texts=texts), request_class)
         ids, time_slice = [], TimeSlice()
         is_cut = np.zeros(len(found), np.uint8)
-        is_cut[capped] = 1
         for index, each in enumerate(found):
             kept = fitting(each, request.max_seqlen, request.truncation)
-            is_cut[index] |= len(kept) < len(each)
+            is_cut[index] = len(kept) < len(each)
             if request.truncation is Truncation.LEFT and is_cut[index]:
                 kept = _moved(kept, len(whole[index]) - len(texts[index]))
             tokens.append(kept)

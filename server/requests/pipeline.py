@@ -7,7 +7,7 @@ answer requests write to a Trace.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -31,7 +31,7 @@ from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
-from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
 from wire.vocabulary import RequestClass
 
@@ -195,6 +195,18 @@ class Pipeline:
             request_class=request_class,
             add_special_tokens=request.add_special_tokens,
             prompt=request.prompt,
+        )
+
+    async def shorten(
+        self, request: Work, texts: Sequence[str], max_tokens: int, request_class: RequestClass
+    ) -> Sequence[str]:
+        """Long texts that have more tokens cut down to a few more; cut off at the request's end. Raises TextRefused."""
+        return await self._tokenizers.shorten(
+            texts,
+            model=request.model.index,
+            request_class=request_class,
+            max_tokens=max_tokens,
+            truncation=request.truncation or Truncation.RIGHT,
         )
 
     async def token_ids(self, request: Work, request_class: RequestClass) -> TokenizedTexts:

@@ -18,8 +18,9 @@ from server.requests.errors import (
 from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool import messages as tokenizing
+from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS
+from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES
 from tokenizer_pool.messages import TextRefused
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
 _NO_TEMPLATE = "can't be taken: this model has no chat template; send texts instead"
@@ -53,6 +54,11 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
             problem = _TOO_MUCH
         case tokenizing.Refusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
+        case tokenizing.Refusal.TOO_LARGE:
+            problem = (
+                f"has not enough tokens for the limit of {refused.max_tokens} in its first {MAX_TEXT_BYTES} bytes in "
+                "UTF-8, and a text is read no further"
+            )
     return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
 
 
@@ -60,15 +66,15 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
     """A text that gave no tokens to show, or ids that gave no text."""
     param = request.name_of(refused.index)
     match refused.reason:
-        case tokenizing.Refusal.TOO_LONG:
-            problem = f"has more than {MAX_CHARS_PER_TOKEN * refused.max_tokens} characters"
         case tokenizing.Refusal.TOO_MUCH:
-            problem = _TOO_MUCH
+            is_text = isinstance(request, TokenizeRequest)
+            limit = f"{MAX_DETAIL_CHARS} characters" if is_text else f"{MAX_DECODE_IDS} ids"
+            problem = f"is too large for one request, which may have {limit} together; send fewer or shorter ones"
         case tokenizing.Refusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
         case tokenizing.Refusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
-        case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY | tokenizing.Refusal.NO_ROOM:
+        case _:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
             return NotTokenizable(f"{param} can't be {verb}", param=param)
     return InvalidRequest(f"{param} {problem}", param=param)

@@ -27,8 +27,9 @@ from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Computed, Work
 from tokenizer_pool.messages import Truncation
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
+
+_MAX_INSTRUCTION_CHARS = 250  # for each token of a text: it is tokenized with each document again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ def _check_instruction(request: RerankRequest) -> None:
     at its end."""
     if request.instruction is None:
         return
-    field, max_chars = request.instruction_field, MAX_CHARS_PER_TOKEN * request.model.max_seqlen
+    field, max_chars = request.instruction_field, _MAX_INSTRUCTION_CHARS * request.model.max_seqlen
     if request.model.instruction is None:
         raise InvalidRequest(f"this model does not take {field}", param=field)
     if len(request.instruction) > max_chars:

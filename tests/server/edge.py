@@ -30,6 +30,7 @@ from server.settings.api_keys import ApiKey
 from tests.server.fallback import Fallback
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
+from tokenizer_pool.long_texts import shortening
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.control import Json
@@ -127,6 +128,15 @@ class Tokenizers:
             [Token(ord(character) % 100, character, False, at, at + 1) for at, character in enumerate(text)]
             for text in texts
         ]
+
+    async def shorten(self, texts: Sequence[str], **how: Any) -> Sequence[str]:
+        """A request without long texts is not asked for."""
+        if not shortening.has_long(texts):
+            return texts
+        await self._work(texts, how)
+        limit = how["max_tokens"] + 1
+        kept = slice(-limit, None) if how["truncation"] is Truncation.LEFT else slice(limit)
+        return [text[kept] if len(text) > shortening.LONG_TEXT_CHARS else text for text in texts]
 
     async def decode(self, token_ids: Sequence[Sequence[int]], **how: Any) -> list[str]:
         await self._work(tuple(map(str, token_ids)), how)

@@ -39,8 +39,8 @@ MISTAKES = (
     Mistake(
         "Texts that are far too long lose the wrong end",
         "tokenizer_pool",
-        "if truncation is Truncation.RIGHT else slice(-max_chars, None)",
-        "if truncation is Truncation.LEFT else slice(-max_chars, None)",
+        "is_left = self.truncation is Truncation.LEFT",
+        "is_left = self.truncation is Truncation.RIGHT",
         "tests/tokenizer_pool",
     ),
     Mistake(

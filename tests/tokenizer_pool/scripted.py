@@ -15,6 +15,7 @@ import numpy as np
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts, TokenizerPool
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
 from tokenizer_pool.messages import TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer
 from wire.connection import Connection, serve
@@ -59,6 +60,9 @@ def answer_to(piece: Any, seconds: float) -> AnyAnswer:
     if isinstance(piece, DecodePiece):
         bounds = pairwise(piece.offsets.tolist())
         return DecodedPiece([str(piece.token_ids[start:stop].sum()) for start, stop in bounds], seconds)
+    if isinstance(piece, ScanPiece):
+        num_tokens = len(piece.text)
+        return ScannedPiece(num_tokens, 0 if piece.is_end else num_tokens, 0, seconds)
     ids = [int(text[-9:]) for text in piece.texts]
     if isinstance(piece, DetailPiece):
         return DetailedPiece([[Token(number, str(number), False, 0, 1)] for number in ids], seconds)

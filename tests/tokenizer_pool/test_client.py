@@ -1,12 +1,14 @@
 """How a frontend spreads requests over workers and gets them back."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, numbers, scripted_pool, until
+from tokenizer_pool.long_texts.scan import ScanPiece
+from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.asyncio
@@ -186,57 +188,40 @@ async def test_a_lone_surrogate_in_a_prompt_is_nobodys_text() -> None:
 
 
 @pytest.mark.holds("Limits")
-@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
-async def test_a_text_far_too_long_is_capped_and_counts_as_truncated(truncation: Truncation) -> None:
+@pytest.mark.parametrize(
+    ("truncation", "num_slices"), [(Truncation.RIGHT, 1), (Truncation.NONE, 1), (Truncation.LEFT, 21)]
+)
+async def test_no_more_of_a_long_text_is_scanned_than_must_be(truncation: Truncation, num_slices: int) -> None:
+    """A slice here has as many tokens as characters."""
     async with scripted_pool(1) as (pool, (worker,)):
-        max_chars = MAX_CHARS_PER_TOKEN * MAX_SEQLEN
-        request = ask(pool, ["1", "2".zfill(max_chars) + "3", "4"], truncation=truncation)
-        sent = []
+        long = "2" * (2 * LONG_TEXT_CHARS)
+        request = ask(pool, ["1", long, "4"], truncation=truncation)
+        pieces: list[Any] = []
         while not request.done():
             while not worker.asked.empty():
-                sent.append(worker.asked.get_nowait())
-                sent[-1].answer()
+                pieces.append(worker.asked.get_nowait())
+                pieces[-1].answer()
             await asyncio.sleep(0)
-        assert max(len(text) for one in sent for text in one.piece.texts) == max_chars
-        texts = await request
-        assert texts.token_ids.tolist() == [1, 2 if truncation is Truncation.RIGHT else 23, 4]
-        assert texts.truncated.tolist() == [0, 1, 0]
+        slices = [one.piece.text for one in pieces if isinstance(one.piece, ScanPiece)]
+        assert abs(len(slices) - num_slices) <= num_slices // 10
+        assert max(map(len, slices)) < 6000
+        if truncation is Truncation.NONE:
+            with pytest.raises(TextRefused) as caught:
+                await request
+            assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
+            assert len(pieces) == num_slices
+            return
+        await request
+        assert MAX_SEQLEN < max(len(text) for one in pieces[len(slices) :] for text in one.piece.texts) < 6000
 
 
-async def test_a_second_text_far_too_long_is_capped_and_counts_as_truncated() -> None:
+async def test_a_worker_that_dies_while_it_scans_costs_nothing() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
-        max_chars = MAX_CHARS_PER_TOKEN * MAX_SEQLEN
-        pair_texts = ["", "2" * (max_chars + 1), ""]
-        request = asyncio.ensure_future(
-            pool.tokenize(["1", "2", "3"], model=0, request_class=INTERACTIVE, pair_texts=pair_texts)
-        )
-        lengths: list[int] = []
-        while not request.done():
-            while not worker.asked.empty():
-                asked = worker.asked.get_nowait()
-                lengths += map(len, asked.piece.pair_texts)
-                asked.answer()
-            await asyncio.sleep(0)
-        assert lengths == [0, max_chars, 0]
-        assert (await request).truncated.tolist() == [0, 1, 0]
-        with pytest.raises(TextRefused) as caught:
-            await pool.tokenize(
-                ["1", "2", "3"],
-                model=0,
-                request_class=INTERACTIVE,
-                truncation=Truncation.NONE,
-                pair_texts=pair_texts,
-            )
-        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
-
-
-@pytest.mark.holds("Limits")
-async def test_without_truncation_a_text_far_too_long_is_never_sent() -> None:
-    async with scripted_pool(1) as (pool, (worker,)):
-        with pytest.raises(TextRefused) as caught:
-            await ask(pool, ["1", "2" * 10**6], truncation=Truncation.NONE)
-        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
-        assert worker.asked.empty()
+        request = ask(pool, ["1", "2" * (2 * LONG_TEXT_CHARS)])
+        await worker.asked.get()
+        worker.die()
+        await until(lambda: num_live(pool) == 1)
+        assert len((await answer_all([worker], request)).truncated) == 2
 
 
 async def test_closing_cancels_who_still_waits() -> None:

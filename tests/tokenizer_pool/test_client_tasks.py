@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, scripted_pool, until
+from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, scripted_pool, until
 from tokenizer_pool import client, messages
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
 from tokenizer_pool.details import DecodePiece, DetailPiece, Token
 from tokenizer_pool.messages import Refusal, TextRefused
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.asyncio
@@ -103,14 +102,6 @@ async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         refused = await refusal(decode(pool, [[], [2, bad], []]))
         assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 1)
-        assert worker.asked.empty()
-
-
-@pytest.mark.holds("Limits")
-async def test_a_text_far_too_long_for_the_model_is_refused() -> None:
-    async with scripted_pool(1) as (pool, (worker,)):
-        refused = await refusal(details(pool, ["1", "2" * (MAX_CHARS_PER_TOKEN * MAX_SEQLEN + 1)]))
-        assert (refused.reason, refused.index, refused.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
         assert worker.asked.empty()
 
 

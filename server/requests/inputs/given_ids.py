@@ -15,13 +15,12 @@ from server.requests.trace import Trace
 from server.requests.work import EmbedRequest, Work
 from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES
 from tokenizer_pool.messages import TextRefused, Truncation
-from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
 
 _Work = TypeVar("_Work", bound=Work)
 
-_MAX_BYTES_PER_CHAR = 4  # in UTF-8
 _BOTH_FIXES = (
     "Send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or start the server with "
     "--token-ids cl100k"
@@ -122,7 +121,7 @@ class GivenIds:
                 texts[index] = text_of(
                     self._vocabulary,
                     token_ids,
-                    max_bytes=_MAX_BYTES_PER_CHAR * MAX_CHARS_PER_TOKEN * request.model.max_seqlen,
+                    max_bytes=MAX_TEXT_BYTES,
                     keeps_end=request.truncation is Truncation.LEFT,
                 )
             except KeyError:

@@ -91,8 +91,9 @@ def test_a_long_text_is_cut_and_places_are_those_of_the_whole(direction: str, pl
     assert called.headers["x-compute-tokens"] == "17"
 
 
-def test_more_characters_than_could_be_tokens_are_cut_before() -> None:
-    num_characters = 16 * 250 + 7
+def test_a_text_that_is_shortened_before_has_the_places_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.LONG_TEXT_CHARS", 4000)
+    num_characters = 4007
     body = {"inputs": "y" * num_characters, "truncation_direction": "left"}
     called = predict(body, [O] * 16)
 
@@ -101,8 +102,9 @@ def test_more_characters_than_could_be_tokens_are_cut_before() -> None:
     assert called.headers["x-compute-characters"] == str(num_characters)
 
 
-def test_a_long_text_is_refused_where_truncation_is_off() -> None:
-    for length in (17, 9000):  # seen by its tokens, and by its characters
+def test_a_long_text_is_refused_where_truncation_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.LONG_TEXT_CHARS", 4000)
+    for length in (17, 9000):  # the second is shortened before
         refused = predict({"inputs": ["x", "y" * length], "truncate": False}, [O])
         expected = "inputs[1] is longer than 16 tokens and truncation is off"
         assert tei_error(refused) == (422, "Validation", expected)

@@ -115,8 +115,12 @@ def refused(reason: Refusal, index: int) -> TextRefused:
 @pytest.mark.parametrize(
     ("reason", "index", "message"),
     [
-        (Refusal.TOO_LONG, 1, "inputs[1] has more than 4000 characters"),
-        (Refusal.TOO_MUCH, -1, "inputs is too large for one request; send fewer items a request"),
+        (
+            Refusal.TOO_MUCH,
+            -1,
+            "inputs is too large for one request, which may have 1048576 characters together; "
+            "send fewer or shorter ones",
+        ),
         (Refusal.FAILED, 1, "inputs[1] can't be tokenized"),
     ],
 )

@@ -78,7 +78,7 @@ REPOSITORIES: tuple[Repository, ...] = (
         "lightonai/GTE-ModernColBERT-v1",
         MODERNBERT,
         Words.MODERN,
-        _vectors(128, 299),
+        _vectors(128, 300),
         rows=(Source.CARD, Source.ST_LATE),
         model_max_length=299,
         others=_PYLATE,

@@ -13,6 +13,7 @@ from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model
 from tokenizer_pool.details import Token
+from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 
 PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}
@@ -62,8 +63,19 @@ def test_short_documents_cost_nothing() -> None:
 def test_many_characters_are_looked_at_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_cut, "MAX_DETAIL_CHARS", 9)
     _, edge = ranked(PAIRS, documents=["abcd", "efgh", "ijkl", "m" * 100])
-    assert [list(texts) for texts, _ in edge.tokenizers.asked[:3]] == [["abcd", "efgh"], ["ijkl"], ["m" * 9]]
+    assert [list(texts) for texts, _ in edge.tokenizers.asked[:3]] == [["abcd", "efgh"], ["ijkl"], ["m" * 100]]
     assert list(edge.tokenizers.asked[3][1]["pair_texts"]) == ["abc", "efg", "ijk", "mmm"]
+
+
+@pytest.mark.parametrize(("truncation", "kept"), [(Truncation.RIGHT, "a" * 3), (Truncation.LEFT, "b" * 3)])
+def test_of_a_long_document_only_what_can_matter_is_looked_at(truncation: Truncation, kept: str) -> None:
+    document = "a" * LONG_TEXT_CHARS + "b" * LONG_TEXT_CHARS
+    found, edge = ranked(PAIRS, documents=["x", document], truncation=truncation)
+    shortened, details, pairs = edge.tokenizers.asked
+    assert shortened[1]["max_tokens"] == 3
+    assert details[0] == [kept + kept[0]]
+    assert list(pairs[1]["pair_texts"]) == ["x", kept]
+    assert found.truncated.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("model", "named"), [(PAIRS, "documents[1]"), ({}, "documents[1]")])

@@ -1,0 +1,1 @@
+"""Long texts: scanned slice by slice, and shortened to what can matter."""
