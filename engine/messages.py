@@ -90,6 +90,7 @@ class LoadOptions:
     model_class: str = "embedline"  # or "stock"; for the tensorrt-llm engine
     records_graphs: bool = False  # CUDA graphs; for the tensorrt-llm engine
     is_gated: bool = True  # whether layers that lose too much fidelity stay unquantized; for the fused engine
+    least_tried: int = 0  # tokens of a sequence that the self-test must run, however long that takes
     fake: FakeOptions | None = None
 
     @property

@@ -1,5 +1,6 @@
 """The table of engines, and the choice of the one that serves a model. Imports an engine only to load it."""
 
+import dataclasses
 import gc
 import importlib
 import importlib.util
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
-from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, OnStage, ProcessSpent, untold
+from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, OnStage, ProcessSpent, RowsDiffer, untold
 
 logger = logging.getLogger("embedline.engine")
 
@@ -138,7 +139,8 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage:
     """Load a model; the stages have the engine's name before their own. Raises ModelError with one line for the
     operator if it can't be served.
 
-    "auto" tries one engine after the other, and ModelInfo.reason says why the first ones failed. It stops if the device
+    "auto" tries one engine after the other, and ModelInfo.reason says why the first ones failed. Where one's rows were
+    not the model's, the next must pass a test at least as long. It stops if the device
     is at fault or an engine has spoiled the process.
     """
     if engine != AUTO:
@@ -151,6 +153,8 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage:
         except ModelError as error:
             why = str(error)  # not the error itself: its traceback holds what was loaded
             is_the_last = isinstance(error, DeviceTrouble | ProcessSpent)
+            if isinstance(error, RowsDiffer):
+                options = dataclasses.replace(options, least_tried=max(options.least_tried, error.num_tokens))
         logger.warning("the %s engine can't serve %s: %s", candidate, name, why)
         failures.append(f"{candidate}: {why}")
         reason = f"{reason}; not {failures[-1]}"

@@ -120,6 +120,14 @@ class ModelError(Exception):
     """A model can't be served; the message is one line that says why and what to do about it."""
 
 
+class RowsDiffer(ModelError):
+    """An engine's rows are not the model's. Another engine must pass a test at least as long."""
+
+    def __init__(self, message: str, num_tokens: int) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens  # of the longest sequence of the test
+
+
 class DeviceTrouble(ModelError):
     """The device is at fault: its memory is too small, or it is lost. Another engine would fail, too."""
 

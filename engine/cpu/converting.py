@@ -12,11 +12,11 @@ from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
 from engine.selftest.sample_ids import Sequences
 from engine.selftest.sentences import SENTENCES
-from engine.selftest.trial import trial
+from engine.selftest.trial import LONGEST, Trial, trial
+from engine.types import ModelError
 
-_LONGEST = 1024  # tokens; longer sequences would take seconds
 # More than others try, because a conversion takes long anyway. 140: see engine.cpu.selftest.num_hidden.
-_SEQLENS = (8, 140, _LONGEST)
+_SEQLENS = (8, 140, LONGEST)
 
 
 class Original(Protocol):
@@ -46,17 +46,29 @@ def convert(folder: ModelFolder, choices: Choices, *, target: Path) -> Converted
     tried = None if is_quantized else trial(folder, kind="cpu", seqlens=_SEQLENS)
     ways = (False, True) if folder.hides_tokens else (False,)
     of_ids = tuple(original.reference(tried.sequences, hides_tokens=way) for way in ways) if tried else ()
+    special, left_out = _special(original, tried) if tried else ((), ())
     measures_loss = is_quantized or choices.dtype == "auto"
     of_texts = original.reference(_texts(folder), hides_tokens=False) if measures_loss else None
     return Converted(
-        references=of_ids,
+        references=(*of_ids, *special),
         of_texts=of_texts,
         computed_by=original.computed_by,
-        notes=tried.notes if tried else (),
+        notes=(*(tried.notes if tried else ()), *left_out),
         num_products=original.write(target, quantization=choices.quantization),
         dimensions=(of_texts or of_ids[0]).dimensions,
         pad_id=original.pad_id,
     )
+
+
+def _special(original: Original, tried: Trial) -> tuple[tuple[Reference, ...], tuple[str, ...]]:
+    """The rows of special ids inside of sequences and of neighbours full of them; or a note where it gives none."""
+    neighbours = [each for batch in tried.neighbours for each in batch]
+    if not tried.special:
+        return (), ()
+    try:
+        return (original.reference([*tried.special, *neighbours], hides_tokens=False),), ()
+    except ModelError as error:
+        return (), (f"the self-test at load left out token ids that have a role: {error}",)
 
 
 def _original(folder: ModelFolder) -> Original:
@@ -73,4 +85,4 @@ def _texts(folder: ModelFolder) -> Sequences:
 
     Raises ModelError if the tokenizer can't be read.
     """
-    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
+    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=LONGEST)

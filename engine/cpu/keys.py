@@ -23,6 +23,7 @@ SOURCES = (  # of ours
     "transformers/headers.py",
     "transformers/loading.py",
     "transformers/models/*.py",
+    "transformers/state.py",
 )
 _CONVERTING = ("torch", "transformers")
 _TRAVELLING = ("embedline", *openvino.PACKAGES)  # where an entry is taken, what converted it may be missing

@@ -16,7 +16,7 @@ from engine.rows.pooling_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences
-from engine.types import EXPANSION_TOKEN, Batch, ModelError
+from engine.types import EXPANSION_TOKEN, Batch, ModelError, RowsDiffer
 
 _STEP = 8  # of 33 texts: four short ones and the longest
 
@@ -47,7 +47,8 @@ def check_difference(executor: Executor, reference: Reference, *, pad_id: int, d
     for rows in _rows(executor, reference, pad_id=pad_id):
         found = agreement(np.concatenate(rows), expected, dtype=dtype)
         if not is_near(found, dtype=dtype):
-            raise ModelError(f"the compiled model's rows are not the original's: {found.in_words}")
+            longest = max(map(len, reference.sequences))
+            raise RowsDiffer(f"the compiled model's rows are not the original's: {found.in_words}", longest)
         differences.append(found.difference)
     return max(differences)
 

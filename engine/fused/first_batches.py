@@ -23,7 +23,7 @@ from engine.machine.failures import engine_error
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, is_near, not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, ModelError, OutputKind
+from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
 
 _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
 
@@ -92,9 +92,10 @@ def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequenc
         raise not_finite("fused", dtype)
     near = agreement(found, expected, dtype=dtype)
     if not is_near(near, dtype=dtype):
-        raise ModelError(
+        raise RowsDiffer(
             f"the fused engine's kernels do not give the rows of plain torch: {near.in_words}; --engine transformers "
-            "may serve the model"
+            "may serve the model",
+            max(map(len, sequences)),
         )
 
 

@@ -7,6 +7,7 @@ from engine.model.json_files import Json, number_in, object_in
 
 _MODERNBERT_WINDOW = 128  # the default of local_attention (transformers, configuration_modernbert.py)
 _WINDOW = re.compile(r"(window|window_size|attention_chunk_size)$")  # keys: sliding_window, attention_window_size, …
+_SPARSE, _BLOCK, _NUM_RANDOM = ("big_bird", "bigbird_pegasus"), 64, 3  # and defaults of block_size, num_random_blocks
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rope whose frequencies depend on the length
 
 
@@ -17,6 +18,8 @@ def telling_lengths(config: Json, max_seqlen: int) -> tuple[int, ...]:
     """
     windows = (window for window in _windows(config) if window < max_seqlen)
     lengths = {window + window // 4 + 2 for window in windows} | _of_rope(config)
+    sparse_from = _num_dense(config)
+    lengths |= {sparse_from + 1} if sparse_from is not None and sparse_from < max_seqlen else set()
     return tuple(sorted({min(length, max_seqlen) for length in lengths}))
 
 
@@ -33,6 +36,14 @@ def _windows(config: Json) -> Iterator[int]:
         window = config[key]
         if type(window) is int and window > 0:
             yield window // 2 + 1 if config.get("use_bidirectional_attention") else window
+
+
+def _num_dense(config: Json) -> int | None:
+    """The tokens up to which BigBird's attention is not sparse; None = it never is."""
+    if config.get("model_type") not in _SPARSE or config.get("attention_type") == "original_full":
+        return None
+    num_random = config.get("num_random_blocks", _NUM_RANDOM)
+    return (5 + 2 * num_random) * (number_in(config, "block_size") or _BLOCK) if type(num_random) is int else None
 
 
 def _of_rope(config: Json) -> set[int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.selftest.trial import trial
+from engine.selftest.trial import NUM_VICTIMS, trial
 from engine.types import (
     DeviceTrouble,
     Engine,
@@ -21,6 +21,7 @@ from engine.types import (
     ModelError,
     OutputKind,
     Results,
+    RowsDiffer,
     compute,
     main_output,
 )
@@ -28,17 +29,29 @@ from engine.types import (
 
 def check(engine: Engine, folder: ModelFolder, *, dtype: str) -> None:
     """Raises ModelError if rows are not finite, or not the same alone and together. dtype: a key of TOLERANCE."""
-    name = engine.info.engine
-    sequences = trial(folder, kind=engine.info.device.partition(":")[0]).sequences[: engine.limits.max_num_seqs]
+    tried = trial(folder, kind=engine.info.device.partition(":")[0])
+    sequences = [*tried.sequences, *tried.special][: engine.limits.max_num_seqs]
     together = rows_of(engine, sequences)
     alone = np.concatenate([rows_of(engine, [sequence]) for sequence in sequences])
     if not (np.isfinite(together).all() and np.isfinite(alone).all()):
-        raise not_finite(name, dtype)
-    found = agreement(together, alone, dtype=dtype)
-    if not is_near(found, dtype=dtype):
-        raise ModelError(
-            f"the {name} engine's rows depend on the batch: beside those of a sequence alone {found.in_words}; "
-            f"--engine transformers may serve the model"
+        raise not_finite(engine.info.engine, dtype)
+    _check_near(engine, together, alone, dtype=dtype, longest=max(map(len, sequences)))
+    victims = sequences[:NUM_VICTIMS]
+    beside = [rows_of(engine, [*victims, *neighbours])[: len(victims)] for neighbours in tried.neighbours]
+    if beside:
+        expected = np.concatenate([alone[: len(victims)]] * len(beside))
+        _check_near(engine, np.concatenate(beside), expected, dtype=dtype, longest=max(map(len, victims)))
+
+
+def _check_near(
+    engine: Engine, found: NDArray[np.float32], alone: NDArray[np.float32], *, dtype: str, longest: int
+) -> None:
+    near = agreement(found, alone, dtype=dtype)
+    if not is_near(near, dtype=dtype):
+        raise RowsDiffer(
+            f"the {engine.info.engine} engine's rows depend on the batch: beside those of a sequence alone "
+            f"{near.in_words}; --engine transformers may serve the model",
+            longest,
         )
 
 

@@ -20,11 +20,12 @@ from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
 from engine.model.with_options import read_with
+from engine.transformers.findings import Findings
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.heads.query_table import QueryTable, query_table
 from engine.transformers.loading import load_model
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.selftest import Choice, choose_forward
+from engine.transformers.selftest import PADDED, Choice, choose_forward
 from engine.types import (
     MAX_NUM_SEQS,
     Batch,
@@ -129,7 +130,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     queries = query_table(folder)
     check_fits(folder, where)
     torch.set_num_threads(1)  # as in the threads that compute, so that measurements hold for them
-    choice = _prepare(folder, where, on_stage)
+    choice = _prepare(folder, where, options, on_stage)
     limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options.num_threads)
     if where.is_gpu:
         alone, mixed = _GPU_BATCH_SECONDS
@@ -156,16 +157,23 @@ def _limits(folder: ModelFolder, options: LoadOptions, *, streams: int) -> Engin
     )
 
 
-def _prepare(folder: ModelFolder, where: Place, on_stage: OnStage) -> Choice:
+def _prepare(folder: ModelFolder, where: Place, options: LoadOptions, on_stage: OnStage) -> Choice:
     on_stage("weights")
     model = _load(folder, where)
     on_stage("self-test")
-    if where.is_gpu or where.dtype is not torch.float32:
-        return choose_forward(model, folder)
+    findings = Findings(folder, where, options)
+    known = findings.find()
+    prepacks = not where.is_gpu and where.dtype is torch.float32
     try:
-        return choose_forward(model, folder, prepacks=True)
-    except ModelError:  # perhaps because a layer reads weights of another one, which prepacking removes
-        return choose_forward(_load(folder, where), folder)
+        choice = choose_forward(model, folder, prepacks=prepacks, known=known, least_tried=options.least_tried)
+    except ModelError:
+        if not prepacks and known is None:
+            raise
+        # perhaps because a layer reads weights of another one, which prepacking removes
+        choice = choose_forward(_load(folder, where), folder, least_tried=options.least_tried)
+    if choice.finding is not known:
+        findings.put(choice.finding)
+    return choice
 
 
 def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
@@ -187,4 +195,4 @@ def _info(folder: ModelFolder, where: Place, choice: Choice, *, name: str, reaso
         device=str(where.device),
         notes=(*choice.notes, *_route_notes(folder)),
     )
-    return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.is_padded)
+    return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.finding.way == PADDED)

@@ -2,8 +2,8 @@
 
 Packed: all sequences are in one row of T tokens, and our attention function keeps them apart. A filler sequence may
 follow, because some layers are fast only for a few numbers of rows. Padded: sequences of similar length are side by
-side, for architectures with their own attention. The rows are the same. Batches with hidden tokens are always padded:
-the mask that hides the padding hides these tokens, too.
+side, for architectures with their own attention; or each is run alone, where padding changes rows. The rows are the
+same. Batches with hidden tokens are always padded: the mask that hides the padding hides these tokens, too.
 
 Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longest in a group, D numbers a row.
 """
@@ -90,10 +90,11 @@ class PackedForward:
 
 
 class PaddedForward:
-    """Runs batches padded. The model itself numbers positions and masks the padding."""
+    """Runs batches padded, or one sequence at a time. The model itself numbers positions and masks the padding."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, each_alone: bool = False) -> None:
         self._model = model
+        self._each_alone = each_alone
         self._device = model.device
         self._pad_id = getattr(model.config, "pad_token_id", None) or 0
         self._takes_types = _takes_types(model)
@@ -106,7 +107,8 @@ class PaddedForward:
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
         # rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none
         is_equal = _is_hidden(batch) is not None
-        for group in _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal):
+        groups = _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal)
+        for group in ([number] for number in range(batch.num_seqs)) if self._each_alone else groups:
             index, is_token = _index(batch.cu_seqlens, group)
             hidden = self._run(batch, index, is_token=is_token)
             rows.append(hidden[torch.from_numpy(is_token)])
@@ -121,9 +123,11 @@ class PaddedForward:
         if self._takes_types:
             types["token_type_ids"] = on_device(_token_type_ids(batch)[index] * is_token, self._device)
         is_hidden = _is_hidden(batch)
+        mask = is_token if is_hidden is None else is_token & ~is_hidden[index]
+        masks = {} if self._each_alone and mask.all() else {"attention_mask": on_device(mask, self._device)}
         output = self._model(
             input_ids=on_device(np.where(is_token, batch.token_ids[index], self._pad_id), self._device),
-            attention_mask=on_device(is_token if is_hidden is None else is_token & ~is_hidden[index], self._device),
+            **masks,
             **types,
             **self._fixed,
         )

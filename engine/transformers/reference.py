@@ -1,5 +1,7 @@
 """The reference for the self-test: the sequences of the trial, run one at a time through the library's own forward.
 
+Each is run as if it were the first, so that its rows are those of the class alone whatever it keeps between runs.
+
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
 
@@ -7,7 +9,9 @@ import inspect
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -15,10 +19,13 @@ from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.rows.pooling_torch import on_device
-from engine.selftest.comparison import batch_of, not_finite
+from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.selftest.trial import trial
+from engine.selftest.trial import NUM_VICTIMS, Trial
+from engine.transformers.state import State
 from engine.types import Batch, ModelError, OutputKind
+
+_NOT_RUN = "the model's class does not run on the token ids {}: a text that spells one out is refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,55 +43,125 @@ class Reference:
     batch: Batch
     token_rows: Tensor  # the last hidden states [T, D] in the model's type
     scores: dict[OutputKind, Scores]  # of the library's own head, if there is one
+    beside: tuple[Batch, ...] = ()  # its first sequences with neighbours; only the rows of the former are known
     notes: tuple[str, ...] = ()  # what the batch leaves out
+    keeps_state: bool = False  # whether the model holds something else after a run than before
+
+    @property
+    def dtype(self) -> str:
+        """A key of TOLERANCE."""
+        return str(self.token_rows.dtype).removeprefix("torch.")
 
 
-def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Reference:
-    """Run one sequence at a time through the model as it was loaded. Raises ModelError if it fails or overflows.
+def run_alone(model: PreTrainedModel, folder: ModelFolder, tried: Trial) -> Reference:
+    """Run one sequence at a time through the model as it was loaded. Raises ModelError if it fails or overflows, or
+    gives a sequence other rows when it runs again.
 
-    model: see `loading.load_model`.
+    model: see `loading.load_model`. It holds afterwards what it held before.
     """
-    tried = trial(folder, kind=model.device.type)
     head = next((head for head in folder.heads if isinstance(head, TransformersHead)), None)
     if isinstance(head, AnswerScore):
         _check_entries(head, folder)
+    alone = _Alone(model, head)
     try:
-        rows, scores = _run(model, head, tried.sequences)
+        runs = [alone(sequence) for sequence in tried.sequences]
+        special, refused = _special_runs(alone, tried.special)
+        again = alone(tried.sequences[0])  # after longer ones
     except Exception as error:  # models raise anything on input that they do not support
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
-    if not all(tensor.isfinite().all() for tensor in (rows, *(each.values for each in scores))):
-        raise not_finite("transformers", str(rows.dtype).removeprefix("torch."))
-    own = {} if head is None else {head.output: _joined(scores)}
-    return Reference(batch_of(tried.sequences), rows, own, tried.notes)
+    if not all(run.is_finite for run in runs):
+        raise not_finite("transformers", runs[0].dtype)
+    _check_same(again, runs[0])
+    runs += special
+    victims = [run.token_ids for run in runs[:NUM_VICTIMS]]
+    neighbours = ([each for each in batch if each[1] not in refused] for batch in tried.neighbours)
+    return Reference(
+        batch_of([run.token_ids for run in runs]),
+        torch.cat([run.rows for run in runs]),
+        {} if head is None else {head.output: _joined([run.scores for run in runs if run.scores is not None])},
+        tuple(batch_of([*victims, *batch]) for batch in neighbours if batch),
+        (*tried.notes, *([_NOT_RUN.format(sorted(refused))] if refused else ())),
+        alone.keeps_state,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OneRun:
+    token_ids: NDArray[np.int32]
+    rows: Tensor  # [S, D]
+    scores: Scores | None
+
+    @property
+    def dtype(self) -> str:
+        return str(self.rows.dtype).removeprefix("torch.")
+
+    @property
+    def is_finite(self) -> bool:
+        return all(
+            tensor.isfinite().all() for tensor in (self.rows, *([] if self.scores is None else [self.scores.values]))
+        )
+
+
+class _Alone:
+    """Runs a sequence as if it were the first."""
+
+    def __init__(self, model: PreTrainedModel, head: TransformersHead | None) -> None:
+        self._base, self._device, self._head = model.base_model, model.device, head
+        self._runs = model.base_model if head is None else model
+        self._state = State(model)
+        self.keeps_state = False
+        # one token's scores are needed; those of all tokens take a lot of memory
+        self._fixed = {"logits_to_keep": 1} if isinstance(head, AnswerScore) and _takes(model, "logits_to_keep") else {}
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: NDArray[np.int32]) -> _OneRun:
+        rows: list[Tensor] = []
+
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            rows.append(output.last_hidden_state[0])
+
+        handle = self._base.register_forward_hook(keep)
+        try:
+            output = self._runs(input_ids=on_device(token_ids, self._device)[None], **self._fixed)
+        finally:
+            handle.remove()
+            self.keeps_state |= self._state.restore()
+        return _OneRun(token_ids, rows[0], None if self._head is None else _scores(self._head, output.logits.float()))
+
+
+def _special_runs(alone: _Alone, sequences: Sequences) -> tuple[list[_OneRun], set[int]]:
+    """Those that the class can run, and the ids that it can't: they are refused or not finite in a text, too."""
+    runs, refused = [], set()
+    for sequence in sequences:
+        run = _tried(alone, sequence)
+        singly = [] if run else [sequence[place - 1 : place + 2] for place in range(1, len(sequence), 2)]
+        found = [(each, _tried(alone, each)) for each in singly]
+        runs += [each for each in (run, *(one for _, one in found)) if each]
+        refused |= {int(each[1]) for each, one in found if one is None}
+    return runs, refused
+
+
+def _tried(alone: _Alone, sequence: NDArray[np.int32]) -> _OneRun | None:
+    try:
+        run = alone(sequence)
+    except Exception:  # an id may stand for an image, for example
+        return None
+    return run if run.is_finite else None
+
+
+def _check_same(again: _OneRun, first: _OneRun) -> None:
+    found = agreement(again.rows.float().cpu().numpy(), first.rows.float().cpu().numpy(), dtype=first.dtype)
+    if not is_near(found, dtype=first.dtype):
+        raise ModelError(
+            f"transformers' class gives a text other rows when it runs again, so what it keeps from one text changes "
+            f"the next: {found.in_words}"
+        )
 
 
 def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
     largest = max(entries_of(head))
     if largest >= folder.vocab_size:
         raise ModelError(f"the answer token {largest} is not among the model's {folder.vocab_size} tokens")
-
-
-@torch.inference_mode()
-def _run(model: PreTrainedModel, head: TransformersHead | None, sequences: Sequences) -> tuple[Tensor, list[Scores]]:
-    """Token rows of all sequences, and the scores of each if there is a head."""
-    rows: list[Tensor] = []
-    scores: list[Scores] = []
-    # one token's scores are needed; those of all tokens take a lot of memory
-    fixed = {"logits_to_keep": 1} if isinstance(head, AnswerScore) and _takes(model, "logits_to_keep") else {}
-    runs = model.base_model if head is None else model
-
-    def keep(_: nn.Module, __: Any, output: Any) -> None:
-        rows.append(output.last_hidden_state[0])
-
-    handle = model.base_model.register_forward_hook(keep)
-    try:
-        for token_ids in sequences:
-            output = runs(input_ids=on_device(token_ids, model.device)[None], **fixed)
-            if head is not None:
-                scores.append(_scores(head, output.logits.float()))
-    finally:
-        handle.remove()
-    return torch.cat(rows), scores
 
 
 def _scores(head: TransformersHead, logits: Tensor) -> Scores:

@@ -1,7 +1,9 @@
 """Chooses by a self-test how a freshly loaded model is run: packed if that gives the rows of one sequence at a time.
 
 Most architectures can be packed. A few have their own attention, and some mix neighbouring tokens elsewhere
-(convolutions, concatenated embeddings), which no flag in their configuration says. The heads are tested with the rows.
+(convolutions, concatenated embeddings) or take a share over the whole row (ESM's masked tokens), which no flag in
+their configuration says. Then they are padded, and where that is wrong, too, each sequence is run alone. The heads are
+tested with the rows.
 """
 
 from dataclasses import dataclass
@@ -14,15 +16,42 @@ from transformers import PreTrainedModel
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
+from engine.selftest.trial import NUM_VICTIMS, trial
 from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of
 from engine.transformers.prepack import prepack
 from engine.transformers.reference import Reference, Scores, run_alone
+from engine.transformers.state import State
 from engine.types import ModelError, OutputKind, Rows
 
+PACKED, PADDED, ALONE = "packed", "padded", "one by one"
+_WAYS = {
+    PACKED: "sequences are computed side by side without padding; the self-test agrees",
+    PADDED: "sequences of like length are padded to the longest, for",
+    ALONE: "each sequence is computed alone, for",
+}
+
+_KEEPS_STATE = "its class keeps from one text what changes the next, which is put back before each"
+_FULL_OF_ONE = "one sequence at a time where a neighbour is full of one token"
 _FLOAT32_TOLERANCE_ON_GPU = 1e-4  # each shape has its own kernel, which adds in its own order
 _SCORES_FACTOR = 10  # times the tolerance: a small score can be the difference of large numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a self-test has found out."""
+
+    way: str  # a key of _WAYS
+    why_not: str  # the ways before it are none; "" if it is the first
+    keeps_state: bool  # see Reference
+    longest: int  # tokens of the longest sequence that was tried
+    notes: tuple[str, ...]  # what it left out
+
+    @property
+    def note(self) -> str:
+        """For people."""
+        return f"{self.way}: {_WAYS[self.way]}{self.why_not and ' '}{self.why_not}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,48 +62,74 @@ class Choice:
     makers: Makers  # for each of the folder's outputs
     notes: tuple[str, ...]
     is_reentrant: bool  # whether several threads may run it at the same time
-    is_padded: bool = False
+    finding: Finding
 
 
-def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: bool = False) -> Choice:
-    """Try packed, then padded, and compare both with one sequence at a time through the layers as they were loaded.
+def choose_forward(
+    whole: PreTrainedModel,
+    folder: ModelFolder,
+    *,
+    prepacks: bool = False,
+    known: Finding | None = None,
+    least_tried: int = 0,
+) -> Choice:
+    """Try one way after the other, and compare them with one sequence at a time through the layers as they were loaded.
 
-    whole: see `loading.load_model`. prepacks: rearrange weights for speed. Raises ModelError if neither is right;
-    the model must not be used then.
+    whole: see `loading.load_model`. prepacks: rearrange weights for speed. known: what another start found out with
+    more sequences, so that only its way is tried. least_tried: tokens of a sequence that must be tried. Raises
+    ModelError if no way is right; the model must not be used then.
     """
-    reference = run_alone(whole, folder)
+    tried = trial(folder, kind=whole.device.type, seqlens=(least_tried,) if least_tried else (), is_whole=known is None)
+    reference = run_alone(whole, folder, tried)
     made = makers_of(folder, whole, reference)
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
-    notes = (*((prepack(model),) if prepacks else ()), *made.notes, *reference.notes)
-    is_reentrant = _is_reentrant(model)
-    packed, why_not = _try_packed(model, folder, reference, made.makers)
-    if packed is not None:
-        note = "packed: sequences are computed side by side without padding; the self-test agrees"
-        return Choice(packed, made.makers, (note, *notes), is_reentrant)
-    padded = PaddedForward(model)
-    problem = _disagreement(padded, reference, made.makers)
-    if problem:
-        raise ModelError(f"the architecture {folder.architecture!r} can't be run in batches: {problem}")
-    note = f"padded: sequences of like length are padded to the longest, for {why_not}"
-    return Choice(padded, made.makers, (note, *notes), is_reentrant, is_padded=True)
+    keeps_state = reference.keeps_state or (known is not None and known.keeps_state)
+    prepacked = (prepack(model),) if prepacks and not keeps_state else ()
+    if keeps_state:
+        model.register_forward_pre_hook(State(model))
+    # what it keeps belongs to one text, not to the longest of those beside it
+    ways = (known.way,) if known else (ALONE,) if keeps_state else tuple(_WAYS)
+    forward, way, why_not = _first_that_agrees(ways, model, folder, reference, made.makers)
+    why_not = _KEEPS_STATE if keeps_state else why_not
+    longest = max(map(len, tried.sequences))
+    finding = known or Finding(way, why_not, keeps_state, longest, reference.notes)
+    notes = (finding.note, *prepacked, *made.notes, *finding.notes)
+    return Choice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
 
 
-def _try_packed(
-    model: PreTrainedModel, folder: ModelFolder, reference: Reference, makers: Makers
-) -> tuple[PackedForward | None, str]:
+def _first_that_agrees(
+    ways: tuple[str, ...], model: PreTrainedModel, folder: ModelFolder, reference: Reference, makers: Makers
+) -> tuple[Forward, str, str]:
+    """The forward, its name, and why it is none before it. Raises ModelError if none agrees."""
+    problems: list[str] = []
+    for way in ways:
+        forward, problem = _try(way, model, folder, reference, makers)
+        if forward is not None:
+            return forward, way, " and ".join(problems)
+        problems.append(problem)
+    raise ModelError(f"the architecture {folder.architecture!r} can't be run in batches: {' and '.join(problems)}")
+
+
+def _try(
+    way: str, model: PreTrainedModel, folder: ModelFolder, reference: Reference, makers: Makers
+) -> tuple[Forward | None, str]:
     """The forward; or None and the reason, after the model's own attention was restored."""
+    if way != PACKED:
+        forward: Forward = PaddedForward(model, each_alone=way == ALONE)
+        problem = _disagreement(forward, reference, makers)
+        return (None, f"{way} {problem}") if problem else (forward, "")
     own = model.config._attn_implementation
     if not model._can_set_attn_implementation():
         return None, f"{type(model).__name__} takes no attention function from outside"
     attention.register()
     model.set_attn_implementation(attention.PACKED)
-    packed = PackedForward(model, padding_idx=folder.padding_idx)
-    problem = _disagreement(packed, reference, makers)
+    forward = PackedForward(model, padding_idx=folder.padding_idx)
+    problem = _disagreement(forward, reference, makers)
     if not problem:
-        return packed, ""
+        return forward, ""
     model.set_attn_implementation(own)
-    return None, f"packed {problem}"
+    return None, f"{way} {problem}"
 
 
 def _is_reentrant(model: PreTrainedModel) -> bool:
@@ -90,15 +145,28 @@ def _disagreement(forward: Forward, reference: Reference, makers: Makers) -> str
         if rows.shape != reference.token_rows.shape:
             return f"gives rows of shape {tuple(rows.shape)}, not {tuple(reference.token_rows.shape)}"
         scores = {kind: makers[kind](rows, reference.batch) for kind in reference.scores}
+        problem = _of_rows(rows, reference) or _of_neighbours(forward, reference)
     except Exception as error:  # layers raise anything on input that they do not support
         return f"fails with {one_line(error)}"
-    dtype = str(rows.dtype).removeprefix("torch.")
-    found = agreement(_on_host(rows), _on_host(reference.token_rows), dtype=dtype)
-    if not is_near(found, dtype=dtype):
-        return f"differs from one sequence at a time: {found.in_words}"
+    if problem:
+        return problem
     tolerance = _tolerance(rows)
     difference = max((_difference(scores[kind], kind, own) for kind, own in reference.scores.items()), default=0.0)
     return "" if difference <= _SCORES_FACTOR * tolerance else f"gives scores that differ by {difference:.1e}"
+
+
+def _of_rows(rows: torch.Tensor, reference: Reference, what: str = "one sequence at a time") -> str:
+    """rows: of the first tokens, or of all."""
+    expected, dtype = reference.token_rows[: len(rows)], reference.dtype
+    found = agreement(_on_host(rows), _on_host(expected), dtype=dtype)
+    return "" if is_near(found, dtype=dtype) else f"differs from {what}: {found.in_words}"
+
+
+def _of_neighbours(forward: Forward, reference: Reference) -> str:
+    """Of the first sequences beside others that are full of one token."""
+    num_tokens = int(reference.batch.cu_seqlens[NUM_VICTIMS])
+    each = (_of_rows(forward(one)[:num_tokens], reference, _FULL_OF_ONE) for one in reference.beside)
+    return next(filter(None, each), "")
 
 
 def _difference(rows: Rows, kind: OutputKind, expected: Scores) -> float:

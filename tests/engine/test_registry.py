@@ -12,7 +12,7 @@ import pytest
 
 from engine import registry
 from engine.messages import LoadOptions
-from engine.types import DeviceTrouble, Engine, ModelError, OnStage
+from engine.types import DeviceTrouble, Engine, ModelError, OnStage, RowsDiffer
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 
@@ -27,6 +27,7 @@ class Loader:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **failures: Exception) -> None:
         self.tried: list[str] = []
+        self.least_tried: list[int] = []
         self.reason = ""
         self._failures = failures
         monkeypatch.setattr(importlib, "import_module", self._module)
@@ -36,6 +37,7 @@ class Loader:
             on_stage("weights")
             engine = next(name for name, row in registry.ENGINES.items() if row.module == path).replace("-", "_")
             self.tried.append(engine)
+            self.least_tried.append(options.least_tried)
             self.reason = reason
             if engine in self._failures:
                 raise self._failures[engine]
@@ -209,3 +211,10 @@ def test_what_no_engine_does(asked: str, quantization: str, device: str, message
     with pytest.raises(ModelError) as refused:
         registry.choose(asked, quantization=quantization, kind=device.partition(":")[0])
     assert str(refused.value) == message
+
+
+def test_after_wrong_rows_the_next_engine_tries_as_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(monkeypatch, openvino=RowsDiffer("no", 1024))
+    load("cpu")
+    assert loader.tried == ["openvino", "transformers"]
+    assert loader.least_tried == [0, 1024]

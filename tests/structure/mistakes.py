@@ -368,8 +368,8 @@ MISTAKES = (
     Mistake(
         "The self-test has no text beyond the window",
         "engine",
-        "Trial(arbitrary(folder, (*_SEQLENS, *tried, *seqlens))",
-        "Trial(arbitrary(folder, (*_SEQLENS, *seqlens))",
+        "lengths = (*_SEQLENS, *tried, *seqlens)",
+        "lengths = (*_SEQLENS, *seqlens)",
         "tests/engine/transformers/test_selftest.py",
     ),
     Mistake(

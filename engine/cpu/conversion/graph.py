@@ -35,7 +35,7 @@ class Graph(nn.Module):
         super().__init__()
         self.model = model
         self.is_per_token = head is None or isinstance(head, TokenScores)
-        self.pad_id = _pad_of_scores(model) if isinstance(head, SequenceScores) else 0
+        self.pad_id = _pad_of_scores(model) if isinstance(head, SequenceScores) else _known_pad(model) or 0
         if model.config._attn_implementation == "sdpa":
             tracing.register()
             model.set_attn_implementation(tracing.TRACED_WITH_HIDDEN if hides_tokens else tracing.TRACED)
@@ -86,13 +86,19 @@ def _pad_of_scores(model: PreTrainedModel) -> int:
     If the model has no such id, or its table lacks it, a number that is no token is used. Then each token counts, as in
     a sequence alone.
     """
-    config = model.config.get_text_config()
-    found = config.pad_token_id
-    if isinstance(found, int) and 0 <= found < config.vocab_size:
+    found = _known_pad(model)
+    if found is not None:
         return found
-    config.pad_token_id = _NO_TOKEN
+    model.config.get_text_config().pad_token_id = _NO_TOKEN
     model.base_model.register_forward_pre_hook(_with_tokens_alone, with_kwargs=True)
     return _NO_TOKEN
+
+
+def _known_pad(model: PreTrainedModel) -> int | None:
+    """The id of config.json, if the model's table has it."""
+    config = model.config.get_text_config()
+    found = config.pad_token_id
+    return found if isinstance(found, int) and 0 <= found < config.vocab_size else None
 
 
 def _with_tokens_alone(_: nn.Module, positional: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -12,13 +12,20 @@ from engine.cpu.selftest import Reference, num_hidden
 from engine.machine.failures import one_line
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
+from engine.transformers.state import State
 from engine.types import ModelError
 
 
-def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
-    """Raises ModelError if the model does not run, or gives rows that are not finite."""
+def compute_reference(model: Graph, state: State, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
+    """Each as if it were the first: state is what the model held when it was loaded, and holds afterwards.
+
+    Raises ModelError if the model does not run, or gives rows that are not finite.
+    """
+    rows = []
     try:
-        rows = [_run_original(model, sequence, num_hidden(sequence) if hides_tokens else 0) for sequence in sequences]
+        for sequence in sequences:
+            rows.append(_run_original(model, sequence, num_hidden(sequence) if hides_tokens else 0))
+            state.restore()
     except Exception as error:
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
     if not all(np.isfinite(of_one).all() for of_one in rows):

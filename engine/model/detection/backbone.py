@@ -116,7 +116,7 @@ class Length:
 
 def padding_idx_of(architecture: str, config: Json) -> int | None:
     """Positions are numbered from this + 1; None = from 0. Raises ModelError if config.json says that there is none."""
-    if architecture not in _POSITIONS_AFTER_PADDING:
+    if architecture not in _POSITIONS_AFTER_PADDING or config.get("position_embedding_type") == "rotary":
         return None
     if architecture in _PADDING_IS_1:
         return 1

@@ -12,7 +12,7 @@ from engine.model.json_files import Json, object_in, read_optional
 from engine.types import ModelError
 
 # usual names, if tokenizer_config.json does not name them
-_USUAL = {
+USUAL = {
     "bos_token": ("<s>", "<bos>"),
     "cls_token": ("[CLS]", "<s>"),
     "eos_token": ("</s>", "<eos>"),
@@ -56,7 +56,7 @@ class Vocabulary:
         """The id of a special token by its role: "mask_token", …"""
         token = self._config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
-        named = (text,) if isinstance(text, str) else _USUAL[name]
+        named = (text,) if isinstance(text, str) else USUAL[name]
         return next((found for each in named if (found := self.id_of(each)) is not None), None)
 
 

@@ -69,6 +69,7 @@ def _embeddings(plan: ModelPlan, asked: Inputs) -> Reference:
 
     model = SentenceTransformer(modules=_pooled_by_flag(plan), device="cpu") if plan.settings.pooling else None
     model = model or SentenceTransformer(str(plan.folder.path), device="cpu", local_files_only=True)
+    _run_each_as_the_first(model)
     model.truncate_dim = None  # whole rows are compared
     if not plan.folder.is_static:
         model.max_seq_length = plan.folder.max_seqlen
@@ -90,6 +91,7 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import SparseEncoder
 
     model = SparseEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
+    _run_each_as_the_first(model)
     model.max_active_dims = None  # whole rows are compared
     model.max_seq_length = plan.folder.max_seqlen
     ids = hold(model.tokenizer, plan, asked)
@@ -135,12 +137,26 @@ def _token_vectors(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
+    _run_each_as_the_first(model)
     queries, documents = list(asked.texts[: asked.num_queries]), list(asked.texts[asked.num_queries :])
     rows = [
         *model.encode_query(queries, batch_size=1, show_progress_bar=False, convert_to_numpy=True),
         *model.encode_document(documents, batch_size=1, show_progress_bar=False, convert_to_numpy=True),
     ]
     return Reference(np.concatenate(rows).astype(np.float32), "sentence-transformers", NOT_HELD)
+
+
+def _run_each_as_the_first(model: Any) -> None:
+    """Have its transformer forget between texts: some classes keep what changes the next, see engine.transformers."""
+    from transformers import PreTrainedModel
+
+    from engine.transformers.state import State
+
+    state = State(model)
+    for module in model.modules():  # those around it first, since sentence-transformers calls its forward by name
+        module.register_forward_pre_hook(state)
+        if isinstance(module, PreTrainedModel):
+            return
 
 
 def _library_model(plan: ModelPlan, asked: Inputs, kind: Any) -> tuple[Any, Callable[[str, str | None], Any], HeldIds]:
@@ -151,6 +167,7 @@ def _library_model(plan: ModelPlan, asked: Inputs, kind: Any) -> tuple[Any, Call
     folder = plan.folder
     tokenizer = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
     model = kind.from_pretrained(folder.path, dtype=torch.float32, local_files_only=True, use_safetensors=True).eval()
+    _run_each_as_the_first(model)
     template = folder.template
     ids = NOT_HELD if template else hold(tokenizer, plan, asked)
 

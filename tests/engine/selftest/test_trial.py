@@ -1,5 +1,7 @@
 """Which sequences a loaded model is tried with: beyond its window, up to where its frequencies hold, for a budget."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
         ({"sliding_window": 8192}, ()),  # no sequence reaches it
         ({"sliding_window": 8000}, (8192,)),
         ({"rope_scaling": ROPE}, (4096, 4098)),
+        ({"model_type": "big_bird"}, (705,)),
+        ({"model_type": "big_bird", "block_size": 16, "num_random_blocks": 0}, (81,)),
+        ({"model_type": "big_bird", "block_size": 1024}, ()),  # no sequence is sparse
+        ({"model_type": "big_bird", "attention_type": "original_full"}, ()),
         ({"rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 8192}, (8192,)),
         ({"rope_scaling": {"type": "linear"}, "max_position_embeddings": 8192}, ()),
         ({}, ()),
@@ -44,9 +50,35 @@ def test_what_costs_too_much_is_left_out_and_named(tmp_path: Path, monkeypatch: 
     folder = save("mistral", tmp_path / "model")
     change(folder / "config.json", sliding_window=44)
     read = model_folder.read(folder)
-    assert max(map(len, trial(read, kind="cpu").sequences)) == 57
+    assert max(map(len, trial(read, kind="cpu", is_whole=False).sequences)) == 57
     monkeypatch.setitem(module._MAX_WORK, "cpu", 57 * module.num_layer_parameters(read) - 1)
-    tried = trial(read, kind="cpu")
+    tried = trial(read, kind="cpu", is_whole=False)
     assert max(map(len, tried.sequences)) == 40
     assert "left out texts of 57 tokens" in tried.notes[0]
     assert trial(read, kind="cpu", seqlens=(60,)).notes == ()
+
+
+def test_special_ids_are_tried_inside_and_beside(tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    change(folder / "config.json", mask_token_id=70, image_token_ids=[71, 900])
+    added = [{"id": token_id, "content": f"<{token_id}>"} for token_id in (72, 73, *range(80, 120), 900)]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {}}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<72>", "sep_token": {"content": "<73>"}}))
+    read = model_folder.read(folder)
+    tried = trial(read, kind="cpu")
+    inside = {int(token_id) for sequence in tried.special for token_id in sequence[1::2]}
+    full = [{int(token_id) for each in batch for token_id in each[1:-1]} for batch in tried.neighbours]
+    assert inside == set().union(*full)
+    assert {0, 1, 2, 3, 70, 71, 72, 73} <= inside
+    assert 900 not in inside
+    assert 20 <= len(inside & set(range(80, 120))) <= 32
+    assert [len(ids) for ids in full[:8]] == [1] * 8
+
+
+@pytest.mark.parametrize("max_seqlen", [1, 2, 3, 6])
+def test_special_ids_of_a_short_model(max_seqlen: int, tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    tried = trial(dataclasses.replace(model_folder.read(folder), max_seqlen=max_seqlen), kind="cpu")
+    sequences = [*tried.sequences, *tried.special, *(each for batch in tried.neighbours for each in batch)]
+    assert all(1 <= len(each) <= max_seqlen for each in sequences)
+    assert bool(tried.special) == bool(tried.neighbours) == (max_seqlen >= 3)

@@ -196,9 +196,28 @@ class Unmasked(PaddedForward):
 
 
 @pytest.mark.holds("A model that cannot be packed is never packed")
-def test_a_model_that_is_wrong_either_way_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_wrong_either_way_is_run_one_by_one(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = arbitrary((5, 9, 3, 9))
+    right = load(tiny)
     monkeypatch.setattr(selftest, "PackedForward", Leaking)
     monkeypatch.setattr(selftest, "PaddedForward", Unmasked)
+    alone = load(tiny)
+    assert alone.info.notes[0].startswith("one by one")
+    assert not alone.info.is_padded
+    assert np.abs(raw_rows(alone, sequences) - raw_rows(right, sequences)).max() <= 1e-5
+    right.close()
+    alone.close()
+
+
+class Failing(PaddedForward):
+    def __call__(self, some: Batch) -> torch.Tensor:
+        raise ValueError("not written for this")
+
+
+@pytest.mark.holds("A model that cannot be packed is never packed")
+def test_a_model_that_is_wrong_in_each_way_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "PackedForward", Leaking)
+    monkeypatch.setattr(selftest, "PaddedForward", Failing)
     assert "can't be run in batches" in refusal(lambda: load(tiny))
 
 

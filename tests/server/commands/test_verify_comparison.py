@@ -13,7 +13,13 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import normalizers
-from transformers import BertTokenizer, LlamaTokenizer
+from transformers import (
+    BertTokenizer,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    BigBirdModel,
+    LlamaTokenizer,
+)
 
 from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
@@ -94,6 +100,19 @@ def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], t
     assert (found["engine"], found["dtype"], found["task"]) == ("transformers", "float32", "embed")
     assert found["texts"].startswith("168, ")
     assert found["longest"] == "up to about 64 of 64 tokens"
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_a_class_that_keeps_state(scores: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """BigBird's, whose library is asked for long texts after short ones."""
+    shared: Any = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    sizes: Any = {**shared, "num_hidden_layers": 2, "initializer_range": 0.2, "max_position_embeddings": 256}
+    config = BigBirdConfig(**sizes, block_size=16, num_random_blocks=2, pad_token_id=0)
+    model = BigBirdForSequenceClassification(config) if scores else BigBirdModel(config)
+    model.save_pretrained(tmp_path / "model")
+    found = facts(capsys, with_letters(tmp_path / "model"))
+    assert found["passed"]
+    assert found["longest"] == "up to about 256 of 256 tokens"
 
 
 @pytest.mark.parametrize(
