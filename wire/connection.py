@@ -37,6 +37,8 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = FrameParser(lambda kind, frame_id, payload: on_frame(self, kind, frame_id, payload))
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Buffer] = []
+        self._has_drained = asyncio.Event()
+        self._has_drained.set()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -61,6 +63,11 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         while self._transport is not None and self._transport.get_write_buffer_size():  # noqa: ASYNC110 - nothing tells when it is 0
             await asyncio.sleep(0)
+
+    async def drained(self) -> None:
+        """Return once almost all is in the socket, or the connection is lost."""
+        self._flush()
+        await self._has_drained.wait()
 
     def close(self) -> None:
         """Flush and close; `on_lost` follows."""
@@ -94,12 +101,21 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None:
                 self._transport.abort()
 
+    def pause_writing(self) -> None:
+        """The transport holds much."""
+        self._has_drained.clear()
+
+    def resume_writing(self) -> None:
+        """It holds little."""
+        self._has_drained.set()
+
     def eof_received(self) -> None:
         """Let the transport close itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._unsent = []
+        self._has_drained.set()
         self._on_lost(self)
 
 

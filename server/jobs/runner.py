@@ -7,15 +7,17 @@ successor queues them again. So a request may be computed twice, but it ends onc
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from server.jobs import outcomes
 from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
 from server.jobs.outcomes import BUSY, FAILED_FOR_NOW
-from server.jobs.pace import Pace
+from server.jobs.pace import Lane, Pace, Postponed
 from server.jobs.store.errors import StoreError
 from server.jobs.store.store import RequestStore
+from server.jobs.store.turns import Turns
 from server.jobs.types import Claimed, Finished, Status
 from wire.metrics import Recorder
 
@@ -26,6 +28,8 @@ _LOST_SECONDS = 0.2  # until the next is tried, doubling; restarting a frontend 
 _STORE_SECONDS = 1.0  # until a store that failed is asked again
 _IDLE_SECONDS = 60.0  # to wait for a request at a time
 _CLAIMS_PER_PLACE = 2  # requests in memory for each that may be sent, as some wait for their next attempt
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("embedline.server")
 
@@ -59,8 +63,9 @@ class Runner:
         self._max_claimed = _CLAIMS_PER_PLACE * most
         self._metrics = metrics
         self._changed = changed
-        self._running: dict[asyncio.Task[None], str] = {}
-        self._ended = asyncio.Event()
+        self._running: dict[asyncio.Task[None], Claimed] = {}
+        self._held: dict[str, int] = {}  # of each owner, who had its turn longest ago first
+        self._lanes: dict[str, Lane] = {}  # of the same owners
         self._idle: list[HttpConnection] = []  # connections, the latest used last
 
     @property
@@ -72,21 +77,20 @@ class Runner:
         """Claim and run until cancelled."""
         while True:
             await self.may_claim.wait()
-            await self._room()
+            self._pace.changed.clear()
             try:
-                claimed = await self._store.claim(min(self._pace.num_free or 1, self._max_claimed - len(self._running)))
+                claimed = await self._store.claim(*self._wanted())
                 if not claimed:
-                    await self._store.claimable(_IDLE_SECONDS)
+                    await self._until_more()
             except StoreError as error:
                 logger.error("the store of --jobs gives no requests: %s", error)
                 await asyncio.sleep(_STORE_SECONDS)
                 continue
             for one in claimed:
-                task = asyncio.get_running_loop().create_task(self._run_one(one))
-                self._running[task] = one.request_id
-                task.add_done_callback(self._done)
+                self._begin(one)
             if claimed:
                 self._changed()
+                await asyncio.sleep(0)  # they ask for their turns before it is asked how many are free
 
     async def stop(self) -> None:
         """Put back what has not ended."""
@@ -95,7 +99,7 @@ class Runner:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        left = [request_id for task, request_id in running.items() if task.cancelled()]
+        left = [claimed.request_id for task, claimed in running.items() if task.cancelled()]
         if left:
             await self._store.release(left)
             logger.info("%d async request(s) go on after the next start", len(left))
@@ -104,22 +108,51 @@ class Runner:
 
     def claimed_ids(self) -> list[str]:
         """Of the requests that run, for a store whose claims have to be renewed."""
-        return list(self._running.values())
+        return [claimed.request_id for claimed in self._running.values()]
+
+    def _wanted(self) -> tuple[int, Turns]:
+        """How many requests to claim now, and whose.
+
+        Those of one owner may fill all places, while it waits for its ceiling say. So one that has none here may always
+        claim one, and an owner whose requests are refused loses its places one after another.
+        """
+        free = min(self._pace.num_free, self._max_claimed - len(self._running))
+        known = {*self._held, *self._pace.owners}
+        room = {owner: 0 if self._pace.is_paused(owner) else self._places_left(owner) for owner in known}
+        if free > 0:
+            return free, Turns(dict(self._held), room)
+        return 1, Turns(dict(self._held), {**room, **dict.fromkeys(self._held, 0)})
+
+    def _places_left(self, owner: str) -> int:
+        return _CLAIMS_PER_PLACE * self._pace.limit(owner) - self._held.get(owner, 0)
+
+    async def _until_more(self) -> None:
+        """Until there is something new, or more of what there was may be claimed."""
+        loop = asyncio.get_running_loop()
+        signs = [self._store.claimable(_IDLE_SECONDS), self._pace.changed.wait(None)]
+        waits = [loop.create_task(sign) for sign in signs]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _begin(self, claimed: Claimed) -> None:
+        self._held[claimed.owner] = self._held.pop(claimed.owner, 0) + 1  # the last from now on
+        self._lanes.setdefault(claimed.owner, Lane(claimed.owner))
+        task = asyncio.get_running_loop().create_task(self._run_one(claimed))
+        self._running[task] = claimed
+        task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
-        self._ended.set()
+        owner = self._running.pop(task).owner
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner], self._lanes[owner]
+        self._pace.changed.set()
         self._changed()
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error  # in the loop's handler, which ends this process: its successor queues the request again
-
-    async def _room(self) -> None:
-        """Until one more request could be sent, and be kept in memory."""
-        while len(self._running) >= self._max_claimed:
-            self._ended.clear()
-            await self._ended.wait()
-        async with self._pace.turn():
-            pass
 
     async def _run_one(self, claimed: Claimed) -> None:
         began = time.perf_counter()
@@ -128,7 +161,9 @@ class Runner:
                 outcome = await self._outcome(claimed)
         except TimeoutError:
             outcome = outcomes.failed("MODEL_PREDICT_TIMEOUT", f"it ran for more than {_MAX_RUN_SECONDS:.0f} s")
-        if await self._finish(claimed.request_id, outcome):
+        except Postponed:
+            return await self._kept(claimed.request_id, "put back", lambda: self._store.release([claimed.request_id]))
+        if await self._kept(claimed.request_id, "ended", lambda: self._store.finish(claimed.request_id, outcome)):
             self._note(claimed, outcome, time.perf_counter() - began)
 
     def _note(self, claimed: Claimed, outcome: Finished, seconds: float) -> None:
@@ -139,24 +174,24 @@ class Runner:
         why = "".join(f": {error.code}: {error.message}" for error in outcome.errors)
         log("async request %s %s after %.3f s%s", claimed.request_id, word, seconds, why)
 
-    async def _finish(self, request_id: str, outcome: Finished) -> bool:
+    async def _kept(self, request_id: str, what: str, keep: Callable[[], Awaitable[_T]]) -> _T:
         """Until the store has it: there may be no room on the disk for a while, and then the log may have none."""
         is_noted = False
         while True:
             try:
-                return await self._store.finish(request_id, outcome)
+                return await keep()
             except StoreError as error:
                 if not is_noted:
-                    logger.error("async request %s has ended and can't be kept yet: %s", request_id, error)
+                    logger.error("async request %s has %s and can't be kept yet: %s", request_id, what, error)
                 is_noted = True
             await asyncio.sleep(_STORE_SECONDS)
 
     async def _outcome(self, claimed: Claimed) -> Finished:
-        """Attempts that the server had no room for are not counted."""
+        """Attempts that the server had no room for are not counted. Raises Postponed."""
         attempts, lost, delay = 0, 0, claimed.retry.initial_delay_ms / 1000
         while True:
             try:
-                answer = await self._attempt(claimed)
+                answer = await self._attempt(claimed, self._lanes[claimed.owner])
             except AnswerTooLarge as error:
                 return outcomes.failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
             except ConnectionLost:
@@ -166,6 +201,8 @@ class Runner:
                 await asyncio.sleep(_LOST_SECONDS * 2 ** min(lost, 4))
                 continue
             if answer.status in BUSY:
+                if not (attempts or lost) and self._places_left(claimed.owner) < 0:
+                    raise Postponed
                 continue
             attempts += 1
             if answer.status not in FAILED_FOR_NOW or attempts >= claimed.retry.max_attempts:
@@ -173,14 +210,11 @@ class Runner:
             await asyncio.sleep(min(delay, claimed.retry.max_delay_ms / 1000))
             delay *= 2
 
-    async def _attempt(self, claimed: Claimed) -> HttpAnswer:
+    async def _attempt(self, claimed: Claimed, lane: Lane) -> HttpAnswer:
         """Raises ConnectionLost and AnswerTooLarge."""
-        async with self._pace.turn():
+        async with self._pace.turn(lane):
             answer = await self._send(claimed)
-            if answer.status in BUSY:
-                self._pace.refused(_seconds(answer.headers.get("retry-after")))
-            else:
-                self._pace.answered()
+            self._pace.learn(claimed.owner, answer)
             return answer
 
     async def _send(self, claimed: Claimed) -> HttpAnswer:
@@ -196,7 +230,3 @@ class Runner:
             return await connection.post(claimed.route, headers, claimed.body, max_bytes=_MAX_RESULT_BYTES)
         finally:
             self._idle.append(connection)  # one that was lost connects again
-
-
-def _seconds(retry_after: str | None) -> float:
-    return float(retry_after) if retry_after is not None and retry_after.isdigit() else 1.0

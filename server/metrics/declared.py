@@ -169,8 +169,10 @@ JOBS = (
         "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises",
         zeros=("completed", "failed")),
     _counter("embedline_jobs_batches_total", ("outcome",),
-        "Batches that ended: `completed`, `failed` none of it ran, `expired`, `cancelled`.",
+        "Batches that ended: `completed`, `failed` as a whole, `expired`, `cancelled`.",
         "`failed` or `expired` rises", zeros=("completed", "failed", "expired", "cancelled")),
+    _counter("embedline_jobs_batch_faults_total", (),
+        "Batches that failed as a whole by the server's own fault, after several tries.", "it is not 0"),
     gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
 )
 PIPELINES = (

@@ -4,7 +4,10 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +28,7 @@ from server.requests.errors import (
 from wire.metrics import Recorder
 
 _RETRY_SECONDS = 1.0
+_MAX_OF_KEY = 3  # runs of a key for each place that is free
 _BUSY = {429: Overloaded, 503: NotReady}  # what this server answered to a step, again and again
 
 logger = logging.getLogger("embedline.server")
@@ -51,7 +55,10 @@ class Clients:
 
 
 class Runs:
-    """`most` at a time; others are refused, for they would wait for the same event loop. Frontends bound the bodies."""
+    """`most` at a time; others are refused, for they would wait for the same event loop. Frontends bound the bodies.
+
+    A key has at most three times as many as are free beside it, so that other keys find places.
+    """
 
     def __init__(
         self, pipelines: Mapping[str, Pipeline[..., Any]], clients: Clients, *, most: int, metrics: Recorder
@@ -62,34 +69,40 @@ class Runs:
         self._most = most
         self._metrics = metrics
         self.num_open = 0
+        self._of_keys: Counter[str] = Counter()
 
     def listing(self) -> list[Listed]:
         """All pipelines."""
         return [bodies.listed for _, bodies in self._pipelines.values()]
 
-    async def run(self, run: Run) -> bytes:
-        """The answer's body. Raises RequestError."""
+    @asynccontextmanager
+    async def run(self, run: Run) -> AsyncIterator[Callable[[], bytes]]:
+        """What makes the answer's body, when it has run; the run is open until the block ends. Raises RequestError."""
         if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
-        if self.num_open >= self._most:
+        if self.num_open >= self._most or self._has_its_share(run.owner):
             self._metrics.count("embedline_pipeline_runs_total", run.pipeline, "refused")
             raise Overloaded("too many pipelines are running", retry_after=_RETRY_SECONDS, reason="pipelines_running")
         began, outcome = time.perf_counter(), "cancelled"
         self.num_open += 1
+        self._of_keys[run.owner] += 1
         try:
-            answer = await self._answer(run)
+            yield await self._answer(run)
             outcome = "ok"
-            return answer
         except Exception:
             outcome = "failed"
             raise
         finally:
             self.num_open -= 1
+            self._of_keys -= Counter([run.owner])  # drops those at 0
             self._metrics.count("embedline_pipeline_runs_total", run.pipeline, outcome)
             seconds = time.perf_counter() - began
             self._metrics.observe("embedline_pipeline_seconds", run.pipeline, value=seconds)
 
-    async def _answer(self, run: Run) -> bytes:
+    def _has_its_share(self, owner: str) -> bool:
+        return owner != "" and self._of_keys[owner] >= _MAX_OF_KEY * (self._most - self.num_open)
+
+    async def _answer(self, run: Run) -> Callable[[], bytes]:
         pipeline, bodies = self._pipelines[run.pipeline]
         if run.is_msgpack:
             await check_msgpack(run.body)
@@ -105,11 +118,15 @@ class Runs:
             raise DeadlineExceeded(f"pipeline {run.pipeline} did not end before the request's deadline") from None
         except StepFailed as error:
             raise _failed(run.pipeline, error) from None
-        try:
-            return bodies.write(output, is_msgpack=run.answers_msgpack)
-        except Exception as error:
-            logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
-            raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None
+        return partial(_body, run, bodies, output)
+
+
+def _body(run: Run, bodies: Bodies, output: Any) -> bytes:
+    try:
+        return bodies.write(output, is_msgpack=run.answers_msgpack)
+    except Exception as error:
+        logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
+        raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None
 
 
 def _failed(pipeline: str, error: StepFailed) -> RequestError:

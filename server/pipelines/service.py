@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -12,16 +13,24 @@ from server.pipelines.messages import Listed, Run
 from server.requests.errors import EngineFailed, RequestError
 from wire.connection import Connection, serve
 
+Running = AbstractAsyncContextManager[Callable[[], bytes]]  # of a run; what makes the body of its answer
+
 logger = logging.getLogger("embedline.server")
 
 
 class Service:
-    """`run` gives the answer's body, and raises RequestError. A run whose frontend is gone is cancelled."""
+    """A run whose frontend is gone is cancelled.
 
-    def __init__(self, listing: Sequence[Listed], run: Callable[[Run], Awaitable[bytes]]) -> None:
+    For a frontend one answer at a time is made and sent, so that large ones are not all in memory: it counts each as
+    held before the next has come.
+    """
+
+    def __init__(self, listing: Sequence[Listed], run: Callable[[Run], Running]) -> None:
+        """`run` gives what makes the answer's body; both raise RequestError."""
         self._listing = listing
         self._run = run
         self._tasks: dict[Connection, dict[int, asyncio.Task[None]]] = {}
+        self._turns: dict[Connection, asyncio.Lock] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -36,10 +45,11 @@ class Service:
             connection.close()
 
     def _accepted(self, connection: Connection) -> None:
-        self._tasks[connection] = {}
+        self._tasks[connection], self._turns[connection] = {}, asyncio.Lock()
         connection.send(messages.LISTING, 0, [msgspec.msgpack.encode(self._listing)])
 
     def _left(self, connection: Connection) -> None:
+        del self._turns[connection]
         for task in self._tasks.pop(connection).values():
             task.cancel()
 
@@ -56,7 +66,9 @@ class Service:
 
     async def _answer(self, connection: Connection, frame_id: int, run: Run) -> None:
         try:
-            connection.send(messages.RESULT, frame_id, [await self._run(run)])
+            async with self._run(run) as body, self._turns[connection]:
+                connection.send(messages.RESULT, frame_id, [body()])
+                await connection.drained()
         except RequestError as error:
             connection.send(messages.REFUSED, frame_id, [messages.encode_refused(error)])
         except Exception:

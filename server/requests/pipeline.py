@@ -92,10 +92,13 @@ class Pipeline:
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
         asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
+        asked = asked._replace(least_tokens=sum(min(len(ids), request.max_seqlen) for ids in request.token_ids or ()))
         if self._admission.num_kept_back and bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding):
             asked = asked._replace(needs_room=True)
         with self._admission.admit(asked) as admitted:
-            return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
+            return await self._answer(
+                request, trace, admitted, tokenize or partial(self.token_ids, request, key=trace.key)
+            )
 
     async def with_own_ids(self, request: _Work, trace: Trace) -> _Work:
         """A request whose token ids, if it has any, are the model's own, as far as can be told. Raises RequestError.
@@ -157,7 +160,9 @@ class Pipeline:
         if request.texts is not None:
             trace.num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_characters = trace.num_characters + len(request.prompt) * len(request.texts)
-            num_tokens = self._admission.estimate(request.model.index, num_characters, len(request.texts))
+            num_tokens = self._admission.estimate(
+                request.model.index, num_characters, len(request.texts), key=trace.key
+            )
         if request.token_ids is not None:
             num_tokens += sum(map(len, request.token_ids))
         return min(num_tokens, request.max_num_tokens)
@@ -209,11 +214,11 @@ class Pipeline:
             truncation=request.truncation or Truncation.RIGHT,
         )
 
-    async def token_ids(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
-        """The ids that a request is computed from. Raises TextRefused."""
+    async def token_ids(self, request: Work, request_class: RequestClass, *, key: str = "") -> TokenizedTexts:
+        """The ids that a request of this API key is computed from. Raises TextRefused."""
         model = request.model
         if request.texts is not None and request.token_ids is not None:
-            ask = partial(self.token_ids, request_class=request_class)
+            ask = partial(self.token_ids, request_class=request_class, key=key)
             return await tokenized(texts_and_ids(request), request.num_items, ask)
         if request.texts is None:
             return await check_token_ids(
@@ -223,12 +228,13 @@ class Pipeline:
                 truncation=request.truncation,
             )
         if request.chat is not None:
-            return await self.token_ids(await rendered(self._tokenizers, request, request_class), request_class)
+            as_text = await rendered(self._tokenizers, request, request_class)
+            return await self.token_ids(as_text, request_class, key=key)
         tokens = await self._tokenize_texts(request, request_class)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_characters += len(request.prompt) * len(request.texts)
-            self._admission.learn(model.index, num_characters, len(tokens.token_ids))
+            self._admission.learn(model.index, num_characters, len(tokens.token_ids), len(request.texts), key=key)
         if request.outputs & OutputKind.MULTI_VECTOR and model.late is not None:
             tokens = await shaped(
                 tokens,

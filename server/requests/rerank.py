@@ -159,7 +159,7 @@ async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace: Trace) -> Computed:
     max_tokens = request.max_document_tokens
-    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens)
+    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens, key=trace.key)
     return await pipeline.compute(work, trace, tokenize=tokenize)
 
 

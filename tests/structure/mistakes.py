@@ -207,8 +207,8 @@ MISTAKES = (
     Mistake(
         "The characters of a text are never learnt",
         "server",
-        "(num_tokens / num_characters - old) * _LEARNING_RATE",
-        "(num_tokens / num_characters - old) * 0",
+        "(ratio - old) * counted / (counted + _HISTORY)",
+        "(ratio - old) * 0",
         "tests/server/requests",
     ),
     Mistake(

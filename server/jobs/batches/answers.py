@@ -1,11 +1,97 @@
-"""The lines that a batch writes, as OpenAI has them."""
+"""What becomes of a batch's lines: each is asked for, and its answer is a line of output or of errors, as OpenAI has
+them.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from server.jobs.batches.lines import LineProblem
-from server.jobs.http_client import HttpAnswer
+from server.jobs.batches import parquet
+from server.jobs.batches.lines import Line, LineProblem, LineRequest, custom_id_of, request_of
+from server.jobs.batches.state import BatchState
+from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
+from server.jobs.pace import Lane, Postponed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _JSON = "application/json"
+
+
+class Ask(Protocol):
+    """The server's answer after all attempts. Raises AnswerTooLarge, ConnectionLost, Postponed."""
+
+    def __call__(
+        self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str
+    ) -> Awaitable[HttpAnswer]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A line that is done."""
+
+    line: Line
+    content: bytes  # a line of one of the outputs
+    has_failed: bool
+    has_expired: bool = False
+
+
+class LineAnswers:
+    """Of the lines of one batch, while it runs."""
+
+    def __init__(
+        self, state: BatchState, ask: Ask, dtype: "np.dtype[Any] | None", *, clock: Callable[[], float]
+    ) -> None:
+        """dtype  of a Parquet file; None = JSONL"""
+        self._batch_id = state.id.removeprefix("batch-")
+        self._endpoint = state.endpoint
+        self._expires_at = state.expires_at
+        self._longest = state.expires_at - state.created_at
+        self._ask = ask
+        self._dtype = dtype
+        self._clock = clock
+        self._latest = math.inf
+
+    def begin(self) -> None:
+        """The window is no longer than it is now, on the loop's clock: the other one may be set back."""
+        left = min(self._expires_at - self._clock(), self._longest)
+        self._latest = asyncio.get_running_loop().time() + left
+
+    async def of(self, line: Line, lane: Lane, *, is_repeated: bool) -> Answered | None:
+        """None if it was not asked for before the lane was closed."""
+        line_id = f"batch_req_{self._batch_id}_{line.number}"
+        try:
+            request = request_of(line, self._endpoint)
+            if is_repeated:
+                raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
+            return await self._asked(line, line_id, request, lane)
+        except Postponed:
+            return None
+        except LineProblem as error:
+            problem = error
+        except TimeoutError:
+            problem = LineProblem("batch_expired", "the completion window was over before this line was answered")
+        except AnswerTooLarge as error:
+            problem = LineProblem("answer_too_large", str(error))
+        except ConnectionLost:
+            problem = LineProblem("server_error", "the server's process ended at every attempt")
+        content = refused(line_id, custom_id_of(line), line.number, problem)
+        return Answered(line, content, True, problem.code == "batch_expired")
+
+    async def _asked(self, line: Line, line_id: str, request: LineRequest, lane: Lane) -> Answered:
+        left = self._latest - asyncio.get_running_loop().time()
+        if (seconds := min(left, self._expires_at - self._clock())) <= 0:
+            raise TimeoutError
+        async with asyncio.timeout(seconds):
+            accept = parquet.RAW if self._dtype else _JSON
+            answer = await self._ask(lane, request.url, bytes(request.body), line_id, accept=accept)
+        if self._dtype is None or answer.status != 200:
+            return Answered(line, answered(line_id, request.custom_id, answer), answer.status != 200)
+        return Answered(line, parquet.rows_of(request.custom_id, answer, self._dtype), False)
 
 
 def answered(line_id: str, custom_id: str, answer: HttpAnswer) -> bytes:

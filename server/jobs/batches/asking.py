@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from server.jobs.http_client import ConnectionLost, HttpAnswer, HttpConnection
 from server.jobs.outcomes import BUSY, FAILED_FOR_NOW
-from server.jobs.pace import Pace
+from server.jobs.pace import Lane, Pace
 
 MAX_ANSWER_BYTES = 8 << 20  # of one line
 _MAX_ATTEMPTS = 3  # that were computed, or lost on the way
@@ -25,19 +25,21 @@ class Asking:
         self._pace = pace
         self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
-        """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge."""
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge, Postponed."""
         headers = [
             ("accept", accept),
             ("x-embedline-class", "bulk"),
             ("x-embedline-jobs", self._secret),
-            ("x-embedline-owner", owner),
+            ("x-embedline-owner", lane.owner),
             ("x-request-id", request_id),
         ]
         attempts, lost, pause = 0, 0, _FIRST_PAUSE
         while True:
             try:
-                answer = await self._attempt(route, headers, body)
+                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
+                    answer = await self._answer(route, headers, body)
+                    self._pace.learn(lane.owner, answer)
                 if answer.status in BUSY:
                     continue  # the pace waits
                 attempts += 1
@@ -50,19 +52,12 @@ class Asking:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    async def _attempt(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
-        async with self._pace.turn():
-            connection = self._idle.pop() if self._idle else HttpConnection(self._path)
-            try:
-                answer = await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
-            finally:
-                self._idle.append(connection)  # one that was lost connects again
-            if answer.status in BUSY:
-                seconds = answer.headers.get("retry-after", "")
-                self._pace.refused(float(seconds) if seconds.isdigit() else 1.0)
-            else:
-                self._pace.answered()
-            return answer
+    async def _answer(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
+        connection = self._idle.pop() if self._idle else HttpConnection(self._path)
+        try:
+            return await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
+        finally:
+            self._idle.append(connection)  # one that was lost connects again
 
     def close(self) -> None:
         for connection in self._idle:

@@ -1,16 +1,20 @@
-"""The batches of all owners: made, shown, cancelled. A few run at a time, of each owner the oldest first."""
+"""The batches of all owners: made, shown, cancelled. Many are begun, of each owner the oldest first, and a few run at a
+time, in turns."""
 
 import asyncio
 import contextlib
 import importlib.util
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
+from server.jobs.batches.answers import Ask
 from server.jobs.batches.kept import ClaimLost, Holder, Saved
 from server.jobs.batches.lines import ENDPOINTS
 from server.jobs.batches.parquet import FORMATS
-from server.jobs.batches.run import Ask, BatchRun
+from server.jobs.batches.run import BatchRun
+from server.jobs.batches.slots import Slots
 from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
 from server.jobs.files import Files, new_id
 from server.jobs.store.errors import StoreError, StoreUnavailable
@@ -18,13 +22,16 @@ from server.jobs.store.signal import Signal
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
-MAX_RUNNING = 4  # the lines of all take turns
+MAX_RUNNING = 4  # at a time; the others that have begun take turns with them
+_MAX_BEGUN, _MAX_BEGUN_OF_ONE = 64, 16  # and an owner's first, whatever others have
+_ALONE_SECONDS = 3  # of a new batch, in which another server may begin it that has fewer
 MAX_OPEN = 1000  # that run or wait
-_MAX_OPEN_OF_ONE = MAX_OPEN // 4  # of an owner
+_MAX_OPEN_OF_ONE = MAX_OPEN // 4  # of an owner; the more there are, the fewer it may have beside them
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
 _MAX_METADATA = 16  # pairs, as OpenAI has it
-RETRY_PAUSE = 5.0  # after an error of the store
+RETRY_PAUSE = 5.0  # after an error of the store, and of our own
+_MAX_FAULTS = 3  # of our own, after which a batch has failed
 _MAX_TRIES = 100  # to change a batch that its run changes too
 LOOK_SECONDS = 1.0  # between two looks for what other servers have changed
 
@@ -69,7 +76,8 @@ class Batches:
         self._holder = holder
         self._running: dict[str, BatchRun] = {}
         self._left: list[BatchRun] = []  # cancelled with `run`
-        self._broken: set[str] = set()  # not tried again before the next start
+        self._slots = Slots(MAX_RUNNING)
+        self._faults: dict[str, int] = {}  # how often an open batch has failed by our own fault since the start
         self._changed = Signal()
         self._may_begin = True
         self._creating = asyncio.Lock()  # so that a batch does not begin with a file that is being deleted
@@ -101,7 +109,7 @@ class Batches:
             if await self._files.info(owner, input_file_id) is None:
                 raise BatchProblem("input_file_id is not the id of a file", "input_file_id")
             owners = [document.owner for document in await self._open()]
-            if len(owners) >= MAX_OPEN or owners.count(owner) >= _MAX_OPEN_OF_ONE:
+            if owners.count(owner) >= min(_MAX_OPEN_OF_ONE, MAX_OPEN - len(owners)):
                 raise TooManyBatches(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
             await self._documents.put(state.document(owner))
         self._saved(state, state)
@@ -150,7 +158,6 @@ class Batches:
                 break
         else:
             raise StoreUnavailable("the batch changes too often")
-        self._broken.discard(batch_id)
         self._changed.set()
         return state
 
@@ -184,14 +191,14 @@ class Batches:
             if (run := self._running.get(document.document_id)) is not None:
                 with contextlib.suppress(ClaimLost):  # its run finds out too
                     await run.kept.look(document)
-            elif document.document_id not in self._broken and self._may_run(document):
+            elif self._may_run(document):
                 waiting.append(document)
         begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
         waiting = [one for one in waiting if one not in begun] if self._may_begin else []
-        owners = [run.owner for run in self._running.values()]
-        while waiting and len(owners) < MAX_RUNNING:
-            begun.append(min(waiting, key=lambda one: owners.count(one.owner)))  # of equals the oldest
-            owners.append(begun[-1].owner)
+        counts = Counter(run.owner for run in self._running.values())
+        while possible := [one for one in waiting if self._has_place(one, counts)]:
+            begun.append(min(possible, key=lambda one: counts[one.owner]))  # of equals the oldest
+            counts[begun[-1].owner] += 1
             waiting.remove(begun[-1])
         for document in begun:
             if self._holder is not None:
@@ -201,6 +208,15 @@ class Batches:
                 document = claimed
             run = self._running[document.document_id] = self._run_of(document)
             group.create_task(self._run_one(document.document_id, run))
+
+    def _has_place(self, document: Document, counts: Counter[str]) -> bool:
+        """Whether it may begin beside those that have, so many of each owner."""
+        if counts.total() < MAX_RUNNING:
+            return True
+        if self._holder is not None and self._clock() < document.created_at + _ALONE_SECONDS:
+            return False
+        its = counts[document.owner]
+        return not its or (its < _MAX_BEGUN_OF_ONE and counts.total() < _MAX_BEGUN)
 
     def _may_run(self, document: Document) -> bool:
         return self._holder is None or self._holder.may_claim(state_of(document), self._clock())
@@ -215,6 +231,7 @@ class Batches:
             self._files,
             self._documents,
             ask=self._ask,
+            slots=self._slots,
             saved=self._saved,
             clock=self._clock,
             holder=self._holder,
@@ -234,16 +251,23 @@ class Batches:
     async def _try(self, batch_id: str, run: BatchRun) -> None:
         """Run it; where that fails, wait before the next try."""
         try:
-            await run.run()
+            if self._faults.get(batch_id, 0) < _MAX_FAULTS:
+                await run.run()
+            else:
+                await run.give_up()
+            self._faults.pop(batch_id, None)
             logger.info("batch %s has ended: %s", batch_id, run.state.status)
         except ClaimLost:
+            self._faults.pop(batch_id, None)
             logger.warning("batch %s goes on with another claim", batch_id)
         except (OSError, StoreError) as error:  # OSError: of a disk or a mount that is away for a while
             logger.error("batch %s waits: %s", batch_id, error)
             await asyncio.sleep(RETRY_PAUSE)
         except Exception:
-            self._broken.add(batch_id)
-            logger.exception("batch %s stopped because of a bug; it goes on after the next start", batch_id)
+            is_late = self._clock() >= run.state.expires_at
+            self._faults[batch_id] = _MAX_FAULTS if is_late else self._faults.get(batch_id, 0) + 1
+            logger.exception("batch %s stopped because of a bug", batch_id)
+            await asyncio.sleep(RETRY_PAUSE)
 
 
 def _check_format(output_format: str, endpoint: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from server.jobs.batches.counts import counts_of, open_batches
-from server.jobs.batches.state import OPEN_STATUSES, BatchState
+from server.jobs.batches.state import OPEN_STATUSES, SERVER_FAULT, BatchState
 from server.jobs.gauges import read_when_old
 from server.jobs.store.signal import Signal
 from server.jobs.store.store import DocumentStore
@@ -21,6 +21,7 @@ class BatchGauges:
         self._open: Mapping[str, int] = dict.fromkeys(OPEN_STATUSES, 0)
         self._is_old = Signal()
         self._is_old.set()
+        metrics.count("embedline_jobs_batch_faults_total", by=0)  # it is there before the first
         for status in OPEN_STATUSES:
             metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._number, status))
 
@@ -31,6 +32,8 @@ class BatchGauges:
                 self._metrics.count("embedline_jobs_batch_lines_total", outcome, by=more)
         if after.has_ended:
             self._metrics.count("embedline_jobs_batches_total", after.status)
+            if any(error.code == SERVER_FAULT for error in after.errors):
+                self._metrics.count("embedline_jobs_batch_faults_total")
         self._is_old.set()
 
     async def run(self) -> None:

@@ -2,9 +2,10 @@
 
 import secrets
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import BufferedReader, FileIO
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,10 @@ MAX_LINES = 1_000_000
 MAX_CUSTOM_ID = 512  # characters, as OpenAI has it
 _BOM = b"\xef\xbb\xbf"  # which some editors put before everything else
 ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
-_SKIPPED_BYTES = 1 << 16  # at a time, of a line that is too long
+_SKIPPED_BYTES = 1 << 16  # at a time, of a line that is too long, and of blank ones
+_SLICE_BYTES, _SLICE_LINES = 16 << 20, 4096  # read at a time; between two slices it can be stopped
+_TAKEN_BYTES = 4 << 20  # at a time, and a line more
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +61,59 @@ class LineProblem(ValueError):
 
 _MAX_VALUES = 1 << 16  # of a wrong line, among which its custom_id is looked for
 _TEXT = msgspec.json.Decoder(str)
+_TOO_DEEP = "the line is nested too deeply"
+_NO_REQUEST = "the line is not a JSON object with custom_id, method, url and body, and nothing else"
 _REQUESTS = msgspec.json.Decoder(LineRequest)
 _NAMED = msgspec.json.Decoder(_Named)
 
 
-def lines_of(path: Path, *, offset: int = 0, number: int = 0) -> Iterator[Line]:
-    """The lines from this byte on, `number` having been read before. Holds one at a time."""
-    with path.open("rb") as file:
+def lines_of(path: Path, *, offset: int = 0, number: int = 0) -> Iterator[Line | None]:
+    """The lines from this byte on, `number` having been read before; None after each slice that has no more.
+
+    Holds one line at a time.
+    """
+    with BufferedReader(FileIO(path), _SKIPPED_BYTES) as file:
         file.seek(offset)
+        slice_end = offset + _SLICE_BYTES
         while content := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             is_long = len(content) > MAX_LINE_BYTES
             while is_long and not content.endswith(b"\n"):
                 if not (content := file.readline(_SKIPPED_BYTES)):
                     break
+                if file.tell() >= slice_end:
+                    slice_end = file.tell() + _SLICE_BYTES
+                    yield None
             if number == 1:
                 content = content.removeprefix(_BOM)
             if is_long or content.strip():
                 yield Line(number, file.tell(), None if is_long else content)
+            else:
+                number += _skip_blank_lines(file)
+            if file.tell() >= slice_end:
+                slice_end = file.tell() + _SLICE_BYTES
+                yield None
+
+
+def _skip_blank_lines(file: "BufferedReader[FileIO]") -> int:
+    """How many: a file may be of nothing else, so they are not read one by one."""
+    found = file.peek()
+    end = found.rfind(b"\n", 0, len(found) - len(found.lstrip())) + 1
+    return file.read(end).count(b"\n")
+
+
+def next_lines(lines: Iterator[Line | None], count: int) -> tuple[list[Line], bool]:
+    """Some lines, none perhaps where many are blank; and whether there is no more. Blocking, but not for long."""
+    taken: list[Line] = []
+    num_bytes = 0
+    for line in islice(lines, count):
+        if line is None:
+            return taken, False
+        taken.append(line)
+        num_bytes += len(line.content or b"")
+        if num_bytes >= _TAKEN_BYTES:
+            return taken, False
+    return taken, len(taken) < count
 
 
 def custom_id_of(line: Line) -> str | None:
@@ -82,7 +121,7 @@ def custom_id_of(line: Line) -> str | None:
     content = line.content or b""
     try:
         return _NAMED.decode(content).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         given = value_at(content, ("custom_id",), most=_MAX_VALUES) or b""
         return _TEXT.decode(given) if given.startswith(b'"') else None
 
@@ -93,10 +132,11 @@ def request_of(line: Line, endpoint: str) -> LineRequest:
         raise LineProblem("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
         request = _decoded(line.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        is_utf_8 = b"\0" not in line.content
-        what = "a JSON object with custom_id, method, url and body, and nothing else" if is_utf_8 else "in UTF-8"
-        raise LineProblem("invalid_line", f"the line is not {what}") from None
+    except _UNREADABLE as error:
+        is_deep = isinstance(error, RecursionError)
+        is_text = b"\0" not in line.content
+        words = _TOO_DEEP if is_deep else _NO_REQUEST if is_text else "the line is not in UTF-8"
+        raise LineProblem("invalid_line", words) from None
     if not 1 <= len(request.custom_id) <= MAX_CUSTOM_ID:
         raise LineProblem("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters")
     if request.method != "POST":
@@ -126,24 +166,36 @@ def _decoded(content: bytes) -> LineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over a file finds: 8 bytes a line are held for it."""
+    """What one pass over a file finds. It takes 16 bytes a line, and leaves a bit a line where names are repeated."""
 
     total: int  # lines that are not blank
-    repeated: frozenset[int]  # numbers of lines whose custom_id an earlier line has
+    repeated: bytes = b""  # bits of these lines: whether an earlier line has the same custom_id; "" = none has
+
+    def is_repeated(self, index: int) -> bool:
+        """`index` counts the lines that are not blank, from 0."""
+        return bool(self.repeated) and bool(self.repeated[index // 8] >> index % 8 & 1)
 
 
-def scan(path: Path) -> Scan | None:
-    """None if the file has more than MAX_LINES lines."""
-    hashes, numbers = array("Q"), array("Q")
+def scan(path: Path, stops: Callable[[], bool] = lambda: False) -> Scan | None:
+    """None if the file has more than MAX_LINES lines. Blocking, and soon over when `stops` says so."""
+    hashes, indices = array("Q"), array("Q")
     total = 0
     for line in lines_of(path):
-        total += 1
-        if total > MAX_LINES:
+        if (line is None or total % _SLICE_LINES == 0) and stops():
+            break
+        if line is None:
+            continue
+        if total == MAX_LINES:
             return None
         if (name := custom_id_of(line)) is not None:
             hashes.append(int.from_bytes(blake2b(name.encode(), digest_size=8).digest()))
-            numbers.append(line.number)
-    found, of_lines = np.frombuffer(hashes, np.uint64), np.frombuffer(numbers, np.uint64)
+            indices.append(total)
+        total += 1
+    found, of_lines = np.frombuffer(hashes, np.uint64), np.frombuffer(indices, np.uint64)
     order = np.argsort(found, kind="stable")
-    again = order[1:][found[order][1:] == found[order][:-1]]
-    return Scan(total, frozenset(of_lines[again].tolist()))
+    again = of_lines[order[1:][found[order][1:] == found[order][:-1]]]
+    if not len(again):
+        return Scan(total)
+    bits = np.zeros(total, np.bool_)
+    bits[again] = True
+    return Scan(total, np.packbits(bits, bitorder="little").tobytes())

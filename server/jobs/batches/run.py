@@ -1,4 +1,5 @@
-"""Runs one batch: a bounded number of its lines is at the server at a time, and their answers are written in order.
+"""Runs one batch, in turns: a bounded number of its lines is at the server at a time, and their answers are written in
+order.
 
 What is answered is committed a piece at a time: outputs first, with fsync, then one document with the place in the
 input and the lengths of the outputs. After a crash the outputs are written on from there, so each line of input has
@@ -8,23 +9,22 @@ exactly one line of output, although some are computed twice.
 import asyncio
 import contextlib
 import logging
-import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from server.jobs.batches import answers, parquet
+from server.jobs.batches import parquet
+from server.jobs.batches.answers import Answered, Ask, LineAnswers
 from server.jobs.batches.kept import ClaimLost, Holder, KeptBatch, Saved
-from server.jobs.batches.lines import MAX_LINES, Line, LineProblem, Scan, custom_id_of, lines_of, request_of, scan
+from server.jobs.batches.lines import MAX_LINES, Scan, lines_of, next_lines, scan
 from server.jobs.batches.outputs import Outputs
-from server.jobs.batches.state import BatchError, BatchState
+from server.jobs.batches.slots import Slots
+from server.jobs.batches.state import SERVER_FAULT, BatchError, BatchState
 from server.jobs.files import Files
-from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
+from server.jobs.pace import Lane, Postponed
 from server.jobs.store.errors import StoreError
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
@@ -32,27 +32,11 @@ from server.jobs.types import Document
 MAX_IN_FLIGHT = 64  # lines of one batch, asked or waiting for their turn
 MAX_BYTES_IN_FLIGHT = 32 << 20  # of these lines, and of their answers if they are as large as the latest
 _MIN_IN_FLIGHT = 4
-_READ_LINES, _READ_BYTES = 16, 4 << 20  # at a time, and a line more
+_READ_LINES = 16  # at a time
 COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at the latest then
 FULL_PAUSE = 5.0  # until a full disk or store is tried again
 
 logger = logging.getLogger("embedline.jobs")
-
-
-class Ask(Protocol):
-    """The server's answer after all attempts. Raises AnswerTooLarge, ConnectionLost."""
-
-    def __call__(
-        self, owner: str, route: str, body: bytes, request_id: str, *, accept: str
-    ) -> Awaitable[HttpAnswer]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    line: Line
-    content: bytes  # a line of one of the outputs
-    has_failed: bool
-    has_expired: bool = False
 
 
 class BatchRun:
@@ -65,6 +49,7 @@ class BatchRun:
         documents: DocumentStore,
         *,
         ask: Ask,
+        slots: Slots,
         saved: Saved,
         clock: Callable[[], float],
         holder: Holder | None = None,
@@ -72,15 +57,16 @@ class BatchRun:
         self.owner = document.owner
         self.kept = KeptBatch(document, documents, holder=holder, saved=saved, cancelled=self._stop, clock=clock)
         self._files = files
-        self._ask = ask
+        self._slots = slots
+        self._lane = Lane(self.owner)  # of this turn
         self._clock = clock
-        self._latest = math.inf  # on the loop's clock: the other one may be set back
         self._stops = False  # a client has cancelled it, or another server runs it
-        self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
+        self._window: deque[asyncio.Task[Answered | None]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
         self._usual = MAX_BYTES_IN_FLIGHT // _READ_LINES  # bytes of the largest answers of late; a guess at first
-        self._format = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
-        self._outputs = Outputs(files, self.kept, self._format)
+        dtype = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
+        self._outputs = Outputs(files, self.kept, dtype)
+        self._answers = LineAnswers(self.state, ask, dtype, clock=clock)
 
     @property
     def state(self) -> BatchState:
@@ -89,13 +75,13 @@ class BatchRun:
     def _stop(self) -> None:
         """No line is begun any more, and those in flight are given up."""
         self._stops = True
+        self._slots.leave(self._lane)
         for task in self._window:
             task.cancel()
 
     async def run(self) -> None:
         """Until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
-        left = min(self.state.expires_at - self._clock(), self.state.expires_at - self.state.created_at)
-        self._latest = asyncio.get_running_loop().time() + left
+        self._answers.begin()
         try:
             if await self._has_outputs():
                 await self._run()
@@ -105,25 +91,40 @@ class BatchRun:
             raise
 
     async def _run(self) -> None:
-        path = self._files.path(self.state.input_file_id)
-        found: Scan | None = Scan(0, frozenset())
+        found: Scan | None = None
+        is_answered = False
         try:
-            if not self._is_over:
-                path = await self._input()
-                found = await asyncio.to_thread(scan, path)
+            path = await self._input() if not self._is_over else Path()
+            while not (is_answered or self._is_over):
+                self._lane = Lane(self.owner)
+                with contextlib.suppress(Postponed):
+                    async with self._slots.turn(self._lane):
+                        if found is None and (found := await self._checked(path)) is None:
+                            return
+                        is_answered = await self._answer_lines(path, found)
         except FileNotFoundError:
             return await self._fail("input_file_gone", "the input file was deleted")
+        await self._end()
+
+    async def _checked(self, path: Path) -> Scan | None:
+        """What is in the input; None if the batch has failed because of that."""
+        try:
+            found = await asyncio.to_thread(scan, path, lambda: self._stops)
+        except asyncio.CancelledError:
+            self._stops = True  # the thread too
+            raise
         if found is None:
-            return await self._fail("too_many_lines", f"the file has more than {MAX_LINES} lines")
+            await self._fail("too_many_lines", f"the file has more than {MAX_LINES} lines")
+            return None
         if found.total == 0 and not self._is_over:
-            return await self._fail("empty_file", "the file has no lines")
+            await self._fail("empty_file", "the file has no lines")
+            return None
         await self.kept.change(
             lambda state: (
                 state.become("in_progress", self._clock(), total=found.total) if state.status == "validating" else state
             )
         )
-        await self._answer_lines(path, found)
-        await self._end()
+        return found
 
     async def _input(self) -> Path:
         """Raises FileNotFoundError."""
@@ -157,29 +158,34 @@ class BatchRun:
             await self.kept.change(lambda state: state.anew())
         return True
 
-    async def _answer_lines(self, path: Path, found: Scan) -> None:
+    async def _answer_lines(self, path: Path, found: Scan) -> bool:
+        """Whether no line is left; else the turn is over."""
         lines = lines_of(path, offset=self.state.offset, number=self.state.number)
-        window = self._window
-        answered: list[_Answered] = []
+        window, is_at_end, lane = self._window, False, self._lane
+        index = self.state.completed + self.state.failed  # of the next line
+        answered: list[Answered] = []
         loop = asyncio.get_running_loop()
         committed, held = loop.time(), 0
         try:
             while True:
-                while not self._is_over and held < MAX_BYTES_IN_FLIGHT:
+                while not (self._is_over or lane.is_closed or is_at_end) and held < MAX_BYTES_IN_FLIGHT:
                     room = self._most_in_flight - len(window)
                     if window and room < _READ_LINES:
                         break
-                    if not (taken := await asyncio.to_thread(_next, lines, min(room, _READ_LINES))):
-                        break
+                    taken, is_at_end = await asyncio.to_thread(next_lines, lines, max(1, min(room, _READ_LINES)))
                     for line in taken if not self._stops else ():
                         held += len(line.content or b"")
-                        window.append(loop.create_task(self._answered(line, line.number in found.repeated)))
+                        asked = self._answers.of(line, lane, is_repeated=found.is_repeated(index))
+                        window.append(loop.create_task(asked))
+                        index += 1
                 if not window:
                     break
                 await asyncio.wait([window[0]])
                 if window[0].cancelled():  # by `_stop`, which leaves what has been answered
                     break
-                one = window.popleft().result()
+                if (one := window.popleft().result()) is None:
+                    is_at_end = False  # this line and those behind it are for the next turn
+                    break
                 held -= len(one.line.content or b"")
                 self._usual = max(len(one.content), self._usual * 15 // 16)
                 answered.append(one)
@@ -193,39 +199,15 @@ class BatchRun:
                 task.cancel()
             if window:
                 await asyncio.wait(window)
+            window.clear()
         await self._commit(answered)
+        return is_at_end
 
     @property
     def _most_in_flight(self) -> int:
         return max(_MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, MAX_BYTES_IN_FLIGHT // max(1, self._usual)))
 
-    async def _answered(self, line: Line, is_repeated: bool) -> _Answered:
-        line_id = f"batch_req_{self.state.id.removeprefix('batch-')}_{line.number}"
-        try:
-            request = request_of(line, self.state.endpoint)
-            if is_repeated:
-                raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
-            left = self._latest - asyncio.get_running_loop().time()
-            if (seconds := min(left, self.state.expires_at - self._clock())) <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(seconds):
-                accept = parquet.RAW if self._format else "application/json"
-                answer = await self._ask(self.owner, request.url, bytes(request.body), line_id, accept=accept)
-            if self._format is None or answer.status != 200:
-                return _Answered(line, answers.answered(line_id, request.custom_id, answer), answer.status != 200)
-            return _Answered(line, parquet.rows_of(request.custom_id, answer, self._format), False)
-        except LineProblem as error:
-            problem = error
-        except TimeoutError:
-            problem = LineProblem("batch_expired", "the completion window was over before this line was answered")
-        except AnswerTooLarge as error:
-            problem = LineProblem("answer_too_large", str(error))
-        except ConnectionLost:
-            problem = LineProblem("server_error", "the server's process ended at every attempt")
-        content = answers.refused(line_id, custom_id_of(line), line.number, problem)
-        return _Answered(line, content, True, problem.code == "batch_expired")
-
-    async def _commit(self, answered: list[_Answered]) -> None:
+    async def _commit(self, answered: list[Answered]) -> None:
         """All of `answered`, which is empty afterwards; as often as it takes where the disk is full."""
         if not answered:
             return
@@ -252,7 +234,19 @@ class BatchRun:
         self._output.clear()
         self._error.clear()
 
-    async def _end(self) -> None:
+    async def give_up(self) -> None:
+        """End it as failed by our own fault, with what has been answered if that can be had. Raises what `run` does."""
+        fault = BatchError(SERVER_FAULT, "the server failed on this batch, each time that it was tried")
+        try:
+            if await self._has_outputs():
+                await self._end("failed", errors=(fault,))
+        except (ClaimLost, StoreError):
+            raise
+        except Exception:
+            logger.exception("batch %s fails without its outputs", self.state.id)
+            await self._fail(fault.code, fault.message)
+
+    async def _end(self, status: str = "", **changes: Any) -> None:
         """The outputs become files, cut to what is committed; then the batch has ended. Can be done twice."""
         await self.kept.change(
             lambda state: state.become("finalizing", self._clock()) if state.status == "in_progress" else state
@@ -265,9 +259,11 @@ class BatchRun:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
                 await self._pause()
         await asyncio.to_thread(self._outputs.remove_rest)
-        status = "expired" if self.state.has_expired else "completed"
+        status = status or ("expired" if self.state.has_expired else "completed")
         await self.kept.change(
-            lambda state: state.become("cancelled" if state.status == "cancelling" else status, self._clock())
+            lambda state: state.become(
+                "cancelled" if state.status == "cancelling" else status, self._clock(), **changes
+            )
         )
 
     async def _pause(self) -> None:
@@ -280,14 +276,3 @@ class BatchRun:
         gone: dict[str, Any] = {"output_bytes": 0, "error_bytes": 0, "errors": (BatchError(code, message),)}
         await self.kept.change(lambda state: state.become("failed", self._clock(), **gone))
         await asyncio.to_thread(self._outputs.remove)  # no earlier: they may be another claim's
-
-
-def _next(lines: Iterator[Line], count: int) -> list[Line]:
-    taken: list[Line] = []
-    num_bytes = 0
-    for line in islice(lines, max(1, count)):
-        taken.append(line)
-        num_bytes += len(line.content or b"")
-        if num_bytes >= _READ_BYTES:
-            break
-    return taken

@@ -7,6 +7,7 @@ import msgspec
 from server.jobs.types import Document
 
 KIND = "batch"
+SERVER_FAULT = "server_error"  # the code of a batch that failed by our own fault
 OPEN, ENDED = "open", "ended"  # states of its document
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDS = ("completed", "failed", "expired", "cancelled")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from server.jobs.store.turns import Turns
 from server.jobs.types import (
     Claimed,
     Delivery,
@@ -25,6 +26,7 @@ from server.jobs.types import (
 
 # Counted for each request and each document beside its own bytes: its row, its indexes, its page's empty part.
 OVERHEAD_BYTES = 1024
+NO_TURNS = Turns()  # nobody has anything yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,10 @@ class RequestStore(Protocol):
         """
         ...
 
-    async def claim(self, limit: int) -> list[Claimed]:
-        """Up to `limit` requests to run now, by priority, then age. They are IN_PROGRESS from then on.
+    async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
+        """Up to `limit` requests to run now, of the owners in turn, of each by priority, then age.
+
+        They are IN_PROGRESS from then on. `turns` has what of each owner runs already.
 
         Those that waited longer than their max_time_in_queue end as EXPIRED instead.
         """
@@ -96,8 +100,11 @@ class RequestStore(Protocol):
         """Forget ended requests whose TTL is over and whose webhook is not pending. How many; at most 1,000 a call."""
         ...
 
-    async def due_webhooks(self, limit: int) -> list[Delivery]:
-        """Webhooks to send now. Each is due again after `delivery_lease` if nobody reports what became of it."""
+    async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
+        """Webhooks to send now, of the owners in turn, of each what is due longest.
+
+        Each is due again after `delivery_lease` if nobody reports what became of it.
+        """
         ...
 
     async def delivered(self, request_id: str) -> None:

@@ -3,19 +3,20 @@
 Nothing polls: the outbox waits for the store's next due time, or for a request that ends. The store keeps what is due,
 so a process that is killed between an attempt and its note makes the attempt again, with the same id and body.
 
-A receiver that fails is asked again after as long as its webhook is old already: 5 s, 10 s, 20 s, up to an hour. A slow
-receiver gets few of the attempts that are made at a time, by how long its last ones took; its others wait in the store.
-An owner gets most of them, not all: one with many names for silent receivers leaves places to the other owners.
+A receiver that fails is asked again after as long as its webhook is old already: 5 s, 10 s, 20 s, up to an hour. Owners
+take turns, and none has all attempts that are made at a time. Of an owner's a slow receiver gets few, by how long its
+last ones took; its others wait in the store, and no other owner's behind them.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from server.jobs.store.errors import StoreError
 from server.jobs.store.store import RequestStore, delay_until
+from server.jobs.store.turns import Turns
 from server.jobs.types import Delivery
 from server.jobs.webhooks.body import webhook_body
 from server.jobs.webhooks.delivery import Outcome, Sender
@@ -38,9 +39,8 @@ logger = logging.getLogger("embedline.jobs")
 
 @dataclass(slots=True)
 class _Share:
-    """What a receiver's host, or an owner, has of the attempts at a time, while one is on its way or waits."""
+    """What a receiver's host has of its owner's attempts at a time, while one is on its way or waits."""
 
-    is_owner: bool = False
     seconds: float = _FIRST_GUESS  # that attempts took of late
     in_flight: int = 0
     next_turn: float = 0.0  # of what has to wait; on the loop's clock, for the other one may be set back
@@ -48,8 +48,6 @@ class _Share:
     @property
     def most(self) -> int:
         """Attempts at a time."""
-        if self.is_owner:
-            return MAX_PER_OWNER
         return max(_MIN_PER_HOST, min(MAX_PARALLEL, int(MAX_PARALLEL * _QUICK_SECONDS / self.seconds)))
 
     def wait(self, now: float) -> float:
@@ -87,7 +85,8 @@ class Outbox:
         self._clock = clock
         self._counted = counted
         self._changed = changed
-        self._shares: dict[tuple[str, str], _Share] = {}
+        self._shares: dict[tuple[str, str], _Share] = {}  # by owner and host
+        self._held: dict[str, int] = {}  # attempts of each owner, who had its turn longest ago first
         self._tasks: dict[asyncio.Task[None], str] = {}  # the loop holds tasks weakly
         self._free = asyncio.Semaphore(MAX_PARALLEL)
 
@@ -129,27 +128,27 @@ class Outbox:
 
     async def _take(self, limit: int) -> int:
         """Begin what is due. In a function of its own, as results are large and it would hold them while it waits."""
-        taken = await self._store.due_webhooks(limit)
+        room = {owner: MAX_PER_OWNER - held for owner, held in self._held.items()}
+        taken = await self._store.due_webhooks(limit, Turns(dict(self._held), room))
         for delivery in taken:
             await self._begin(delivery)
         return len(taken)
 
     async def _begin(self, delivery: Delivery) -> None:
         loop = asyncio.get_running_loop()
-        names = (("host", urlsplit(delivery.endpoint).netloc), ("owner", delivery.owner))
-        shares = {name: self._shares.setdefault(name, _Share(is_owner=name[0] == "owner")) for name in names}
-        if delay := max(share.wait(loop.time()) for share in shares.values()):
-            self._forget_idle(shares)
+        name = (delivery.owner, urlsplit(delivery.endpoint).netloc)
+        share = self._shares.setdefault(name, _Share())
+        if delay := share.wait(loop.time()):
             await self._store.delivery_failed(delivery.request_id, self._clock() + delay)
             return
         await self._free.acquire()
-        for share in shares.values():
-            share.in_flight += 1
-        task = loop.create_task(self._attempt(delivery, shares))
+        share.in_flight += 1
+        self._held[delivery.owner] = self._held.pop(delivery.owner, 0) + 1  # the last from now on
+        task = loop.create_task(self._attempt(delivery, share))
         self._tasks[task] = delivery.request_id
         task.add_done_callback(self._tasks.pop)
 
-    async def _attempt(self, delivery: Delivery, shares: dict[tuple[str, str], _Share]) -> None:
+    async def _attempt(self, delivery: Delivery, share: _Share) -> None:
         loop = asyncio.get_running_loop()
         body = webhook_body(delivery, model_id=self._model_id, deployment_id=self._model_id)
         delivery = replace(delivery, result=None)  # it may be many times as large as the body
@@ -161,24 +160,23 @@ class Outbox:
             outcome = await self._sender.send(
                 delivery.endpoint, [(b"content-type", b"application/json"), *headers], body
             )
-            for share in shares.values():
-                share.seconds = (share.seconds + max(0.001, loop.time() - began)) / 2
+            share.seconds = (share.seconds + max(0.001, loop.time() - began)) / 2
             await self._note(delivery, outcome)
         except StoreError as error:  # it is due again when its lease is over
             logger.warning("webhook of %s: what became of it can't be kept: %s", delivery.request_id, error)
         finally:
-            for share in shares.values():
-                share.in_flight -= 1
-            self._forget_idle(shares)
+            share.in_flight -= 1
+            self._held[delivery.owner] -= 1
+            self._forget_idle()
             self._free.release()
             self._changed()
 
-    def _forget_idle(self, names: Iterable[tuple[str, str]]) -> None:
+    def _forget_idle(self) -> None:
         now = asyncio.get_running_loop().time()
-        for name in names:
-            share = self._shares.get(name)
-            if share is not None and not share.in_flight and share.next_turn <= now:
-                del self._shares[name]
+        for name in [name for name, share in self._shares.items() if not share.in_flight and share.next_turn <= now]:
+            del self._shares[name]
+        for owner in [owner for owner, held in self._held.items() if not held]:
+            del self._held[owner]
 
     async def _note(self, delivery: Delivery, outcome: Outcome) -> None:
         if outcome.delivered:

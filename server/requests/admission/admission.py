@@ -23,7 +23,8 @@ from wire.page import Page
 from wire.vocabulary import RequestClass
 
 _SPECIAL_TOKENS = 2  # about what a model adds to a text
-_LEARNING_RATE = 0.05  # weight of the newest request in the characters-to-tokens ratio
+_USUAL_RATIO = 0.25  # tokens a character
+_HISTORY = 2000  # characters that weigh as much as all that came before; of a request no more count
 _SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
 _ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
 
@@ -53,6 +54,7 @@ class Asked(NamedTuple):
     key: str = ""  # name of the API key
     num_seqs: int = 1
     needs_room: bool = False  # whether it stands behind those whose rows wait for room
+    least_tokens: int | None = None  # it has no fewer, that is sure; None = num_tokens are not estimated
 
 
 class Admission:
@@ -85,23 +87,34 @@ class Admission:
         self._clock = clock
         self._ceilings = KeyCeilings(page, frontend=frontend)
         self._return_times = ReturnTimes()
-        self._tokens_per_character = [0.25] * page.num_models
+        # of each model by key; "" has what all keys have sent
+        self._tokens_per_character = [{"": _USUAL_RATIO} for _ in range(page.num_models)]
         self._num_requests = 0  # open now
         self.num_kept_back = 0  # tokens that wait here until there is room for their rows; to be read only
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:
         """The key file has changed."""
         self._keys.renew(keys)
+        names = {"", *(key.name for key in keys)}
+        for ratios in self._tokens_per_character:
+            for name in ratios.keys() - names:
+                del ratios[name]
 
-    def estimate(self, model: int, num_characters: int, num_texts: int) -> int:
-        """The number of tokens that texts will probably have."""
-        return int(num_characters * self._tokens_per_character[model]) + _SPECIAL_TOKENS * num_texts
+    def estimate(self, model: int, num_characters: int, num_texts: int, *, key: str = "") -> int:
+        """The number of tokens that texts of this key will probably have."""
+        ratios = self._tokens_per_character[model]
+        return int(num_characters * ratios.get(key, ratios[""])) + _SPECIAL_TOKENS * num_texts
 
-    def learn(self, model: int, num_characters: int, num_tokens: int) -> None:
-        """Learn from texts of which nothing was cut off."""
-        if num_characters:
-            old = self._tokens_per_character[model]
-            self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
+    def learn(self, model: int, num_characters: int, num_tokens: int, num_texts: int = 0, *, key: str = "") -> None:
+        """Learn from texts of which nothing was cut off: by their characters, without what a model adds to each."""
+        if not num_characters:
+            return
+        ratio = max(0, num_tokens - _SPECIAL_TOKENS * num_texts) / num_characters
+        counted = min(num_characters, _HISTORY)
+        ratios = self._tokens_per_character[model]
+        for name in {"", key}:
+            old = ratios.get(name, ratios[""])
+            ratios[name] = old + (ratio - old) * counted / (counted + _HISTORY)
 
     @property
     def num_open(self) -> int:
@@ -129,11 +142,15 @@ class Admission:
 
     def admit(self, asked: Asked) -> "Admitted":
         """Raises Overloaded for a request that would wait too long behind the others or be late for its own deadline,
-        or whose key has used its tokens of this minute; InvalidRequest if the key may never send as much."""
+        or whose key has used its tokens of this minute; InvalidRequest if the key may never send as much. An estimate
+        of more than that counts as all that it may: how many there are is known when it is tokenized."""
         now = self._clock()
         key = self._keys.of(asked.key)
         self._check_wait(asked, key, now)
         if key.tokens_per_minute is not None:
+            least = asked.num_tokens if asked.least_tokens is None else asked.least_tokens
+            self._check_ever(key.tokens_per_minute, least)
+            asked = asked._replace(num_tokens=min(asked.num_tokens, key.tokens_per_minute))
             self._check_ceiling(asked, key, key.tokens_per_minute, now)
             self._ceilings.spend(key, asked.num_tokens, now)
         return Admitted(self, asked, key)
@@ -155,9 +172,12 @@ class Admission:
         self.num_kept_back += num_tokens
         self._kept_back[asked.model][asked.request_class, key.index] += num_tokens
 
-    def correct_spent(self, key: KeyShare, num_tokens: int) -> None:
-        """What an estimate was short of; less than none where it was too high."""
+    def correct_spent(self, key: KeyShare, estimated: int, num_tokens: int) -> None:
+        """It is known by now how many tokens there are. Raises InvalidRequest if the key may never send as many; it has
+        spent nothing then."""
         if key.tokens_per_minute is not None:
+            self._ceilings.spend(key, -estimated, self._clock())
+            self._check_ever(key.tokens_per_minute, num_tokens)
             self._ceilings.spend(key, num_tokens, self._clock())
 
     def _check_wait(self, asked: Asked, key: KeyShare, now: float) -> None:
@@ -201,12 +221,14 @@ class Admission:
         return Overloaded(message, retry_after=retry_after, reason=reason)
 
     def _check_ceiling(self, asked: Asked, key: KeyShare, ceiling: int, now: float) -> None:
-        if asked.num_tokens > ceiling:
-            message = f"the request has more tokens than its API key may send in a minute, which is {ceiling}"
-            raise InvalidRequest(message, reason="key_limit")
         if seconds := self._ceilings.seconds_until_room(key, asked.num_tokens, now):
             message = f"this API key may send {ceiling} tokens a minute, and has sent them"
             raise Overloaded(message, retry_after=seconds, reason="key_limit")
+
+    def _check_ever(self, ceiling: int, num_tokens: int) -> None:
+        if num_tokens > ceiling:
+            message = f"the request has more tokens than its API key may send in a minute, which is {ceiling}"
+            raise InvalidRequest(message, reason="key_limit")
 
 
 class Admitted:
@@ -225,12 +247,12 @@ class Admitted:
         return self
 
     def correct(self, num_tokens: int) -> None:
-        """It is known by now how many tokens there are."""
+        """It is known by now how many tokens there are. Raises InvalidRequest, as `Admission.correct_spent`."""
         missing = num_tokens - self._num_tokens
         if missing:
-            self._num_tokens = num_tokens
+            estimated, self._num_tokens = self._num_tokens, num_tokens
             self._admission.count(self.asked, self.key, missing)
-            self._admission.correct_spent(self.key, missing)
+            self._admission.correct_spent(self.key, estimated, num_tokens)
 
     @contextlib.contextmanager
     def kept_back(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from wire.vocabulary import RequestClass
 
 
 async def tokenize_cut(
-    pipeline: Pipeline, request: Work, max_tokens: int, request_class: RequestClass
+    pipeline: Pipeline, request: Work, max_tokens: int, request_class: RequestClass, *, key: str = ""
 ) -> TokenizedTexts:
     """Ids of pairs, or of queries and documents, each document with at most `max_tokens` tokens of its text.
 
@@ -43,7 +43,7 @@ async def tokenize_cut(
         request = replace(request, pair_texts=documents)
     else:
         request = replace(request, texts=[*texts[:first], *documents])
-    tokens = await pipeline.token_ids(request, request_class)
+    tokens = await pipeline.token_ids(request, request_class, key=key)
     truncated = tokens.truncated.copy()
     truncated[first:] |= is_cut
     return replace(tokens, truncated=truncated)

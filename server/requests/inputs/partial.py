@@ -59,7 +59,7 @@ async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: T
     given = {field.name: getattr(request, field.name) for field in fields(EmbedRequest)}
     part = _Part(**given, places=[], failed={})
     try:
-        computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize, pipeline, part))
+        computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize, pipeline, part, key=trace.key))
     except _NothingLeft:
         return _without_rows(part)
     rows = computed.results[request.outputs]
@@ -84,7 +84,7 @@ def _without_rows(part: _Part) -> Embedded:
     return Embedded(rows, 0, truncated, np.zeros(part.num_items + 1, np.int32), failed=part.failed)
 
 
-async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass) -> TokenizedTexts:
+async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass, *, key: str) -> TokenizedTexts:
     """Ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
     texts, ids = part.texts, part.token_ids
     for place in range(part.num_items):
@@ -96,7 +96,7 @@ async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass
     places = [place for place in range(part.num_items) if place not in part.failed]
     # Texts that are too long are found by what would be cut off: a refusal names only one of them.
     asked = replace(part, truncation=Truncation.RIGHT) if part.truncation is Truncation.NONE else part
-    found = await _tokenize_places(pipeline, asked, places, request_class)
+    found = await _tokenize_places(pipeline, asked, places, request_class, key=key)
     if not found:
         raise _NothingLeft
     tokens = join(found)
@@ -105,7 +105,7 @@ async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass
 
 
 async def _tokenize_places(
-    pipeline: Pipeline, part: _Part, places: Sequence[int], request_class: RequestClass
+    pipeline: Pipeline, part: _Part, places: Sequence[int], request_class: RequestClass, *, key: str
 ) -> list[TokenizedTexts]:
     """Ids of the items at these places. If one is refused, the others are tried again in two halves."""
     if not places:
@@ -114,7 +114,7 @@ async def _tokenize_places(
     ids = [part.token_ids[place] for place in places] if part.token_ids is not None else []
     asked = replace(part, texts=texts if any(texts) else None, token_ids=ids if any(ids) else None)
     try:
-        return [await pipeline.token_ids(asked, request_class)]
+        return [await pipeline.token_ids(asked, request_class, key=key)]
     except TextRefused as refused:
         if refused.index < 0:
             raise
@@ -123,8 +123,8 @@ async def _tokenize_places(
     others = [other for other in places if other != place]
     half = len(others) // 2
     return [
-        *await _tokenize_places(pipeline, part, others[:half], request_class),
-        *await _tokenize_places(pipeline, part, others[half:], request_class),
+        *await _tokenize_places(pipeline, part, others[:half], request_class, key=key),
+        *await _tokenize_places(pipeline, part, others[half:], request_class, key=key),
     ]
 
 

@@ -30,7 +30,9 @@ async def embed_in_windows(pipeline: Pipeline, request: EmbedRequest, trace: Tra
     """Rows of whole texts, however long. Raises RequestError; cancelling it drops the work everywhere."""
     sequences = InSequences.of(request)
     weights: list[int] = []
-    computed = await pipeline.compute(sequences, trace, tokenize=partial(_tokenize, pipeline, sequences, weights))
+    computed = await pipeline.compute(
+        sequences, trace, tokenize=partial(_tokenize, pipeline, sequences, weights, key=trace.key)
+    )
     rows = computed.results[OutputKind.POOLED].values
     if len(rows) > request.num_items:
         rows = averages(rows, np.array(sequences.items), np.array(weights))
@@ -46,10 +48,10 @@ def averages(rows: NDArray[np.float32], items: NDArray[np.int64], weights: NDArr
 
 
 async def _tokenize(
-    pipeline: Pipeline, request: InSequences, weights: list[int], request_class: RequestClass
+    pipeline: Pipeline, request: InSequences, weights: list[int], request_class: RequestClass, *, key: str
 ) -> TokenizedTexts:
     """The ids of all windows; whose they are and what they count is added to the lists. Raises TextRefused."""
-    cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class)
+    cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class, key=key)
     whole = await _long_texts(pipeline, request, np.flatnonzero(cut.truncated).tolist(), request_class)
     all_types = np.zeros_like(cut.token_ids) if cut.token_type_ids is None else cut.token_type_ids
     ids, types, items = list[_Ids](), list[_Ids](), list[int]()

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from server.jobs.pace import Pace
+import pytest
+
+from server.jobs.http_client import HttpAnswer
+from server.jobs.pace import Lane, Pace, Postponed
 
 
 def run(test: Callable[[Pace], Awaitable[None]]) -> None:
@@ -13,18 +16,21 @@ def run(test: Callable[[Pace], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def taken(pace: Pace, number: int) -> list[asyncio.Task[None]]:
-    """So many turns, each held until its task is cancelled."""
+async def taken(pace: Pace, number: int, owner: str = "", *, refused: float | None = None) -> list[asyncio.Task[None]]:
+    """So many turns, each held until its task is cancelled. `refused` is what the server says at once."""
     held = asyncio.Semaphore(0)
+    lane = Lane(owner)
 
     async def hold() -> None:
-        async with pace.turn():
+        async with pace.turn(lane):
             held.release()
             await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(hold()) for _ in range(number)]
     for _ in tasks:
         await held.acquire()
+    for _ in tasks if refused is not None else ():
+        pace.refused(owner, refused or 0.0)
     return tasks
 
 
@@ -53,7 +59,7 @@ def test_a_turn_that_was_cancelled_while_it_waited_is_free() -> None:
         tasks = await taken(pace, 4)
 
         async def wait() -> None:
-            async with pace.turn():
+            async with pace.turn(Lane("")):
                 raise AssertionError
 
         waiting = asyncio.create_task(wait())
@@ -67,15 +73,17 @@ def test_a_turn_that_was_cancelled_while_it_waited_is_free() -> None:
 
 def test_a_refusal_halves_the_number_and_pauses() -> None:
     async def test(pace: Pace) -> None:
-        pace.refused(0.02)
-        pace.refused(0.01)  # it was sent together with the other
-        assert pace.num_free == 0
+        await ended(await taken(pace, 4, refused=0.02))  # they were sent together, so it is halved once
+        assert (pace.is_paused(""), pace.limit("")) == (True, 2)
         tasks = await taken(pace, 2)  # waits for the pause to end
-        assert pace.num_free == 0
-        await ended(tasks)
+        third = asyncio.create_task(taken(pace, 1))
+        await asyncio.sleep(0.001)
+        assert not third.done()
         for _ in range(20):
-            pace.answered()
-        assert pace.num_free == 4
+            pace.answered("")
+        assert pace.limit("") == 4
+        await ended(tasks[:1])
+        await ended([*tasks[1:], *await third])
 
     run(test)
 
@@ -83,7 +91,83 @@ def test_a_refusal_halves_the_number_and_pauses() -> None:
 def test_one_request_is_always_possible() -> None:
     async def test(pace: Pace) -> None:
         for _ in range(10):
-            pace.refused(0.001)
-            await ended(await taken(pace, 1))
+            await ended(await taken(pace, 1, refused=0.001))
+
+    run(test)
+
+
+@pytest.mark.holds("Fair shares")
+def test_a_pause_is_its_owners_alone() -> None:
+    async def test(pace: Pace) -> None:
+        await ended(await taken(pace, 4, "greedy", refused=30.0))
+        waiting = [asyncio.create_task(taken(pace, 1, "greedy")) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert pace.num_free == 4
+        tasks = await taken(pace, 4, "other")
+        await ended(tasks)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert pace.owners == ["greedy"]  # as long as it is paused
+
+    run(test)
+
+
+@pytest.mark.holds("Fair shares")
+def test_the_next_turn_is_the_owners_with_the_fewest() -> None:
+    async def test(pace: Pace) -> None:
+        order: list[str] = []
+
+        async def ask(lane: Lane, name: str) -> None:
+            async with pace.turn(lane):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        tasks = await taken(pace, 4, "first")
+        lanes = {name: Lane(name[0]) for name in ("a batch", "a request", "b batch")}
+        names = ["a batch"] * 3 + ["a request"] * 2 + ["b batch"] * 2
+        asked = [asyncio.create_task(ask(lanes[name], name)) for name in names]
+        await asyncio.sleep(0)
+        for task in tasks[:1]:
+            await ended([task])
+        await asyncio.gather(*asked)
+        owners_turns = ["a batch", "b batch", "a request", "b batch", "a batch", "a request", "a batch"]
+        assert order == owners_turns
+        await ended(tasks[1:])
+
+    run(test)
+
+
+def test_what_waits_in_a_lane_that_closes_is_postponed() -> None:
+    async def test(pace: Pace) -> None:
+        tasks, lane = await taken(pace, 4), Lane("")
+
+        async def ask(has_begun: bool) -> str:
+            try:
+                async with pace.turn(lane, has_begun=has_begun):
+                    return "sent"
+            except Postponed:
+                return "postponed"
+
+        waiting = [asyncio.create_task(ask(has_begun)) for has_begun in (False, True)]
+        await asyncio.sleep(0)
+        lane.close()
+        assert await waiting[0] == await ask(False) == "postponed"
+        assert not waiting[1].done()
+        await ended(tasks)
+        assert await waiting[1] == await ask(True) == "sent"
+        await ended(await taken(pace, 1, refused=30.0))
+        assert await ask(True) == "postponed"
+
+    run(test)
+
+
+def test_the_servers_words_are_heeded() -> None:
+    async def test(pace: Pace) -> None:
+        async with pace.turn(Lane("")):
+            for status, after, is_paused in ((200, "9", False), (500, "9", False), (503, "0", False), (429, "x", True)):
+                pace.learn("", HttpAnswer(status, {"retry-after": after}, b""))
+                assert pace.is_paused("") == is_paused
 
     run(test)

@@ -200,3 +200,84 @@ def test_a_disk_without_room_is_logged_once_a_request(
 
     run(tmp_path, [(200, b"{}")], test)
     assert sum("can't be kept yet" in record.message for record in caplog.records) == 1
+
+
+class Ceilings(Server):
+    """One request at a time is computed; those of some owners are refused, as over their ceiling."""
+
+    def __init__(self, over: str) -> None:
+        super().__init__([OK])
+        self.over = over
+        self.order: list[str] = []
+
+    async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+                owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
+                self.order.append(owner)
+                status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
+                writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 2\r\n{more}\r\n{{}}".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+async def all_ended(store: RequestStore, owner: str, ids: Sequence[str]) -> None:
+    for request_id in ids:
+        while (view := await store.view(owner, request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
+            pass  # the store answers in a thread
+        assert view.status is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize("over", ["a", "abcde"])
+@pytest.mark.holds("Fair shares")
+def test_keys_over_their_ceilings_stop_nobody_elses_requests(
+    tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are put back one after another, and wait in the store as others do."""
+
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        for owner in over * 60:
+            await store.add(new(owner=owner))
+        while {*server.order} != {*over}:  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await all_ended(store, "z", [await store.add(new(owner="z")) for _ in range(30)])
+        counts = await store.counts(None)
+        assert counts.in_progress <= 4 * len(over)
+        assert counts.queued[0] + counts.in_progress == 60 * len(over), "none of them has ended"
+
+    monkeypatch.setattr("tests.server.jobs.test_runner.Server", lambda answers: Ceilings(over))
+    run(tmp_path, [OK], test)
+
+
+@pytest.mark.holds("Fair shares")
+def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        runner.may_claim.clear()
+        first = [await store.add(new(owner="a")) for _ in range(40)]
+        await all_of_it_claimed(store)
+        last = [await store.add(new(owner="b", priority=2)) for _ in range(4)]
+        runner.may_claim.set()
+        await all_ended(store, "b", last)
+        await all_ended(store, "a", first)
+        order = "".join(server.order)  # type: ignore[attr-defined]
+        assert order.rindex("b") < 30
+
+    async def all_of_it_claimed(store: RequestStore) -> None:
+        while (await store.counts(None)).in_progress:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("tests.server.jobs.test_runner.Server", lambda answers: Ceilings(""))
+    run(tmp_path, [OK], test)
+
+
+def test_what_is_refused_ends_when_it_is_taken_again(tmp_path: Path) -> None:
+    """Requests that were put back begin anew, and none is lost."""
+
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        await all_ended(store, "team", [await store.add(new()) for _ in range(40)])
+
+    run(tmp_path, [(429, b"{}")] * 100 + [OK], test)

@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import math
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,49 @@ async def test_a_type_without_a_form_in_json_is_refused(tmp_path: Path) -> None:
     for one, problem in ((wrong, "AsyncClient has no form in JSON"), (either, "Type unions containing a custom type")):
         with pytest.raises(PipelinesUnusable, match=f"pipeline {one.name}: {problem}"):
             Runs({one.name: one}, Clients("/nowhere", "secret"), most=1, metrics=Recorder())
+
+
+async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frontend that reads none has one in its connection; all others are not made yet."""
+    made: list[str] = []
+
+    def large(run: Run, *_: object) -> bytes:
+        made.append(run.pipeline)
+        return b'"%s"' % (b"x" * (8 << 20))
+
+    monkeypatch.setattr("server.pipelines.runs._body", large)
+    async with connected(tmp_path, most=8) as (client, process):
+        await client.listing()
+        client._link._connection._transport.pause_reading()  # type: ignore[union-attr]
+        runs = [asyncio.create_task(run(client, "search", {"text": "a", "scores": [3.0]})) for _ in range(5)]
+        while not made or process.runs.num_open < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (len(made), process.runs.num_open) == (1, 5)
+        client._link._connection._transport.resume_reading()  # type: ignore[union-attr]
+        assert [len(answer) for answer in await asyncio.gather(*runs)] == [8 << 20] * 5
+        assert process.runs.num_open == 0
+
+
+@pytest.mark.holds("Fair shares")
+async def test_a_keys_runs_leave_places_to_other_keys(tmp_path: Path) -> None:
+    async with connected(tmp_path, most=16) as (client, process):
+        runs: list[asyncio.Task[bytes]] = []
+        refused = Counter[str]()
+        for owner in "aaaaaaaaaaaaaaaabbbbbbbbccccdddde":
+            asked = Run("waits", owner, None, b'{"text": "x"}')
+            task = asyncio.create_task(client.run(asked, time.monotonic() + 60))
+            open_before = process.runs.num_open
+            while not task.done() and process.runs.num_open == open_before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if task.done():
+                with pytest.raises(Overloaded):
+                    task.result()
+                refused[owner] += 1
+            runs.append(task)
+        assert process.runs._of_keys == {"a": 12, "b": 3, "c": 1}
+        assert refused == {"a": 4, "b": 5, "c": 3, "d": 4, "e": 1}
+        for task in runs:
+            task.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)

@@ -2,7 +2,8 @@
 
 Keys, all with one prefix: `request:ID` is a hash; `queue:PRIORITY` a stream with the group "servers", whose pending
 entries are claims; `waiting:PRIORITY`, `running` and `outbox` are sorted sets, once for all and once for each owner;
-`expiring` and `purging` are sorted by time; `keys` has the idempotency keys, `usage` what is held.
+`owners:waiting` and `owners:outbox` are the owners of theirs, and sometimes one that has no more; `expiring` and
+`purging` are sorted by time; `keys` has the idempotency keys, `usage` what is held.
 
 Every script gets the prefix, and the arguments: now, seconds of the results' TTL, the errors of an expired request and
 its size, then its own. Redis without memory refuses a script at its first write alone, so it is never left half done.
@@ -17,6 +18,7 @@ local function row(id) return P .. 'request:' .. id end
 local function into(name, owner, id, score)
   call('ZADD', P .. name, text(score), id)
   call('ZADD', P .. name .. ':' .. owner, text(score), id)
+  if name ~= 'running' then call('SADD', P .. 'owners:' .. string.match(name, '%a+'), owner) end
 end
 local function out_of(name, owner, id)
   call('ZREM', P .. name, id)
@@ -59,8 +61,56 @@ local function queue_of(priority)
   end
   return queue
 end
-local function make_claimable(priority, entry)
-  call('XCLAIM', P .. 'queue:' .. priority, 'servers', 'one', 0, entry, 'IDLE', '100000000000', 'JUSTID')
+local function wait_again(id)
+  local r = call('HMGET', row(id), 'status', 'priority', 'owner', 'expires_at', 'created_at')
+  if r[1] ~= 'IN_PROGRESS' then return end
+  call('HSET', row(id), 'status', 'QUEUED', 'status_at', text(now), 'holder', '')
+  out_of('running', r[3], id)
+  into('waiting:' .. r[2], r[3], id, tonumber(r[5]))
+  call('ZADD', P .. 'expiring', r[4], id)
+end
+local function oldest(name)  -- of those that came at the same time by the clock, the first in its stream
+  local found = call('ZRANGE', P .. name, 0, 0, 'WITHSCORES')
+  local first, first_ms, first_seq
+  for _, id in ipairs(found[1] and call('ZRANGEBYSCORE', P .. name, found[2], found[2], 'LIMIT', 0, 100) or {}) do
+    local ms, seq = string.match(call('HGET', row(id), 'entry'), '(%d+)-(%d+)')
+    ms, seq = tonumber(ms), tonumber(seq)
+    if not first or ms < first_ms or (ms == first_ms and seq < first_seq) then
+      first, first_ms, first_seq = id, ms, seq
+    end
+  end
+  return first, tonumber(found[2])
+end
+-- As server/jobs/store/turns.py says. ARGV has from `at` on: how many owners have something, each with how much; then
+-- owners with how much more they may get. `first` gives when an owner's first came, and its id; `take` if to go on.
+local function take_in_turn(owners, at, first, take)
+  local count, held, place, room, line = tonumber(ARGV[at]), {}, {}, {}, {}
+  for i = 1, count do
+    held[ARGV[at + 2 * i - 1]], place[ARGV[at + 2 * i - 1]] = tonumber(ARGV[at + 2 * i]), i
+  end
+  for i = at + 2 * count + 1, #ARGV, 2 do room[ARGV[i]] = tonumber(ARGV[i + 1]) end
+  local function look(one)
+    one.since, one.id = first(one.owner)
+    if not one.since then call('SREM', P .. owners, one.owner) end
+  end
+  for _, owner in ipairs(call('SMEMBERS', P .. owners)) do
+    local one = {owner = owner, held = held[owner] or 0, place = place[owner] or 0, room = room[owner] or math.huge}
+    look(one)
+    line[#line + 1] = one
+  end
+  while true do
+    local best
+    for _, one in ipairs(line) do
+      if one.id and one.room > 0 and (not best or one.held < best.held or (one.held == best.held and
+          (one.place < best.place or (one.place == best.place and one.since < best.since)))) then best = one end
+    end
+    local goes_on = best and take(best.id)
+    if not best then return end
+    count = count + 1
+    best.held, best.place, best.room = best.held + 1, count, best.room - 1
+    look(best)
+    if not goes_on then return end
+  end
 end
 """
 
@@ -92,50 +142,50 @@ use(size, size, 1)
 return {'kept', id}
 """
 
-# limit, quota, lease in milliseconds, who claims, most bytes, number of priorities
+# limit, quota, lease in milliseconds, who claims, most bytes, number of priorities, then the turns
 CLAIM = """
 local limit, quota, lease = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local holder, most_bytes, priorities = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 expire()
 if (usage()) >= quota then return {} end
+for priority = 0, priorities - 1 do  -- what a dead server has claimed waits again
+  local queue, cursor = queue_of(priority), '0-0'
+  repeat
+    local found = call('XAUTOCLAIM', queue, 'servers', 'one', lease, cursor, 'COUNT', 100)
+    cursor = found[1]
+    for _, entry in ipairs(found[2]) do wait_again(entry[2][2]) end
+  until cursor == '0-0'
+end
 local claimed, total = {}, 0
-local function take(priority, entry, id)
-  local r = call('HMGET', row(id), 'expires_at', 'size', 'owner')
+local function first(owner)
+  for priority = 0, priorities - 1 do
+    local id, since = oldest('waiting:' .. priority .. ':' .. owner)
+    if id then return since, id end
+  end
+end
+local function take(id)
+  local r = call('HMGET', row(id), 'expires_at', 'size', 'owner', 'priority', 'entry')
   if tonumber(r[1]) <= now then
     finish(id, 'EXPIRED', EXPIRY_ERRORS, EXPIRY_SIZE, {})
     return true
   end
   total = total + r[2]
-  if #claimed > 0 and total > most_bytes then
-    make_claimable(priority, entry)
-    return false
-  end
+  if #claimed > 0 and total > most_bytes then return false end
   call('HSET', row(id), 'status', 'IN_PROGRESS', 'status_at', text(now), 'holder', holder)
   call('HINCRBY', row(id), 'claims', 1)
-  out_of('waiting:' .. priority, r[3], id)
+  call('XCLAIM', P .. 'queue:' .. r[4], 'servers', 'one', 0, r[5], 'FORCE', 'JUSTID')
+  out_of('waiting:' .. r[4], r[3], id)
   call('ZREM', P .. 'expiring', id)
   into('running', r[3], id, now)
   local fields = {'owner', 'route', 'headers', 'body', 'priority', 'retry', 'created_at', 'claims'}
   claimed[#claimed + 1] = {id, unpack(call('HMGET', row(id), unpack(fields)))}
-  return true
+  return #claimed < limit
 end
-for priority = 0, priorities - 1 do
-  local queue, cursor = queue_of(priority), '0-0'
-  repeat
-    if #claimed >= limit then return claimed end
-    local found = call('XAUTOCLAIM', queue, 'servers', 'one', lease, cursor, 'COUNT', 1)
-    cursor = found[1]
-    for _, entry in ipairs(found[2]) do
-      if not take(priority, entry[1], entry[2][2]) then return claimed end
-    end
-  until cursor == '0-0'
-  while #claimed < limit do
-    local found = call('XREADGROUP', 'GROUP', 'servers', 'one', 'COUNT', 1, 'STREAMS', queue, '>')
-    if not found then break end
-    local entry = found[1][2][1]
-    if not take(priority, entry[1], entry[2][2]) then return claimed end
-  end
+for priority = 0, priorities - 1 do  -- an owner whose requests earlier servers have added
+  local id = call('ZRANGE', P .. 'waiting:' .. priority, 0, 0)[1]
+  if id then call('SADD', P .. 'owners:waiting', call('HGET', row(id), 'owner')) end
 end
+take_in_turn('owners:waiting', 11, first, take)
 return claimed
 """
 
@@ -152,15 +202,7 @@ end
 # who releases, then ids
 RELEASE = """
 for i = 6, #ARGV do
-  local id = ARGV[i]
-  local r = call('HMGET', row(id), 'status', 'holder', 'priority', 'entry', 'owner', 'expires_at', 'created_at')
-  if r[1] == 'IN_PROGRESS' and r[2] == ARGV[5] then
-    call('HSET', row(id), 'status', 'QUEUED', 'status_at', text(now), 'holder', '')
-    out_of('running', r[5], id)
-    into('waiting:' .. r[3], r[5], id, tonumber(r[7]))
-    call('ZADD', P .. 'expiring', r[6], id)
-    make_claimable(r[3], r[4])
-  end
+  if call('HGET', row(ARGV[i]), 'holder') == ARGV[5] then wait_again(ARGV[i]) end
 end
 """
 
@@ -194,12 +236,19 @@ end
 return #ids
 """
 
-# limit, lease in seconds, most bytes
+# limit, lease in seconds, most bytes, then the turns
 DUE = """
-local lease, most_bytes, total, found = tonumber(ARGV[6]), tonumber(ARGV[7]), 0, {}
-for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'outbox', '-inf', text(now), 'LIMIT', 0, ARGV[5])) do
+local limit, lease, most_bytes, total, found = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), 0, {}
+local first_due = call('ZRANGE', P .. 'outbox', 0, 0)[1]
+if first_due then call('SADD', P .. 'owners:outbox', call('HGET', row(first_due), 'owner')) end
+local function first(owner)
+  local one = call('ZRANGE', P .. 'outbox:' .. owner, 0, 0, 'WITHSCORES')
+  if one[1] then return tonumber(one[2]), tonumber(one[2]) <= now and one[1] end
+end
+local function take(id)
+  if #found >= limit then return false end
   total = total + call('HGET', row(id), 'size')
-  if #found > 0 and total > most_bytes then break end
+  if #found > 0 and total > most_bytes then return false end
   call('HINCRBY', row(id), 'attempts', 1)
   call('HSET', row(id), 'attempt_wait', text(lease))
   local fields = {'owner', 'endpoint', 'status', 'status_at', 'errors', 'attempts',
@@ -207,7 +256,9 @@ for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'outbox', '-inf', text(now), 'LIM
   local r = call('HMGET', row(id), unpack(fields))
   into('outbox', r[1], id, now + lease)
   found[#found + 1] = {id, unpack(r)}
+  return #found < limit
 end
+take_in_turn('owners:outbox', 8, first, take)
 return found
 """
 

@@ -8,6 +8,7 @@ from server.jobs.store.redis import request_scripts as scripts
 from server.jobs.store.redis.connection import Connection
 from server.jobs.store.room import refuse_what_finds_no_room, size_of_end, size_of_new
 from server.jobs.store.signal import Signal
+from server.jobs.store.store import NO_TURNS
 from server.jobs.store.texts import (
     content_digest,
     errors_from,
@@ -18,6 +19,7 @@ from server.jobs.store.texts import (
     retry_from,
     retry_text,
 )
+from server.jobs.store.turns import Turns
 from server.jobs.types import (
     NUM_PRIORITIES,
     Claimed,
@@ -79,11 +81,11 @@ class RedisRequests:
         self._claimable.set()
         return str(more[0].decode())
 
-    async def claim(self, limit: int) -> list[Claimed]:
+    async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         lease = int(self._limits.claim_lease * 1000)
         given = (limit, self._limits.quota_bytes, lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
-        rows = await self._connection.run(scripts.CLAIM, *given)
+        rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
         self._webhook_due.set()  # some may have expired
         return [_claimed(*row) for row in rows]
 
@@ -161,10 +163,10 @@ class RedisRequests:
         self._claimable.set()  # there may be room for results again
         return num_purged
 
-    async def due_webhooks(self, limit: int) -> list[Delivery]:
+    async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
         lease = repr(self._limits.delivery_lease)
-        rows = await self._connection.run(scripts.DUE, limit, lease, MAX_BYTES_AT_ONCE)
+        rows = await self._connection.run(scripts.DUE, limit, lease, MAX_BYTES_AT_ONCE, *_turns(turns))
         return [_delivery(*row) for row in rows]
 
     async def delivered(self, request_id: str) -> None:
@@ -191,6 +193,11 @@ class RedisRequests:
 
     def _row(self, request_id: str) -> str:
         return self._key(f"request:{request_id}")
+
+
+def _turns(turns: Turns) -> list[str | int]:
+    held, room = turns.held.items(), turns.room.items()
+    return [len(held), *(part for pair in (*held, *room) for part in pair)]
 
 
 def _scores(answers: list[list[bytes]]) -> list[float]:

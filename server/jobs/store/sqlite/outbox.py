@@ -1,14 +1,28 @@
 """Webhooks that are due, in the rows of the requests that they tell of."""
 
+from itertools import islice
+
 from server.jobs.store.sqlite.reading import result_of
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.store.store import StoreLimits
 from server.jobs.store.texts import errors_from
+from server.jobs.store.turns import Turns
 from server.jobs.types import Delivery, Status, WebhookStatus
 
 MAX_DELIVERY_BYTES = 64 << 20  # of the results in one answer of `due`, so that what is held in memory is bounded
-DUE = """
-SELECT seq, size FROM requests WHERE next_attempt_at <= ? ORDER BY next_attempt_at LIMIT ?
+# As those of the queue.
+OWNERS = """
+WITH RECURSIVE owners(owner) AS (
+    SELECT min(owner) FROM requests INDEXED BY due WHERE next_attempt_at IS NOT NULL UNION ALL
+    SELECT (SELECT min(owner) FROM requests INDEXED BY due WHERE next_attempt_at IS NOT NULL AND owner > owners.owner)
+    FROM owners WHERE owner IS NOT NULL
+)
+SELECT owner, (SELECT next_attempt_at FROM requests INDEXED BY due
+    WHERE next_attempt_at IS NOT NULL AND owner = owners.owner ORDER BY next_attempt_at LIMIT 1)
+FROM owners WHERE owner IS NOT NULL
+"""
+FIRST_OF_ONE = """
+SELECT seq, size FROM requests INDEXED BY due WHERE owner = ? AND next_attempt_at <= ? ORDER BY next_attempt_at LIMIT 1
 """
 # Its status_at is when it ended, for a webhook that is pending changes no status.
 BEGIN_ATTEMPT = """
@@ -22,11 +36,12 @@ WHERE request_id = ? AND next_attempt_at IS NOT NULL
 """
 
 
-def due(transaction: Transaction, limits: StoreLimits, limit: int) -> list[Delivery]:
-    rows = transaction.connection.execute(DUE, (transaction.now, limit)).fetchall()
+def due(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> list[Delivery]:
+    ask = transaction.connection.execute
     deliveries: list[Delivery] = []
     total = 0
-    for seq, size in rows:
+    rows = turns.given(ask(OWNERS).fetchall(), lambda owner: ask(FIRST_OF_ONE, (owner, transaction.now)).fetchone())
+    for seq, size in islice(rows, limit):
         total += size
         if deliveries and total > MAX_DELIVERY_BYTES:
             break

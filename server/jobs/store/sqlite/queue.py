@@ -1,20 +1,34 @@
 """Requests that wait: claimed in their order, put back, or ended because they waited too long."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from server.jobs.store.room import EXPIRED_MESSAGE
 from server.jobs.store.sqlite.ending import Ending, end
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.store.store import StoreLimits
 from server.jobs.store.texts import headers_from, retry_from
+from server.jobs.store.turns import Turns
 from server.jobs.types import Claimed, Finished, JobError, Status
 
 MAX_CLAIM_BYTES = 64 << 20  # of one claim's bodies, so that what is held in memory is bounded
 MAX_ENDED_AT_ONCE = 1000
 EXPIRY = Finished(Status.EXPIRED, errors=(JobError("EXPIRED", EXPIRED_MESSAGE),))
 
-FIRST_OF_THE_QUEUE = """
-SELECT seq, size FROM requests WHERE status = 'QUEUED' AND expires_at > ? ORDER BY priority, seq LIMIT ?
+# From one owner to the next by the index, so that it takes as long as there are owners, not requests.
+OWNERS = """
+WITH RECURSIVE owners(owner) AS (
+    SELECT min(owner) FROM requests INDEXED BY turns WHERE status = 'QUEUED' UNION ALL
+    SELECT (SELECT min(owner) FROM requests INDEXED BY turns WHERE status = 'QUEUED' AND owner > owners.owner)
+    FROM owners WHERE owner IS NOT NULL
+)
+SELECT owner, (SELECT seq FROM requests INDEXED BY turns
+    WHERE status = 'QUEUED' AND owner = owners.owner ORDER BY priority, seq LIMIT 1)
+FROM owners WHERE owner IS NOT NULL
+"""
+FIRST_OF_ONE = """
+SELECT seq, size FROM requests INDEXED BY turns
+WHERE status = 'QUEUED' AND owner = ? AND expires_at > ? ORDER BY priority, seq LIMIT 1
 """
 CLAIM = """
 UPDATE requests SET status = 'IN_PROGRESS', status_at = ?, num_claims = num_claims + 1 WHERE seq = ?
@@ -22,15 +36,16 @@ RETURNING request_id, owner, route, headers, priority, retry, created_at, num_cl
 """
 
 
-def claim(transaction: Transaction, limits: StoreLimits, limit: int) -> list[Claimed]:
+def claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> list[Claimed]:
     """None while the quota is used up, for a result might find no room."""
     expire(transaction, limits)
     if transaction.usage.held_bytes >= limits.quota_bytes:
         return []
-    rows = transaction.connection.execute(FIRST_OF_THE_QUEUE, (transaction.now, limit)).fetchall()
+    ask = transaction.connection.execute
     claimed: list[Claimed] = []
     total = 0
-    for seq, size in rows:
+    rows = turns.given(ask(OWNERS).fetchall(), lambda owner: ask(FIRST_OF_ONE, (owner, transaction.now)).fetchone())
+    for seq, size in islice(rows, limit):
         total += size
         if claimed and total > MAX_CLAIM_BYTES:
             break

@@ -12,7 +12,8 @@ from server.jobs.store.room import size_of_end, size_of_new
 from server.jobs.store.signal import Signal
 from server.jobs.store.sqlite import adding, ending, outbox, queue, reading
 from server.jobs.store.sqlite.writer import Writer
-from server.jobs.store.store import StoreLimits
+from server.jobs.store.store import NO_TURNS, StoreLimits
+from server.jobs.store.turns import Turns
 from server.jobs.types import (
     Claimed,
     Delivery,
@@ -59,10 +60,10 @@ class SqliteRequests:
         finally:  # also if the caller is canceled, for the request is kept all the same
             self._claimable.set()
 
-    async def claim(self, limit: int) -> list[Claimed]:
+    async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         try:
-            return await self._writer.do(partial(queue.claim, limits=self._limits, limit=limit))
+            return await self._writer.do(partial(queue.claim, limits=self._limits, limit=limit, turns=turns))
         finally:
             self._webhook_due.set()  # some may have expired
 
@@ -108,9 +109,9 @@ class SqliteRequests:
         finally:
             self._claimable.set()  # there may be room for results again
 
-    async def due_webhooks(self, limit: int) -> list[Delivery]:
+    async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
-        return await self._writer.do(partial(outbox.due, limits=self._limits, limit=limit))
+        return await self._writer.do(partial(outbox.due, limits=self._limits, limit=limit, turns=turns))
 
     async def delivered(self, request_id: str) -> None:
         await self._settle(request_id, WebhookStatus.SUCCEEDED)

@@ -48,11 +48,10 @@ CREATE TABLE results (
     body BLOB NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX keyed ON requests (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
-CREATE INDEX queued ON requests (priority, seq) WHERE status = 'QUEUED';
 CREATE INDEX expiring ON requests (expires_at) WHERE status = 'QUEUED';
 CREATE INDEX open ON requests (owner, status, priority, created_at) WHERE status IN ('QUEUED', 'IN_PROGRESS');
 CREATE INDEX purged ON requests (purge_at) WHERE purge_at IS NOT NULL;
-CREATE INDEX outbox ON requests (next_attempt_at, owner) WHERE next_attempt_at IS NOT NULL;
+CREATE INDEX outbox ON requests (next_attempt_at) WHERE next_attempt_at IS NOT NULL;
 CREATE TABLE documents (
     seq INTEGER PRIMARY KEY,
     kind TEXT NOT NULL,
@@ -68,6 +67,12 @@ CREATE TABLE documents (
 CREATE INDEX owned ON documents (owner, kind, seq);
 CREATE INDEX stated ON documents (kind, state, seq);
 """
+# Made in every store, as those of earlier servers have them not; the queue of those was one for all owners.
+INDEXES = (
+    "DROP INDEX IF EXISTS queued",
+    "CREATE INDEX IF NOT EXISTS turns ON requests (owner, priority, seq) WHERE status = 'QUEUED'",
+    "CREATE INDEX IF NOT EXISTS due ON requests (owner, next_attempt_at) WHERE next_attempt_at IS NOT NULL",
+)
 
 
 def open_for_writing(file: Path) -> sqlite3.Connection:
@@ -102,6 +107,8 @@ def _prepare(connection: sqlite3.Connection, file: Path) -> None:
     if not tables:
         numbers = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
         connection.executescript(f"BEGIN; {TABLES} {numbers} COMMIT;")
+    for index in INDEXES:
+        connection.execute(index)
     connection.execute("UPDATE requests SET status = 'QUEUED' WHERE status = 'IN_PROGRESS'")
 
 

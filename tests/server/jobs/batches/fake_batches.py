@@ -13,6 +13,7 @@ from server.jobs.batches.batches import Batches
 from server.jobs.batches.kept import Holder
 from server.jobs.files import Files
 from server.jobs.http_client import HttpAnswer
+from server.jobs.pace import Lane
 from server.jobs.store.objects import Objects
 from server.jobs.store.sqlite.opening import open_sqlite
 from tests.server.jobs.store.stores import Clock
@@ -28,7 +29,7 @@ class FakeServer:
     asked: list[str] = field(default_factory=list)  # ids, in order
     status: int = 200
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         self.asked.append(request_id)
         return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
 
@@ -45,11 +46,11 @@ class Gate(FakeServer):
         self.count = sys.maxsize
         self._open.set()
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         if len(self.asked) >= self.count:
             self.closed.set()
             await self._open.wait()
-        return await super().ask(owner, route, body, request_id, accept=accept)
+        return await super().ask(lane, route, body, request_id, accept=accept)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from server.jobs.batches import asking as asking_module
 from server.jobs.batches.asking import Asking
 from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
-from server.jobs.pace import Pace
+from server.jobs.pace import Lane, Pace
 from tests.server.jobs.test_runner import LOST, OK, Server
 
 
@@ -25,7 +25,7 @@ def answer_of(
         asking = Asking(path, "secret", Pace(4))
         try:
             async with asyncio.timeout(20):
-                return await asking.ask("team", "/v1/embeddings", b"{}", "line 1", accept="a/b"), server
+                return await asking.ask(Lane("team"), "/v1/embeddings", b"{}", "line 1", accept="a/b"), server
         finally:
             asking.close()
             listening.close()

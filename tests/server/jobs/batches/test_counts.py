@@ -101,6 +101,7 @@ async def test_what_became_of_batches_and_lines_is_counted(tmp_path: Path) -> No
             ("embedline_jobs_batch_lines_total", "completed"): 2,
             ("embedline_jobs_batch_lines_total", "failed"): 1,
             ("embedline_jobs_batches_total", "completed"): 1,
+            ("embedline_jobs_batch_faults_total",): 0,  # it is there before the first
         }
 
 

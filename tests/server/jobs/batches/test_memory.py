@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from server.jobs.batches import lines as batch_lines
 from server.jobs.batches import run as batch_run
 from server.jobs.http_client import HttpAnswer
+from server.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
@@ -23,7 +25,7 @@ class Answers(FakeServer):
         self.size = size
         self.waits = asyncio.Event()
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         self.asked.append(request_id)
         if request_id.endswith(f"_{SLOW}"):
             self.waits.set()
@@ -55,6 +57,6 @@ async def test_few_lines_are_taken_where_they_or_their_answers_are_large(
     answer: int, line: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_run, "MAX_BYTES_IN_FLIGHT", KIB * KIB)
-    monkeypatch.setattr(batch_run, "_READ_BYTES", 128 * KIB)
+    monkeypatch.setattr(batch_lines, "_TAKEN_BYTES", 128 * KIB)
     content = joined(input_lines(200, body={"input": "x" * line}))
     assert await num_asked(tmp_path, Answers(answer), content) < most

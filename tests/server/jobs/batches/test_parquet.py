@@ -14,6 +14,7 @@ import pytest
 from server.jobs.batches import parquet
 from server.jobs.batches.batches import BatchProblem
 from server.jobs.http_client import HttpAnswer
+from server.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
@@ -26,7 +27,7 @@ class RowsServer(FakeServer):
     dtype = "float32"
     failed = "0"
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         assert accept == parquet.RAW
         self.asked.append(request_id)
         number = int(request_id.rpartition("_")[2])

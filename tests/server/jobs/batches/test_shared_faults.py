@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -172,12 +173,12 @@ async def test_an_input_that_is_away_for_a_while_costs_time_alone(
     monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     refused = 0
 
-    def away(path: Path) -> Scan | None:
+    def away(path: Path, stops: Callable[[], bool]) -> Scan | None:
         nonlocal refused
         refused += 1
         if refused < 3:
             raise OSError(errno.ESTALE, "Stale file handle")
-        return scan(path)
+        return scan(path, stops)
 
     monkeypatch.setattr(batch_run, "scan", away)
     async with shared(tmp_path, Clock(), FakeServer()) as (place,):

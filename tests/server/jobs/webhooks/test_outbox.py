@@ -201,6 +201,20 @@ async def test_many_silent_receivers_of_one_owner_do_not_stop_the_others(tmp_pat
         assert sum(receiver.most_open for receiver in silent) <= outbox.MAX_PER_OWNER
 
 
+@pytest.mark.holds("Fair shares")
+async def test_many_webhooks_of_one_owner_to_a_slow_host_delay_no_other_owners(tmp_path: Path) -> None:
+    """Neither to that host nor to another, although the first owner's have been due for longer."""
+    async with receiving(SILENT) as silent, receiving(OK) as quick, running(tmp_path, Clock()) as store:
+        for _ in range(60):
+            await ended(store, silent.url, SUCCEEDED, owner="anna")
+        await silent.until(8)
+        expected = {await ended(store, url, SUCCEEDED, owner="bert") for url in (silent.url, quick.url)}
+        async with asyncio.timeout(30):
+            while not expected <= {one.headers["webhook-id"] for one in (*silent.received, *quick.received)}:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert silent.most_open < outbox.MAX_PARALLEL
+
+
 async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
     async with running(tmp_path, Clock()) as store:
         request_id = await ended(store, "http://10.0.0.1:8000/", SUCCEEDED)

@@ -293,3 +293,64 @@ def test_a_key_with_little_that_waits_for_room_is_let_in() -> None:
     admit(door, key="light", needs_room=True)
     assert refusal(door, key="greedy", needs_room=True).reason == "key_share"
     admit(door, key="greedy")
+
+
+SHORT = {"num_characters": 1, "num_tokens": 3, "num_texts": 1}  # one letter between two special tokens
+USUAL = {"num_characters": 1632, "num_tokens": 410, "num_texts": 1}
+TWO_KEYS = [ApiKey("letters", b"1"), ApiKey("limited", b"2", tokens_per_minute=1000)]
+
+
+def estimated(door: Admission, key: str) -> int:
+    return door.estimate(0, num_characters=1632, num_texts=1, key=key)
+
+
+@pytest.mark.holds("Fair shares")
+@pytest.mark.parametrize("learnt", [SHORT, {**SHORT, "num_texts": 0, "num_tokens": 1}, {**SHORT, "num_tokens": 8}])
+def test_short_texts_say_little(learnt: dict[str, int]) -> None:
+    door = a_door(a_page(num_keys=3), keys=TWO_KEYS)
+    for _ in range(25):
+        door.learn(0, **learnt, key="letters")
+    assert estimated(door, "limited") < 2 * 410
+
+
+@pytest.mark.holds("Fair shares")
+def test_a_key_with_a_history_is_estimated_by_it_alone() -> None:
+    door = a_door(a_page(num_keys=3), keys=TWO_KEYS)
+    for _ in range(20):
+        door.learn(0, **USUAL, key="limited")
+    for _ in range(1000):
+        door.learn(0, num_characters=5000, num_tokens=9000, num_texts=1, key="letters")
+    assert 405 <= estimated(door, "limited") <= 415
+    assert estimated(door, "letters") > 2500
+    door.renew_keys([TWO_KEYS[1]])
+    assert estimated(door, "letters") == estimated(door, "") > 2500  # what was known of a key goes with it
+
+
+@pytest.mark.holds("Fair shares")
+def test_an_estimate_refuses_nothing_for_good() -> None:
+    door = a_door(a_page(num_keys=3), keys=TWO_KEYS)
+
+    def limited(num_tokens: int) -> Asked:
+        return Asked(0, INTERACTIVE, num_tokens, key="limited", least_tokens=0)
+
+    with door.admit(limited(5000)) as admitted:
+        assert refusal(door, num_tokens=1, key="limited").reason == "key_limit"  # for now it counts as all there is
+        admitted.correct(408)
+    admit(door, num_tokens=592, key="limited")  # and then as what it is
+    assert isinstance(refusal(door, num_tokens=5000, key="limited", least_tokens=1000), Overloaded)
+    with pytest.raises(InvalidRequest, match="which is 1000"):
+        door.admit(Asked(0, INTERACTIVE, 5000, key="limited", least_tokens=1001))
+
+
+@pytest.mark.holds("Fair shares")
+@pytest.mark.parametrize("estimate", [10, 5000])
+def test_what_is_tokenized_and_too_much_for_the_key_is_refused_and_spends_nothing(estimate: int) -> None:
+    door = a_door(page := a_page(num_keys=3), keys=TWO_KEYS)
+    with (
+        pytest.raises(InvalidRequest, match="which is 1000") as refused,
+        door.admit(Asked(0, INTERACTIVE, estimate, key="limited", least_tokens=0)) as admitted,
+    ):
+        admitted.correct(1001)
+    assert refused.value.reason == "key_limit"
+    assert not page.admitted_tokens.any()
+    admit(door, num_tokens=1000, key="limited")

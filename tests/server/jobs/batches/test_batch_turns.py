@@ -1,0 +1,266 @@
+"""Batches beside each other: long ones leave turns to the others, and one that the server fails on ends."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.jobs.batches import batches as batches_module
+from server.jobs.batches import lines as batch_lines
+from server.jobs.batches import run as batch_run
+from server.jobs.batches import slots as slots_module
+from server.jobs.batches.batches import TooManyBatches
+from server.jobs.batches.gauges import BatchGauges
+from server.jobs.batches.slots import Slots
+from server.jobs.http_client import HttpAnswer
+from server.jobs.pace import Lane, Pace
+from tests.server.jobs.batches.fake_batches import JSON, FakeServer, Place, ended, input_lines, joined, opened
+from wire.metrics import Recorder
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "TURN_SECONDS", 0.02)  # none at all would be too short for any line
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
+
+
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    task = asyncio.create_task(place.batches.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def when_ended(place: Place, batch_id: str, owner: str) -> dict[str, Any]:
+    while not (state := await place.batches.get(owner, batch_id)) or not state.has_ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return state.shown()
+
+
+class Paced(FakeServer):
+    """Answers one line at a time, and no line of some owners, who are over their ceilings."""
+
+    def __init__(self, *silent: str) -> None:
+        super().__init__()
+        self.silent = silent
+        self.pace = Pace(1)
+
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        while True:
+            async with self.pace.turn(lane):
+                if lane.owner in self.silent:
+                    self.pace.learn(lane.owner, HttpAnswer(429, {"retry-after": "30"}, b""))
+                    continue
+                self.pace.learn(lane.owner, HttpAnswer(200, {}, b""))
+                await asyncio.sleep(0.001)  # a long batch takes seconds
+                return await super().ask(lane, route, body, request_id, accept=accept)
+
+
+@pytest.mark.parametrize("owners", ["aaaa", "aaaabbbb", "abcd", "eeee", "aaaaaaaaaaaae"])
+@pytest.mark.holds("Fair shares")
+async def test_a_batch_of_one_line_waits_for_no_long_one(tmp_path: Path, owners: str) -> None:
+    """Neither for another key's nor for its own key's."""
+    async with opened(tmp_path, server := Paced()) as place:
+        long = [await place.made(joined(input_lines(3000)), owner=owner) for owner in owners]
+        async with running(place):
+            while len(server.asked) < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            short = await place.made(joined(input_lines(1)), owner="e")
+            assert (await when_ended(place, short, "e"))["status"] == "completed"
+            shown = [await place.batches.get(owner, batch_id) for owner, batch_id in zip(owners, long, strict=True)]
+        assert all(state is not None and not state.has_ended for state in shown)
+
+
+@pytest.mark.holds("Fair shares")
+async def test_batches_of_keys_over_their_ceilings_hold_no_slot(tmp_path: Path) -> None:
+    async with opened(tmp_path, Paced(*"abcdef")) as place:
+        for owner in "abcdef" * 2:
+            await place.made(joined(input_lines(100)), owner=owner)
+        async with running(place):
+            shown = await when_ended(place, await place.made(joined(input_lines(300)), owner="z"), "z")
+    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+
+
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
+async def test_batches_that_take_turns_have_one_line_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "MAX_RUNNING", 2)
+    lines = input_lines(150)
+    lines[120:123] = lines[0:3]  # names are repeated across turns
+    async with opened(tmp_path, server := Paced()) as place:
+        ids = [await place.made(joined(lines)) for _ in range(5)]
+        async with running(place):
+            for batch_id in ids:
+                shown = await when_ended(place, batch_id, "")
+                assert shown["request_counts"] == {"total": 150, "completed": 147, "failed": 3}
+                found = await place.lines(shown["output_file_id"])
+                numbers = [number for number in range(150) if number not in (120, 121, 122)]
+                assert [line["custom_id"] for line in found] == [f"c{number}" for number in numbers]
+                errors = await place.lines(shown["error_file_id"])
+                assert [error["error"]["line"] for error in errors] == [121, 122, 123]
+    first = [request_id.split("_")[2] for request_id in server.asked]
+    assert sum(one != other for one, other in itertools.pairwise(first)) > 8, "they were interleaved"
+
+
+async def test_a_line_that_fails_again_and_again_ends_although_others_wait(tmp_path: Path) -> None:
+    """Else its attempts would begin anew in each turn."""
+
+    class Failing(Paced):
+        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+            for attempt in range(3):
+                async with self.pace.turn(lane, has_begun=attempt > 0):
+                    await asyncio.sleep(0.001)
+            return HttpAnswer(500, JSON, b"{}")
+
+    async with opened(tmp_path, Failing()) as place:
+        ids = [await place.made(joined(input_lines(5))) for _ in range(9)]
+        async with running(place):
+            for batch_id in ids:
+                assert (await when_ended(place, batch_id, ""))["request_counts"]["failed"] == 5
+
+
+async def test_a_key_with_many_batches_leaves_room_for_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "MAX_OPEN", 16)
+    monkeypatch.setattr(batches_module, "_MAX_OPEN_OF_ONE", 4)
+    async with opened(tmp_path, FakeServer()) as place:
+        file_ids = {owner: await place.uploaded(b"{}", owner) for owner in "abcdez"}
+        made = dict.fromkeys("abcde", 0)
+        for owner in "abcde" * 5:
+            with suppress(TooManyBatches):
+                await place.made(b"", owner=owner, input_id=file_ids[owner])
+                made[owner] += 1
+        assert all(made.values())
+        await place.made(b"", owner="z", input_id=file_ids["z"])
+
+
+def blank(num_bytes: int) -> bytes:
+    return b"\n" * num_bytes
+
+
+@pytest.mark.parametrize("content", [blank(1 << 20) + b"{}", b"{}\n" * 20_000, b"x" * (1 << 20)], ids=[0, 1, 2])
+async def test_a_scan_ends_with_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(batch_lines, "_SLICE_BYTES", 1 << 16)
+    monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 1 << 16)
+    looks: list[int] = []
+
+    def stops() -> bool:
+        looks.append(1)
+        return len(looks) == 3
+
+    (tmp_path / "in").write_bytes(content)
+    found = batch_lines.scan(tmp_path / "in", stops)
+    assert len(looks) == 3
+    assert found is not None
+    assert found.total < 20_000
+
+
+async def test_blank_lines_are_passed_over_together(tmp_path: Path) -> None:
+    """A file of nothing else took as long as one of as many lines, and nobody could stop it."""
+    lines = [blank(200_000), b" \t\r\n" * 1000, b'{"a": 1}', blank(70_000), b"  ", b"last"]
+    (tmp_path / "in").write_bytes(joined(lines))
+    with BufferedReader(FileIO(tmp_path / "in"), 1 << 16) as file:
+        file.readline()
+        assert batch_lines._skip_blank_lines(file) == (1 << 16) - 1
+    found = [(line.number, line.content) for line in batch_lines.lines_of(tmp_path / "in") if line is not None]
+    assert found == [(201_003, b'{"a": 1}\n'), (271_006, b"last\n")]
+
+
+async def test_a_batch_is_cancelled_while_it_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(path: Path, stops: Any) -> batch_lines.Scan:
+        loop.call_soon_threadsafe(scans.set)
+        while not stops():
+            pass
+        return batch_lines.Scan(0)
+
+    monkeypatch.setattr(batch_run, "scan", endless)
+    async with opened(tmp_path, FakeServer()) as place:
+        batch_id = await place.made(joined(input_lines(3)))
+        async with running(place):
+            await scans.wait()
+            await place.batches.cancel("", batch_id)
+            assert (await when_ended(place, batch_id, ""))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("answered", [0, 10])
+async def test_a_batch_that_the_server_fails_on_ends_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """With what was answered before, and a metric tells."""
+    monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
+    request_of = batch_lines.request_of
+
+    def broken(line: batch_lines.Line, endpoint: str) -> object:
+        if line.number > answered:
+            raise RuntimeError("a bug")
+        return request_of(line, endpoint)
+
+    monkeypatch.setattr("server.jobs.batches.answers.request_of", broken)
+    metrics = Recorder()
+    async with opened(tmp_path, FakeServer()) as place:
+        place.batches._saved = BatchGauges(place.batches._documents, metrics, title="jobs 0").saved
+        shown = await ended(place, await place.made(joined(input_lines(30))))
+        found = await place.lines(shown["output_file_id"])
+    assert (shown["status"], [error["code"] for error in shown["errors"]["data"]]) == ("failed", ["server_error"])
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(answered)]
+    assert ["embedline_jobs_batch_faults_total", 1] in metrics.drain()["counts"]
+
+
+async def test_one_that_fails_for_a_while_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, faults = batch_lines.scan, iter([RuntimeError("a bug")] * 2)
+
+    def broken(path: Path, stops: Any) -> object:
+        for fault in faults:
+            raise fault
+        return scan(path, stops)
+
+    monkeypatch.setattr(batch_run, "scan", broken)
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined(input_lines(30))))
+    assert shown["request_counts"]["completed"] == 30
+
+
+async def test_one_that_fails_behind_its_window_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Path] = []
+
+    def broken(path: Path, stops: Any) -> object:
+        tries.append(path)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(batch_run, "scan", broken)
+    async with opened(tmp_path, FakeServer()) as place:
+        batch_id = await place.made(joined(input_lines(30)))
+        place.batches._clock = lambda: 4e9
+        assert (await ended(place, batch_id))["status"] == "failed"
+    assert len(tries) == 1
+
+
+async def test_a_slot_goes_to_the_owner_with_fewest() -> None:
+    slots, order, opens = Slots(2), list[str](), asyncio.Event()
+
+    async def hold(owner: str) -> None:
+        async with slots.turn(Lane(owner)):
+            order.append(owner)
+            await opens.wait()
+
+    tasks = [asyncio.create_task(hold(owner)) for owner in "aaaabbc"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["a", "a"]
+    opens.set()
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "aabcaba"
