@@ -126,9 +126,9 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ),
         ("have not read | 128 MiB, divided among the frontends", room.MAX_HELD_BYTES, 128 << 20),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
-        ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
-        ("in one piece | 30 s, and a second", asgi._BODY_SECONDS, 30),
-        ("for each 1,024 bytes that have come |", asgi._BYTES_PER_SECOND, 1024),
+        ("nothing of a body comes, on every route | 30 s |", asgi._PIECE_SECONDS, 30),
+        ("keeps the server waiting | 30 s; each", asgi._BODY_SECONDS, 30),
+        ("each 1,024 bytes that have come give back", asgi._BYTES_PER_SECOND, 1024),
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",

@@ -7,16 +7,20 @@ each attack of benchmarks/attacks/catalogue.py quiet periods and attacked ones t
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.attacks import keyed
+from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.attacker import Seen, attacking
-from benchmarks.attacks.catalogue import ATTACKS, MODEL, RERANKER, Attack
+from benchmarks.attacks.catalogue import ATTACKS, MODEL, RERANKER
 from benchmarks.attacks.watched import RATE, Period, Watched
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import Recipe, RunningServer, embedline, free_port, running
@@ -27,9 +31,11 @@ from embedline.bench.summary import percentile
 from engine.store.model_source import resolve
 
 MAX_TIMES, MAX_GROWTH_MB = 1.5, 200.0  # what is asked for: of others' p99, and of memory
+MAX_GROWTH_OF_KEY_MB = 150.0  # of memory, where one key attacks
 _BATCH_MS = 10.0
 _DIMENSIONS = 4096
 _TEXTS = [f"what does query number {number} ask for" for number in range(64)]
+_PATIENCE = 120.0  # seconds for its start
 _WARM_UP_SECONDS, _SETTLE_SECONDS = 3.0, 1.0
 _CHAT = 'Note that the answer can only be "yes" or "no".'  # by which a Qwen3-Reranker is known
 
@@ -44,6 +50,7 @@ class Found:
     growth_mb: float = 0.0  # the most of a round, by looks at the memory
     peaks_growth_mb: float = 0.0  # the same by the peaks of each process
     num_dead: int = 0  # processes of the server
+    max_growth_mb: float = MAX_GROWTH_MB
     seen: Seen = field(default_factory=Seen)
 
     def add(self, quiet: Period, attacked: Period) -> None:
@@ -63,17 +70,19 @@ class Found:
     def holds(self) -> bool:
         """Whether others notice as little as is asked for."""
         growth = max(self.growth_mb, self.peaks_growth_mb)
-        is_calm = fmean(self.times) <= MAX_TIMES and growth <= MAX_GROWTH_MB
+        is_calm = fmean(self.times) <= MAX_TIMES and growth <= self.max_growth_mb
         return is_calm and not self.failures and not self.num_dead
 
 
 def attack_in_rounds(attack: Attack, watched: Watched, port: int, *, rounds: int, seconds: float) -> Found:
     """Quiet and attacked periods in turn. Both of a round have requests at the same times."""
     found, before = Found(), watched.processes()
+    if attack in keyed.KEYED_ATTACKS:
+        found.max_growth_mb = MAX_GROWTH_OF_KEY_MB
     for number in range(rounds):
-        quiet = watched.period(seconds, seed=number)
+        quiet = watched.period(seconds, seed=number, beside=attack.beside)
         with attacking(attack, port, found.seen):
-            attacked = watched.period(seconds, seed=number)
+            attacked = watched.period(seconds, seed=number, beside=attack.beside)
         found.add(quiet, attacked)
         watched.period(_SETTLE_SECONDS, seed=number)  # which nobody counts
     found.num_dead = len(before - watched.processes())
@@ -90,6 +99,7 @@ def cells(attack: Attack, found: Found) -> dict[str, object]:
         "p50 / p99 ms quiet": f"{percentile(quiet, 50):.1f} / {percentile(quiet, 99):.1f}",
         "attacked": f"{percentile(attacked, 50):.1f} / {percentile(attacked, 99):.1f}",
         "p99, times quiet": f"{fmean(found.times):.2f}, at worst {max(found.times):.2f}",
+        "another key's s": f"{_median(found.quiet)} / {_median(found.attacked)}",
         "memory MB": f"{found.growth_mb:+.0f}, peaks {found.peaks_growth_mb:+.0f}",
         "others failed": _counts(found.failures),
         "processes died": found.num_dead,
@@ -99,11 +109,16 @@ def cells(attack: Attack, found: Found) -> dict[str, object]:
     }
 
 
+def _median(period: Period) -> str:
+    seconds = sorted(period.beside_seconds)
+    return f"{percentile(seconds, 50):.2f}" if seconds else "-"
+
+
 def _counts(counted: Counter[str]) -> str:
     return "; ".join(f"{number} x {what}" for what, number in counted.most_common()) or "none"
 
 
-def recipe(folder: Path, monitor: int) -> Recipe:
+def recipe(folder: Path, monitor: int, *more: str) -> Recipe:
     """A server for the attacks: of queries, and of a generative reranker, which has a tokenizer alone."""
     model, reranker = resolve(MINILM).path, folder / "reranker"
     reranker.mkdir()
@@ -123,14 +138,33 @@ def recipe(folder: Path, monitor: int) -> Recipe:
     return embedline(
         *("--config", str(config), "--engine", "fake", "--hostname", "127.0.0.1", "--prometheus-port", str(monitor)),
         *("--fake-dim", str(_DIMENSIONS), "--fake-cost-ms", f"{_BATCH_MS:g}", "--request-log", "off"),
+        *more,
     )
 
 
 def good_requests(server: RunningServer) -> list[Request]:
-    """One text each."""
+    """One text each; the key has no effect where none is needed."""
     target = Target("127.0.0.1", server.port, False, "")
     bodies = [{"input": text, "model": MODEL, "encoding_format": "base64"} for text in _TEXTS]
-    return [Request(post(target, "/v1/embeddings", json.dumps(body).encode()), 1) for body in bodies]
+    headers = [f"authorization: Bearer {keyed.GOOD}"]
+    return [Request(post(target, "/v1/embeddings", json.dumps(body).encode(), headers=headers), 1) for body in bodies]
+
+
+@contextlib.contextmanager
+def attacked_server(folder: Path, *, has_keys: bool) -> Iterator[tuple[Watched, int, int]]:
+    """A server with its good clients, its port, and its monitor's."""
+    own, monitor = folder / ("keys" if has_keys else "open"), free_port()
+    own.mkdir()
+    content = json.dumps({"model": MODEL, "input": _TEXTS[0]}).encode()
+    with running(recipe(own, monitor, *(keyed.flags(own) if has_keys else ())), cache=own) as server:
+
+        def ask(seconds: float) -> bytes:
+            return keyed.ask(server.port, "POST", "/v1/embeddings", content, key=keyed.GOOD)
+
+        server.wait_for(ask, patience=_PATIENCE)
+        watched = Watched(server, good_requests(server))
+        watched.period(_WARM_UP_SECONDS, seed=0)  # which nobody counts
+        yield watched, server.port, monitor
 
 
 def main() -> None:
@@ -142,17 +176,14 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report("attacks", "Embedline under attack: what other clients and the memory notice")
     with tempfile.TemporaryDirectory() as scratch:
-        folder, monitor = Path(scratch), free_port()
-        with running(recipe(folder, monitor), cache=folder) as server:
-            server.wait_for_answer(_TEXTS[0])
-            watched = Watched(server, good_requests(server))
-            watched.period(_WARM_UP_SECONDS, seed=0)  # which nobody counts
-            for attack in ATTACKS:
-                if arguments.only in attack.name:
-                    port = monitor if attack.is_on_monitor else server.port
-                    rounds, seconds = arguments.rounds, arguments.seconds
-                    found = attack_in_rounds(attack, watched, port, rounds=rounds, seconds=seconds)
-                    report.row(cells(attack, found))
+        for attacks, has_keys in ((ATTACKS, False), (keyed.KEYED_ATTACKS, True)):
+            if chosen := [attack for attack in attacks if arguments.only in attack.name]:
+                with attacked_server(Path(scratch), has_keys=has_keys) as (watched, port, monitor):
+                    for attack in chosen:
+                        at = monitor if attack.is_on_monitor else port
+                        rounds, seconds = arguments.rounds, arguments.seconds
+                        found = attack_in_rounds(attack, watched, at, rounds=rounds, seconds=seconds)
+                        report.row(cells(attack, found))
     write_notes(report, rounds=arguments.rounds, seconds=arguments.seconds)
     report.finish(write=arguments.write)
 

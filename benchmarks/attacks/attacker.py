@@ -1,8 +1,8 @@
 """A process that carries out one attack until its standard input ends, and then prints what came of it as JSON.
 
-    python -m benchmarks.attacks.attacker NUMBER PORT
+    python -m benchmarks.attacks.attacker NUMBER PORT PREPARED
 
-NUMBER is the attack's place in benchmarks/attacks/catalogue.py. It gives way to all others on the machine.
+NUMBER is the attack's place among all, PREPARED what it has prepared. It gives way to all others on the machine.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from benchmarks.attacks.catalogue import ATTACKS, Attack
+from benchmarks.attacks.attack import PREPARED, Attack
+from benchmarks.attacks.catalogue import ATTACKS
+from benchmarks.attacks.keyed import KEYED_ATTACKS
 from benchmarks.measuring.servers import ROOT
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -29,6 +31,7 @@ _STATUS_BYTES = 13
 _READ_BYTES = 64 * 1024
 _SLOW_BYTES = 4096  # that a slow client takes before it is read
 _NICENESS = 10
+_ALL = (*ATTACKS, *KEYED_ATTACKS)
 
 
 @dataclass(slots=True)
@@ -152,8 +155,9 @@ async def _attack(attack: Attack, port: int) -> Seen:
 @contextlib.contextmanager
 def attacking(attack: Attack, port: int, seen: Seen) -> Iterator[None]:
     """The attack goes on during the block, in a process of its own; then `seen` knows what came of it."""
+    arguments = (str(_ALL.index(attack)), str(port), attack.prepare(port))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "benchmarks.attacks.attacker", str(ATTACKS.index(attack)), str(port)],
+        [sys.executable, "-P", "-m", "benchmarks.attacks.attacker", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -173,8 +177,11 @@ def attacking(attack: Attack, port: int, seen: Seen) -> Iterator[None]:
 
 def main() -> None:
     os.nice(_NICENESS)
-    number, port = map(int, sys.argv[1:])
-    seen = asyncio.run(_attack(ATTACKS[number], port))
+    number, port, prepared = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+    attack = _ALL[number]
+    pieces = attack.pieces
+    attack = dataclasses.replace(attack, pieces=lambda: (one.replace(PREPARED, prepared) for one in pieces()))
+    seen = asyncio.run(_attack(attack, port))
     print(json.dumps({one.name: getattr(seen, one.name) for one in dataclasses.fields(seen)}))
 
 

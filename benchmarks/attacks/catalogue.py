@@ -1,4 +1,5 @@
-"""The attacks: what each connection sends, how often, how many of them at once, and how a server should answer.
+"""The attacks on a server without keys: what each connection sends, how often, how many of them at once, and how a
+server should answer.
 
 Rates are such that the attacker takes little of the machine's two cores: what is measured is the server, not the race
 for cores.
@@ -8,40 +9,16 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from benchmarks.attacks.attack import PIECE, Attack, once, post
 
 MODEL, RERANKER = "m", "reranker"  # as the attacked server serves them
 _MEGABYTE = 1_000_000
-_PIECE = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attack:
-    """What some connections do, again and again until they are stopped."""
-
-    name: str
-    pieces: Callable[[], Iterator[bytes]]  # what one connection sends, piece by piece
-    connections: int  # at once
-    every: float  # seconds from one connection to the next that takes its place, at least
-    pause: float = 0.0  # seconds after each piece
-    answers: float = 1  # after so many a connection is closed; inf: it stays until the server closes it
-    bytes_per_second: float = math.inf  # that a connection reads; 0: nothing
-    is_on_monitor: bool = False  # whether it goes to --prometheus-port
-    expected: frozenset[str] = frozenset()  # statuses of all answers
-
-
-def _post(path: str, body: bytes, *headers: str) -> bytes:
-    named = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers]
-    return "\r\n".join(named).encode() + b"\r\n\r\n" + body
 
 
 def _get(path: str, *headers: str) -> bytes:
     named = headers if any(header.startswith("host:") for header in headers) else ("host: localhost", *headers)
     return "\r\n".join([f"GET {path} HTTP/1.1", *named]).encode() + b"\r\n\r\n"
-
-
-def _once(request: bytes) -> Callable[[], Iterator[bytes]]:
-    return lambda: iter([request])
 
 
 def _in_turn(requests: list[bytes]) -> Callable[[], Iterator[bytes]]:
@@ -53,7 +30,7 @@ def _in_turn(requests: list[bytes]) -> Callable[[], Iterator[bytes]]:
 def _trailers() -> Iterator[bytes]:
     """One value without end."""
     yield b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\na: "
-    yield from itertools.repeat(b"x" * _PIECE)
+    yield from itertools.repeat(b"x" * PIECE)
 
 
 def _embed(**fields: object) -> bytes:
@@ -65,12 +42,12 @@ _numbers = itertools.count()  # equal requests at the same time are computed onc
 
 def _unread_rows() -> Iterator[bytes]:
     start = next(_numbers) * 2048
-    yield _post("/v1/embeddings", _embed(input=[f"text {number}" for number in range(start, start + 2048)]))
+    yield post("/v1/embeddings", _embed(input=[f"text {number}" for number in range(start, start + 2048)]))
 
 
 def _sent_ahead() -> Iterator[bytes]:
     texts = (f"text {next(_numbers)}" for _ in range(1500))
-    yield b"".join(_post("/v1/embeddings", _embed(input=text, encoding_format="base64")) for text in texts)
+    yield b"".join(post("/v1/embeddings", _embed(input=text, encoding_format="base64")) for text in texts)
 
 
 _LISTS = b'{"input":"a","model":"m","other":[' + b"[]," * (4 * _MEGABYTE) + b"0]}"
@@ -84,16 +61,16 @@ _UNCLEAR = [
     b"GET /livez HTTP/1.1\r\nhost: a b\r\n\r\n",
 ]
 _OF_WEB_PAGES = [
-    _post("/v1/embeddings", _embed(input="a"), "content-type: text/plain", "origin: http://page.example"),
-    _post("/v1/embeddings", _embed(input="a"), "content-type: text/plain").replace(b"localhost", b"page.example"),
+    post("/v1/embeddings", _embed(input="a"), "content-type: text/plain", "origin: http://page.example"),
+    post("/v1/embeddings", _embed(input="a"), "content-type: text/plain").replace(b"localhost", b"page.example"),
 ]
 
 ATTACKS = (
-    Attack(name="nothing", pieces=_once(b""), connections=0, every=1),
+    Attack(name="nothing", pieces=once(b""), connections=0, every=1),
     Attack(
         name="trailers without end",
         pieces=_trailers,
-        pause=_PIECE / (5 * _MEGABYTE),
+        pause=PIECE / (5 * _MEGABYTE),
         connections=4,
         every=1,
         answers=math.inf,
@@ -101,21 +78,21 @@ ATTACKS = (
     ),
     Attack(
         name="12 MB of empty lists in a field that no route knows",
-        pieces=_once(_post("/v1/embeddings", _LISTS)),
+        pieces=once(post("/v1/embeddings", _LISTS)),
         connections=1,
         every=1,
         expected=frozenset({"400"}),
     ),
     Attack(
         name="12 MB of brackets",
-        pieces=_once(_post("/v1/embeddings", b"[" * (12 * _MEGABYTE))),
+        pieces=once(post("/v1/embeddings", b"[" * (12 * _MEGABYTE))),
         connections=1,
         every=1,
         expected=frozenset({"400"}),
     ),
     Attack(
         name="Host headers with a path, on --prometheus-port",
-        pieces=_once(_get("/metrics", "host: x/livez?")),
+        pieces=once(_get("/metrics", "host: x/livez?")),
         connections=2,
         every=0.04,
         is_on_monitor=True,
@@ -123,7 +100,7 @@ ATTACKS = (
     ),
     Attack(
         name="300 silent connections to --prometheus-port",
-        pieces=_once(b""),
+        pieces=once(b""),
         connections=300,
         every=3,
         answers=math.inf,
@@ -131,14 +108,14 @@ ATTACKS = (
     ),
     Attack(
         name="instructions of 10 MB to a reranker",
-        pieces=_once(_post("/rerank", json.dumps(_LONG_INSTRUCTION).encode())),
+        pieces=once(post("/rerank", json.dumps(_LONG_INSTRUCTION).encode())),
         connections=1,
         every=1,
         expected=frozenset({"400"}),
     ),
     Attack(
         name="3,500 offers to upgrade, sent ahead",
-        pieces=_once(_UPGRADES),
+        pieces=once(_UPGRADES),
         connections=1,
         every=2,
         answers=3500,
@@ -170,7 +147,7 @@ ATTACKS = (
     ),
     Attack(
         name="slow readers of /metrics",
-        pieces=_once(_get("/metrics") * 10),
+        pieces=once(_get("/metrics") * 10),
         connections=50,
         every=1,
         answers=math.inf,
@@ -179,7 +156,7 @@ ATTACKS = (
     ),
     Attack(
         name="slow readers of /metrics on --prometheus-port",
-        pieces=_once(_get("/metrics") * 10),
+        pieces=once(_get("/metrics") * 10),
         connections=50,
         every=1,
         answers=math.inf,
@@ -203,7 +180,7 @@ ATTACKS = (
     ),
     Attack(
         name="ids for /decode that no model has",
-        pieces=_once(_post("/decode", json.dumps({"model": MODEL, "ids": [[1], [10**20]]}).encode())),
+        pieces=once(post("/decode", json.dumps({"model": MODEL, "ids": [[1], [10**20]]}).encode())),
         connections=2,
         every=0.02,
         expected=frozenset({"422"}),

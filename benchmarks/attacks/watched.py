@@ -1,14 +1,16 @@
 """What good clients notice in some seconds, and what memory the server takes meanwhile."""
 
 import contextlib
+import http.client
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.processes import forget_tree_peaks, tree, tree_peak_rss_mb, tree_pss_mb
-from benchmarks.measuring.servers import RunningServer
+from benchmarks.measuring.servers import RunningServer, ServerFailed
 from embedline.bench.bodies import Request
 from embedline.bench.load import Load
 from embedline.bench.summary import summarize
@@ -16,6 +18,7 @@ from embedline.bench.summary import summarize
 RATE = 200.0  # requests a second, at random times
 _MAX_IN_FLIGHT = 2000  # more than ever are
 _LOOK_SECONDS = 0.5  # between two looks at the memory
+_BESIDE_SECONDS = 0.5  # between two doings of another key
 
 
 @dataclass(slots=True)
@@ -26,11 +29,13 @@ class Period:
     failures: Counter[str] = field(default_factory=Counter)
     pss_mb: float = 0.0  # the most that all processes of the server had at one look
     peaks_mb: float = 0.0  # the sum of each process's own peak of resident memory, which no look can miss
+    beside_seconds: list[float] = field(default_factory=list)  # that another key's own doings took, in order
 
     def add(self, other: "Period") -> None:
         """Another one of the same kind."""
         self.latencies_ms = sorted(self.latencies_ms + other.latencies_ms)
         self.failures += other.failures
+        self.beside_seconds += other.beside_seconds
         self.pss_mb = max(self.pss_mb, other.pss_mb)
         self.peaks_mb = max(self.peaks_mb, other.peaks_mb)
 
@@ -47,17 +52,42 @@ class Watched:
         """Of the server."""
         return set(tree(self._pid))
 
-    def period(self, seconds: float, *, seed: int) -> Period:
-        """What the clients notice in this time. The same seed sends at the same times."""
+    def period(self, seconds: float, *, seed: int, beside: Callable[[int], None] | None = None) -> Period:
+        """What the clients notice in this time, and what does `beside`. The same seed sends at the same times."""
         found = Period()
         load = Load(concurrency=_MAX_IN_FLIGHT, seconds=seconds, rate=RATE, seed=seed)
         forget_tree_peaks(self._pid)
-        with self._looking_at_memory(found):
+        with self._looking_at_memory(found), self._doing(beside, found):
             summary = summarize(drive(self._server.port, self._requests, load))
         found.peaks_mb = tree_peak_rss_mb(self._pid)
         found.latencies_ms = summary.latencies_ms
-        found.failures = Counter(summary.failures)
+        found.failures += Counter(summary.failures)
         return found
+
+    @contextlib.contextmanager
+    def _doing(self, beside: Callable[[int], None] | None, found: Period) -> Iterator[None]:
+        """It again and again while the block runs, once at least."""
+        ended = threading.Event()
+
+        def do() -> None:
+            while beside is not None:
+                began = time.perf_counter()
+                try:
+                    beside(self._server.port)
+                except (OSError, http.client.HTTPException, ServerFailed) as error:
+                    found.failures[f"another key's: {error}"] += 1
+                else:
+                    found.beside_seconds.append(time.perf_counter() - began)
+                if ended.wait(_BESIDE_SECONDS):
+                    return
+
+        thread = threading.Thread(target=do)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     @contextlib.contextmanager
     def _looking_at_memory(self, found: Period) -> Iterator[None]:

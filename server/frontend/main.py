@@ -86,7 +86,11 @@ async def serve(child: Child, start: FrontendStart) -> None:
         state,
         admission,
         pipeline,
-        BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        BodyReader(
+            max_bytes=start.payload_limit,
+            max_total_bytes=start.open_payload_limit,
+            are_keys_several=admission.are_keys_several,
+        ),
         Keys(
             start.keys,
             metrics_need_a_key=start.metrics_auth,
@@ -111,7 +115,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
     server = _make_server(start, app, Share(page, child.index))
     steps = HttpServer(app, [socket.socket(fileno=start.pipelines.listener_fd)]) if start.pipelines else None
     grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
-    child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
+    child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.requests.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
     own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None

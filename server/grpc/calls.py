@@ -11,9 +11,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 
 from server.dialects.reading.inputs import check_num_items
@@ -27,12 +26,12 @@ from server.http.auth import Keys
 from server.http.body import BodyReader
 from server.http.headers import read_options, request_id, request_ids
 from server.requests.admission.admission import Admission
+from server.requests.admission.open_requests import OpenRequest, OpenRequests
 from server.requests.errors import (
     ERRORS,
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
-    MalformedBody,
     NotReady,
     RequestError,
 )
@@ -48,6 +47,7 @@ _MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwh
 # The same in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
 _PAUSE_SECONDS = 600.0
 MAX_OPEN = 512  # messages of a stream whose answers have not left; enough for several batches of short texts
+ROW_BYTES = 1 << 20  # of the rows of such messages, and of the answers with them: who does not read keeps no more
 # Rows of tokens, and the answers with them, of such messages. Memory is granted to whoever comes first: with more,
 # later messages could hold all of it while the first one, whose answer must leave before theirs, waits for some.
 TOKEN_ROW_BYTES = 4 << 20
@@ -64,6 +64,14 @@ class _Done:
     trace: Trace
     answer: bytes
     refusal: Refusal | None  # instead of the answer
+
+
+class _Reading(NamedTuple):
+    """A request whose messages come; `held` counts their bytes."""
+
+    trace: Trace
+    opened: OpenRequest
+    held: contextlib.ExitStack
 
 
 class Calls:
@@ -91,6 +99,11 @@ class Calls:
         self._streams = set[InOrder[bytes, _Done]]()
         self._is_stopping = False
 
+    @property
+    def streams(self) -> OpenRequests:
+        """The places of streams, those that `Calls` does not answer included."""
+        return self._admission.streams
+
     def handler(self, method: Method) -> Handler:
         """What the library calls for each RPC of the method."""
         answer = self._each if method.reads is Reads.EACH else self._once
@@ -110,15 +123,18 @@ class Calls:
         """One answer to one message, or to all of them."""
         headers = headers_of(context)
         refused: Refusal | None = None
-        with self._admission.open_request(), self._reported(self._new_trace(method, headers)) as trace:
+        opened = OpenRequest(self._admission.requests)
+        with opened, self._reported(self._new_trace(method, headers)) as trace:
             deadline = deadline_of(context)
             try:
-                call = self._new_call(headers, deadline, trace)
+                call = self._new_call(headers, deadline, trace, opened)
                 with contextlib.ExitStack() as held:
-                    message = await self._read(method, context, trace, held)
+                    message = await self._read(method, context, _Reading(trace, opened, held))
                     answer = await self._answer(method, call, message)
+                opened.end_work()
                 await context.send_initial_metadata(initial_metadata(trace))
-                await context.write(answer)
+                with self._admission.unread.one_of(trace.key):
+                    await context.write(answer)
                 trace.status = 200
             except asyncio.CancelledError:
                 self._interrupted(trace, deadline)
@@ -134,10 +150,10 @@ class Calls:
     async def _each(self, method: Method, context: ServicerContext) -> None:
         """An answer to each message, until one of them fails."""
         headers = headers_of(context)
-        with self._admission.open_request():
+        with OpenRequest(self._admission.streams) as opened:
             trace, deadline = self._new_trace(method, headers), deadline_of(context)
             try:
-                call = self._new_call(headers, deadline, trace)
+                call = self._new_call(headers, deadline, trace, opened)
                 if call.options.request_class is None:
                     call.options = replace(call.options, request_class=RequestClass.BULK)
                 refused = await self._answer_stream(method, call, context)
@@ -181,8 +197,8 @@ class Calls:
         trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
         trace.num_body_bytes = len(message)
         try:
-            with self._bodies.whole(message):
-                answer = await self._answer(method, replace(call, trace=trace), _parsed(method, message))
+            with self._bodies.of(stream.key).whole(message):
+                answer = await self._answer(method, replace(call, trace=trace), method.parsed(message))
             return _Done(trace, answer, None)
         except asyncio.CancelledError:
             with self._reported(trace):
@@ -208,28 +224,31 @@ class Calls:
         trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(answer)))
         return answer
 
-    async def _read(self, method: Method, context: ServicerContext, trace: Trace, held: contextlib.ExitStack) -> Any:
-        """The message, or a list of all of them; `held` counts their bytes. Raises RequestError."""
+    async def _read(self, method: Method, context: ServicerContext, reading: "_Reading") -> Any:
+        """The message, or a list of all of them. Raises RequestError."""
+        trace, bodies = reading.trace, self._bodies.of(reading.trace.key)
         began, messages = time.perf_counter(), list[Any]()
-        while (data := await next_message(context, _MESSAGE_SECONDS)) is not None:
-            held.enter_context(self._bodies.whole(data))
+        while (data := await next_message(context, _MESSAGE_SECONDS, reading.opened)) is not None:
+            reading.held.enter_context(bodies.whole(data))
             trace.num_body_bytes += len(data)
-            messages.append(_parsed(method, data))
+            messages.append(method.parsed(data))
             if method.reads is Reads.ONE:
                 break
             check_num_items(len(messages), "the stream", max_items=self._max_items)
         if not messages:
             raise EmptyInput("no message came", param="stream")
+        reading.opened.let_in(trace.key)  # others were, while it waited
         trace.read_seconds = time.perf_counter() - began
         return messages[0] if method.reads is Reads.ONE else messages
 
     def _new_trace(self, method: Method, headers: Mapping[bytes, bytes]) -> Trace:
         return Trace("POST", method.path, request_id(headers) or next(self._request_ids))
 
-    def _new_call(self, headers: Mapping[bytes, bytes], deadline: float, trace: Trace) -> Call:
+    def _new_call(self, headers: Mapping[bytes, bytes], deadline: float, trace: Trace, opened: OpenRequest) -> Call:
         """Raises RequestError."""
         trace.key = self._keys.check(trace.method, trace.route, headers)
-        self._admission.check_open()
+        opened.let_in(trace.key)
+        self._admission.unread.check(trace.key)
         models, options = self._state.models_or_not_ready(), read_options(headers)
         if (name := headers.get(_MODEL)) is not None:
             models = models.named(name.decode("latin-1"))
@@ -259,19 +278,11 @@ class Calls:
 
 def _max_open(method: Method, call: Call) -> int:
     """Messages of a stream. Raises RequestError."""
-    if not method.has_token_rows:
-        return MAX_OPEN
     model = call.models.choose(None, with_prompt=True)
+    if not method.has_token_rows:
+        return max(1, min(MAX_OPEN, ROW_BYTES // (2 * 4 * model.dimensions)))
     row_bytes = 4 * model.max_seqlen * (model.token_dimensions or model.dimensions)
     return max(1, min(MAX_OPEN, TOKEN_ROW_BYTES // (2 * row_bytes)))
-
-
-def _parsed(method: Method, data: bytes) -> Any:
-    """Raises MalformedBody."""
-    try:
-        return method.message.FromString(data)
-    except DecodeError:
-        raise MalformedBody(f"the message is not of the type {method.message.DESCRIPTOR.full_name}") from None
 
 
 def _failed(error: Exception, trace: Trace) -> Refusal:

@@ -1,22 +1,28 @@
 """What an RPC brings, and what goes back beside its answers: metadata, deadline, messages as bytes."""
 
 import asyncio
+import contextlib
 import math
 import time
 
 from grpc.aio import EOF, ServicerContext
 
 from server.dialects.tei.shared import timing_headers
+from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow
 from server.requests.trace import Trace
 
 
-async def next_message(context: ServicerContext, seconds: float) -> bytes | None:
-    """None at the end. Raises BodyTooSlow."""
+async def next_message(context: ServicerContext, seconds: float, waiting: OpenRequest | None = None) -> bytes | None:
+    """None at the end; `waiting` takes no place meanwhile. Raises BodyTooSlow, and Overloaded where it gives way."""
+    clock = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
-            data = await context.read()
+        async with clock:
+            with contextlib.nullcontext() if waiting is None else waiting.waiting_for_body(clock):
+                data = await context.read()
     except TimeoutError:
+        if clock.when() == GAVE_WAY:
+            raise gave_way() from None
         raise BodyTooSlow(f"no message came for {seconds:g} seconds") from None
     return None if data is EOF else data
 

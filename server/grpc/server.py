@@ -35,8 +35,9 @@ class GrpcServer:
         max_connections: int,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """`address` is host:port of a port that other processes of this user may listen on too. `max_rpcs` and
-        `max_connections` are open at once; more are refused. Without credentials there is no TLS."""
+        """`address` is host:port of a port that other processes of this user may listen on too. `max_rpcs` of
+        a connection and `max_connections` are open at once; `calls` bounds those of each key. Without credentials
+        there is no TLS."""
         self._address = address
         self._credentials = credentials
         self._calls = calls
@@ -48,14 +49,14 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),  # the requests are limited, and so what they give
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE),
                 ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.max_concurrent_streams", max_rpcs),  # of a connection; a client's further RPCs wait there
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_MS),
                 ("grpc.keepalive_timeout_ms", _PONG_MS),
             ),
-            maximum_concurrent_rpcs=max_rpcs,
         )
         add_HealthServicer_to_server(self._health, self._server)
-        add_ServerReflectionServicer_to_server(Reflection(keys), self._server)
+        add_ServerReflectionServicer_to_server(Reflection(keys, calls.streams), self._server)
         self._server.add_generic_rpc_handlers(_handlers(calls, [*METHODS, info_method(state)]))
 
     async def start(self) -> None:

@@ -5,9 +5,9 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,19 +16,21 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
-from server.http.answers import send_answer, to_hold
+from server.http.answers import HeldSend, send_answer, to_hold
 from server.http.auth import Keys
 from server.http.bodies import compression
-from server.http.bodies.decoding import BodyDecoder, Request, num_marked
+from server.http.bodies.decoding import BodyDecoder, num_marked
 from server.http.bodies.line_streams import LineStreams
 from server.http.bodies.lines import check_head, has_lines
-from server.http.body import BodyReader, ClientLeft, Message, Receive, Scope, Send
+from server.http.bodies.request import HttpRequest
+from server.http.body import WHOLE_BODY, BodyReader, ClientLeft, Receive, Scope, Send, TimedReceive, decoded_bytes
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.jobs.batch_routes import OWNER
 from server.http.passed_on import PassedOn, PassOn
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
+from server.requests.admission.open_requests import OpenRequest
 from server.requests.errors import EngineFailed, Forbidden, MalformedBody, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
@@ -85,7 +87,7 @@ class App:
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
         self._lines = LineStreams(state, pipeline, bodies, finished)
-        self._decoder = BodyDecoder(bodies)
+        self._decoder = BodyDecoder()
         self._request_ids = request_ids()
 
     @property
@@ -103,9 +105,11 @@ class App:
             path = place.path
             route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        request, is_streamed = Request(scope, receive, send, headers, trace, place), False
+        is_streamed = False
         try:
-            with self._admission.open_request():
+            with OpenRequest(self._admission.requests) as opened:
+                timed = TimedReceive(receive, opened, is_whole=WHOLE_BODY in scope)
+                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, place)
                 if route is None:
                     assert place is not None
                     await self._answer_other(request, place)
@@ -128,31 +132,20 @@ class App:
         trace.status = _failed(error, trace, openai_error).status
         self._finished(trace)
 
-    async def _answer(self, route: Route, request: Request) -> Answer | None:
+    async def _answer(self, route: Route, request: HttpRequest) -> Answer | None:
         """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
         trace, call = request.trace, None
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
-            self._admission.check_open()
-            models, options = self._state.models_or_not_ready(), read_options(request.headers)
-            if request.place is not None and request.place.model is not None:
-                models = models.named(request.place.model)
-            call = Call(
-                options,
-                models,
-                self._max_items,
-                trace,
-                route.error_shape,
-                has_documents_in_objects=self._has_documents_in_objects,
-            )
+            call = self._new_call(route, request)
             if route.takes_lines and has_lines(request.headers):
-                check_head(request.headers, request.scope.get("http_version", "1.1"))
-                more = self._more_headers(trace)
-                await self._lines.answer(route, call, request.receive, request.send, more)
+                await self._answer_lines(route, call, request)
                 return None
-            work, num_bytes = await self._decoded(route, call, request)
-            with self._bodies.held(num_bytes):  # the decoder has copied what it needs
+            request.open.let_in(trace.key)
+            bodies = self._bodies.of(trace.key)
+            work, num_bytes = await _decoded(route, call, request, bodies)
+            with bodies.held(num_bytes):  # the decoder has copied what it needs
                 if call.form is not None:
                     trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
@@ -166,7 +159,25 @@ class App:
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
 
-    async def _answer_other(self, request: Request, place: Place) -> None:
+    def _new_call(self, route: Route, request: HttpRequest) -> Call:
+        """Raises RequestError."""
+        models, options = self._state.models_or_not_ready(), read_options(request.headers)
+        if request.place is not None and request.place.model is not None:
+            models = models.named(request.place.model)
+        are_objects = self._has_documents_in_objects
+        return Call(
+            options, models, self._max_items, request.trace, route.error_shape, has_documents_in_objects=are_objects
+        )
+
+    async def _answer_lines(self, route: Route, call: Call, request: HttpRequest) -> None:
+        """Raises what fails before the answer has begun."""
+        with OpenRequest(self._admission.streams) as stream:
+            stream.let_in(request.trace.key)
+            check_head(request.headers, request.scope.get("http_version", "1.1"))
+            more = self._more_headers(request.trace)
+            await self._lines.answer(route, call, request.receive.of_stream, request.send, more)
+
+    async def _answer_other(self, request: HttpRequest, place: Place) -> None:
         """Of a route that another process answers, or FastAPI."""
         for one in self._passed_on:
             if (answer := one.at(request.trace.method, place.path)) is not None:
@@ -175,16 +186,17 @@ class App:
                 return
         await self._fall_back(request, place)
 
-    async def _answer_of(self, request: Request, answer: PassOn) -> Answer:
+    async def _answer_of(self, request: HttpRequest, answer: PassOn) -> Answer:
         """The answer of another process: that a request was kept for later, or what a pipeline gave."""
         trace = request.trace
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
-            self._admission.check_open()
-            found = await answer(
-                partial(self._decoder.read, request), request.scope["headers"], self._keys.owner(trace.key)
-            )
+            request.open.let_in(trace.key)
+            owner, held = self._keys.owner(trace.key), contextlib.ExitStack()
+            with held:
+                read = request.holding(self._bodies.of(trace.key), held)
+                found = await answer(read, request.scope["headers"], owner)
             trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(found.body)))
             return found
         except (ClientLeft, asyncio.CancelledError):
@@ -192,29 +204,9 @@ class App:
         except Exception as error:
             return _failed(error, trace, openai_error)
 
-    async def _decoded(self, route: Route, call: Call, request: Request) -> tuple[Any, int]:
-        """What the body asks for, and the bytes of the body, which is not kept. Raises what the decoders raise."""
-
-        def decode(body: bytes, num_marks: int = 0) -> tuple[Any, int]:
-            work = route.decode(call, body)
-            if num_marks and num_marked(work) != num_marks:
-                raise MalformedBody("the body is not valid JSON in UTF-8")
-            return work, len(body)
-
-        return await self._decoder.read(request, decode, decode_marked=decode)
-
-    async def _fall_back(self, request: Request, place: Place) -> None:
+    async def _fall_back(self, request: HttpRequest, place: Place) -> None:
         """FastAPI's answer."""
         trace = request.trace
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", trace.request_id.encode())]
-            else:
-                trace.num_bytes += len(message.get("body", b""))
-            await request.send(message)
-
         try:
             self._hosts.check(trace.method, place.path, request.headers)
             trace.key = self._keys.check(trace.method, place.path, request.headers)
@@ -228,13 +220,19 @@ class App:
             "path": place.prefix + place.path,
             "root_path": place.prefix,
         }
+        send = HeldSend(request.send, trace, self._admission.room_of("bulk"))
         try:
             await self._fallback(scope, request.receive, send)
+        except Exception:
+            if send.refused is None:
+                raise
+            await self._send(request, _failed(send.refused, trace, plain_error_shape(place.path)))
         finally:
             if (route := scope.get("route")) is not None:  # whose path has names where this request's has ids
                 trace.route = route.path
 
-    async def _send(self, request: Request, answer: Answer) -> None:
+    async def _send(self, request: HttpRequest, answer: Answer) -> None:
+        request.open.end_work()
         trace, headers = request.trace, answer.headers
         trace.status, trace.num_bytes = answer.status, len(answer.body)
         headers.append((b"content-length", b"%d" % len(answer.body)))
@@ -262,6 +260,18 @@ class App:
             return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
         trace.error = "ClientLeft"
         return Answer(_CLIENT_LEFT, [], b"")
+
+
+async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> tuple[Any, int]:
+    """What the body asks for, and what it took in memory; it is not kept. Raises what the decoders raise."""
+
+    def decode(body: bytes, num_marks: int = 0) -> tuple[Any, int]:
+        work = route.decode(call, body)
+        if num_marks and num_marked(work) != num_marks:
+            raise MalformedBody("the body is not valid JSON in UTF-8")
+        return work, decoded_bytes(body)
+
+    return await request.read(bodies, decode, decode_marked=decode)
 
 
 def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:

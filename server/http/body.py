@@ -1,11 +1,15 @@
-"""The ASGI types, and reading a body up to a limit."""
+"""The ASGI types, the clock of every body, and reading a body up to a limit."""
 
 import asyncio
 import contextlib
-import math
+import copy
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
+import numpy as np
+
+from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
@@ -18,7 +22,7 @@ WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small
 SMALL_BYTES = 64 * 1024  # a body up to this size is never refused because of other bodies
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
-# The whole body may take this long, and a second more for each _BYTES_PER_SECOND bytes that have come.
+# What a client may keep the server waiting for its body; each _BYTES_PER_SECOND bytes that come give back a second.
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
 _LARGE_BYTES = 1 << 20  # of larger decompressed bodies one is in memory at a time
@@ -29,16 +33,100 @@ class ClientLeft(Exception):
     """The connection closed before the request was whole."""
 
 
+class TimedReceive:
+    """The `receive` that every route gets, so that none can forget it: a body that stops coming ends the request.
+
+    While it waits the request takes no place of those that are worked on.
+    """
+
+    def __init__(self, receive: Receive, request: OpenRequest, *, is_whole: bool) -> None:
+        """`is_whole` says that the body has come: then it only waits for the client to leave."""
+        self._receive = receive
+        self._request = request
+        self._is_whole = is_whole
+        self._seconds_left = _BODY_SECONDS
+
+    async def __call__(self) -> Message:
+        """Raises BodyTooSlow, and Overloaded where it gives way to other requests of its key."""
+        if self._is_whole:
+            return await self._receive()
+        began = asyncio.get_running_loop().time()
+        clock = asyncio.timeout_at(began + min(self._seconds_left, _PIECE_SECONDS))
+        try:
+            async with clock:
+                with self._request.waiting_for_body(clock):
+                    message = await self._receive()
+        except TimeoutError:
+            raise self._too_late(clock) from None
+        waited = asyncio.get_running_loop().time() - began
+        came = len(message.get("body", b"")) / _BYTES_PER_SECOND
+        self._seconds_left = min(_BODY_SECONDS, self._seconds_left - waited + came)
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+    def _too_late(self, clock: asyncio.Timeout) -> BodyTooSlow | Overloaded:
+        if clock.when() == GAVE_WAY:
+            return gave_way()
+        if self._seconds_left < _PIECE_SECONDS:
+            return BodyTooSlow(f"the body came more slowly than {_BYTES_PER_SECOND} bytes a second")
+        return _nothing_came()
+
+    async def of_stream(self) -> Message:
+        """The next piece of a body without end, whose client may pause: who reads it knows when that is too long.
+
+        Raises BodyTooSlow.
+        """
+        try:
+            async with asyncio.timeout(_PIECE_SECONDS):
+                return await self._receive()
+        except TimeoutError:
+            raise _nothing_came() from None
+
+
+def _nothing_came() -> BodyTooSlow:
+    return BodyTooSlow(f"nothing more of the body came for {_PIECE_SECONDS:g} seconds")
+
+
+class _Open:
+    """The bytes of all open bodies of a process, and of each key's. `num_bytes` is to be read only."""
+
+    def __init__(self, max_bytes: int, max_of_key: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_of_key = max_of_key
+        self.num_bytes = 0
+        self._of_key = Counter[str]()
+
+    def hold(self, num_bytes: int, key: str) -> None:
+        self.num_bytes += num_bytes
+        self._of_key[key] += num_bytes
+
+    def are_too_many(self, key: str, *, more: int = 0, but: int = 0) -> bool:
+        """With so many more, where there are others but so many."""
+        of_all, of_key = self.num_bytes, self._of_key[key]
+        return (of_all + more > self._max_bytes and of_all > but) or (of_key + more > self._max_of_key and of_key > but)
+
+
 class BodyReader:
     """Reads bodies of at most `max_bytes` each, and `max_total_bytes` for all that are open in this process.
 
-    A body that comes in one piece is small. It is never refused because of other bodies.
+    Of several keys one has at most half of those. A body that comes in one piece is small. It is never refused because
+    of other bodies.
     """
 
-    def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
+    def __init__(self, *, max_bytes: int, max_total_bytes: int, are_keys_several: bool = False) -> None:
         self._max_bytes = max_bytes
-        self._room = max(max_bytes, max_total_bytes)  # one body always fits
+        total = max(max_bytes, max_total_bytes)  # one body always fits
+        self._open = _Open(total, max(max_bytes, total // 2) if are_keys_several else total)
         self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
+        self._key = ""
+        self._of_keys: dict[str, BodyReader] = {}
+
+    def of(self, key: str) -> "BodyReader":
+        """The same for one key."""
+        if key not in self._of_keys:
+            self._of_keys[key] = copy.copy(self)
+            self._of_keys[key]._key = key
+        return self._of_keys[key]
 
     async def read(self, scope: Scope, receive: Receive, content_length: int | None) -> bytes:
         """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
@@ -58,21 +146,20 @@ class BodyReader:
     async def _read_rest(self, receive: Receive, first: bytes) -> bytes:
         chunks = [first]
         num_bytes = len(first)
-        latest = asyncio.get_running_loop().time() + _BODY_SECONDS
-        self._room -= num_bytes
+        self._open.hold(num_bytes, self._key)
         try:
             more = True
             while more:
                 self._check(num_bytes)
-                message = await next_piece(receive, by=latest + num_bytes / _BYTES_PER_SECOND)
+                message = await next_piece(receive)
                 chunks.append(message["body"])
                 num_bytes += len(message["body"])
-                self._room -= len(message["body"])
+                self._open.hold(len(message["body"]), self._key)
                 more = message.get("more_body", False)
             self._check(num_bytes)
             return b"".join(chunks)
         finally:
-            self._room += num_bytes
+            self._open.hold(-num_bytes, self._key)
 
     @contextlib.asynccontextmanager
     async def expanded(self, body: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -88,7 +175,7 @@ class BodyReader:
                 async for piece in pieces:
                     chunks.append(piece)
                     num_bytes += len(piece)
-                    self._room -= len(piece)
+                    self._open.hold(len(piece), self._key)
                     if num_bytes > SMALL_BYTES:
                         self._check(num_bytes)
                     if num_bytes > _LARGE_BYTES and not has_turn:
@@ -100,7 +187,7 @@ class BodyReader:
                 chunks.clear()
                 yield whole
             finally:
-                self._room += num_bytes
+                self._open.hold(-num_bytes, self._key)
                 if has_turn:
                     self._turn.release()
 
@@ -114,11 +201,11 @@ class BodyReader:
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
         """Count a body as open while the block runs: the request that was made of it is as large."""
-        self._room -= num_bytes
+        self._open.hold(num_bytes, self._key)
         try:
             yield
         finally:
-            self._room += num_bytes
+            self._open.hold(-num_bytes, self._key)
 
     @contextlib.contextmanager
     def whole(self, body: bytes | bytearray) -> Iterator[None]:
@@ -128,10 +215,15 @@ class BodyReader:
                 self._check(len(body))
             yield
 
+    def check(self, num_bytes: int, *, held: int) -> None:
+        """Before a body takes so many bytes more than those that are `held` of it. Raises Overloaded."""
+        if num_bytes > SMALL_BYTES and self._open.are_too_many(self._key, more=num_bytes, but=held):
+            raise self._too_many()
+
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise self._too_large()
-        if self._room < 0:
+        if self._open.are_too_many(self._key):
             raise self._too_many()
 
     def _too_many(self) -> Overloaded:
@@ -141,16 +233,19 @@ class BodyReader:
         return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
 
 
-async def next_piece(receive: Receive, *, by: float = math.inf) -> Message:
-    """The next piece of a body; `by` is a time of the loop."""
-    gap_ends = asyncio.get_running_loop().time() + _PIECE_SECONDS
-    try:
-        async with asyncio.timeout_at(min(gap_ends, by)):
-            message = await receive()
-    except TimeoutError:
-        if by < gap_ends:
-            raise BodyTooSlow(f"the body came more slowly than {_BYTES_PER_SECOND} bytes a second") from None
-        raise BodyTooSlow(f"nothing more of the body came for {_PIECE_SECONDS:g} seconds") from None
+def decoded_bytes(body: bytes) -> int:
+    """What the texts of a body take at most once it is decoded: of a text with one wide character all take as much."""
+    if len(body) <= SMALL_BYTES:
+        return len(body)
+    widest = int(np.frombuffer(body, np.uint8).max())
+    if widest >= 0xF0 or b"\\ud" in body or b"\\uD" in body:  # beyond U+FFFF; surrogates in pairs
+        return 4 * len(body)
+    return (2 if widest >= 0xC4 or b"\\u" in body else 1) * len(body)  # beyond U+00FF
+
+
+async def next_piece(receive: Receive) -> Message:
+    """The next piece of a body. Raises ClientLeft."""
+    message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientLeft
     return message

@@ -16,7 +16,6 @@ from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.dialects.route import PlainRoute
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
-from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
 from server.http.jobs.routes import add_job_routes
@@ -25,7 +24,7 @@ from server.http.pipelines import add_pipeline_routes
 from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
 from server.pipelines.client import PipelinesClient
-from server.requests.errors import ModelNotFound, NoSuchRoute, WrongMethod
+from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod
 from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
@@ -51,6 +50,7 @@ def make_app(
         redirect_slashes=False,  # a redirect would repeat the client's Host header, and lose a proxy's https
     )
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestError, _request_error)
     app.openapi = describe_api(app, state, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 
     for route in PLAIN_ROUTES:
@@ -140,8 +140,7 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
         own = state.own_name(name)
         card = next((card for card in _model_cards(state) if card["id"] == own), None)
         if card is None:
-            refused = openai_error(ModelNotFound("no model has that name; GET /v1/models lists them", param="model"))
-            return Response(bytes(refused.body), status_code=refused.status, media_type="application/json")
+            raise ModelNotFound("no model has that name; GET /v1/models lists them", param="model")
         return JSONResponse(card)
 
 
@@ -215,6 +214,14 @@ def _tasks(model: ServedModel) -> list[str]:
     """What the model is for, and what else it gives."""
     beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
     return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    """What any of the routes raises, in the shape of every other error of the path."""
+    assert isinstance(error, RequestError)
+    refused = plain_error_shape(request.scope["path"].removeprefix(request.scope["root_path"]))(error)
+    headers = {name.decode(): value.decode() for name, value in refused.headers}
+    return Response(bytes(refused.body), status_code=refused.status, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -50,11 +50,13 @@ class _State(ServerState):
         self._on_number = on_number
 
     def opened(self, connection: "_Protocol", accepted: socket.socket) -> None:
-        """Where there is one too many, the oldest without a request gives way."""
+        """Where there is one too many, the oldest gives way that has no request, else that waits for its client."""
         self.by_age[connection] = accepted
         if len(self.by_age) > self._max_connections:
-            oldest = next(one for one in self.by_age if one.is_idle)  # the newest has no request yet
-            self.end(oldest)
+            *others, _ = self.by_age
+            idle = (one for one in others if one.is_idle)
+            waiting = (one for one in others if one.waits_for_client)
+            self.end(next(idle, None) or next(waiting, None) or connection)
         self._on_number(len(self.by_age))
 
     def end(self, connection: "_Protocol") -> None:
@@ -102,6 +104,11 @@ class _Protocol(Protocol):
         is_open = self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
         return not is_open and (self.transport is None or not self.transport.get_write_buffer_size())
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the rest of a body has to come, or of an answer to be read."""
+        return self._is_in_body or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
         super().connection_made(transport)
@@ -130,9 +137,9 @@ class HttpServer:
         """The listeners are TCP or Unix sockets. `on_refused` gets the error of what never became a request: its head
         was too long, too slow or not HTTP. With a certificate the server speaks TLS on TCP.
 
-        Of more than `max_connections` the oldest without a request is closed, as is one without a request for
-        `idle_seconds`. `share` says how many connections others have that accept from the same
-        listeners.
+        Of more than `max_connections` the oldest without a request is closed, else the oldest that waits for its
+        client, as is one without a request for `idle_seconds`. `share` says how many connections
+        others have that accept from the same listeners.
         """
         self._listeners = listeners
         self._certificate = certificate

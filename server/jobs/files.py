@@ -1,7 +1,7 @@
 """Files of clients and of batches: bytes in a folder, what is known of them in the store.
 
-The room of an upload is reserved before its first byte. A file is seen once all of it is on the disk; what an upload
-left that never ended is removed.
+The room of an upload is reserved as its bytes come, some ahead of them: one that stops coming keeps no more than that.
+A file is seen once all of it is on the disk; what an upload left that never ended is removed.
 """
 
 import asyncio
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from server.jobs.limits import PIECE_BYTES
 from server.jobs.store.disk import read_at, sync_folder, write_all, written_at
+from server.jobs.store.errors import StoreFull
 from server.jobs.store.objects import Objects
 from server.jobs.store.removal import Removal
 from server.jobs.store.store import DocumentStore
@@ -24,7 +26,9 @@ from server.jobs.types import Document
 KIND = "file"
 _UPLOADING, _READY = "uploading", "ready"  # uploading: or being removed
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
-_MAX_UPLOADS = 64  # at a time
+_MAX_UPLOADS_OF_OWNER = 64  # at a time
+_MAX_UPLOADS = 512  # of all; but one of each owner always
+_RESERVED_BYTES = 8 << 20  # for the first bytes of an upload, then always as many as have come
 _MAX_LEFT = 1000  # of other servers or processes that are looked at
 _UNKNOWN = "this upload is not known, or not any more"
 
@@ -38,7 +42,7 @@ class FileProblem(ValueError):
 
 
 class TooManyUploads(Exception):
-    """As many as may be are under way."""
+    """As many as may be are under way, of one owner or of all."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -58,7 +62,7 @@ class _Upload:
     document: Document
     info: FileInfo
     descriptor: int
-    most: int  # bytes that were reserved
+    most: int  # bytes that were announced
     seen_at: float  # of time.monotonic
     size: int = 0
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # while a thread uses the descriptor, nobody closes it
@@ -115,14 +119,13 @@ class Files:
         return self.path(file_id).exists()
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
-        """Reserve `most` bytes; the id of the file. Raises TooManyUploads, OSError."""
+        """Begin an upload of at most so many bytes; the id of the file. Raises TooManyUploads, OSError."""
         async with self._beginning:
             await self._drop_idle()
             await self._drop_left()
-            if len(self._uploads) >= _MAX_UPLOADS:
-                raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, as many as may be")
+            self._check_number(owner)
             info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
-            document = _document(owner, info, _UPLOADING, held_bytes=most)
+            document = _document(owner, info, _UPLOADING, held_bytes=min(most, _RESERVED_BYTES))
             await self._documents.put(document)
             try:
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
@@ -133,14 +136,36 @@ class Files:
             self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
         return info.id
 
+    def _check_number(self, owner: str) -> None:
+        """Raises TooManyUploads."""
+        num_of_owner = sum(upload.document.owner == owner for upload in self._uploads.values())
+        if num_of_owner >= _MAX_UPLOADS_OF_OWNER or (num_of_owner and len(self._uploads) >= _MAX_UPLOADS):
+            raise TooManyUploads(f"{num_of_owner} uploads of this API key are under way, as many as may be")
+
     async def append(self, owner: str, file_id: str, chunk: memoryview) -> None:
         """Raises FileProblem, and OSError where the disk is full."""
         async with self._upload(owner, file_id) as upload:
             if upload.size + len(chunk) > upload.most:
                 raise FileProblem("the file has more bytes than were announced")
             upload.seen_at = time.monotonic()
+            await self._reserve(upload, upload.size + len(chunk))
             upload.size += len(chunk)
             await asyncio.to_thread(write_all, upload.descriptor, chunk)
+
+    async def _reserve(self, upload: _Upload, size: int) -> None:
+        """Room for so many bytes, and for as many more if there is some. Raises FileProblem, StoreFull."""
+        kept = upload.document
+        if size <= kept.held_bytes:
+            return
+        more = replace(kept, held_bytes=min(upload.most, 2 * size))
+        try:
+            is_kept = await self._documents.replace(more)
+        except StoreFull:
+            more = replace(kept, held_bytes=size)
+            is_kept = await self._documents.replace(more)
+        if not is_kept:
+            raise FileProblem(_UNKNOWN)
+        upload.document = replace(more, version=kept.version + 1)
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
         """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
@@ -198,7 +223,7 @@ class Files:
         try:
             if self._objects is not None:
                 return await self._objects.read(file_id, offset, count)
-            return await asyncio.to_thread(read_at, self.path(file_id), offset, count)
+            return await asyncio.to_thread(read_at, self.path(file_id), offset, min(count, PIECE_BYTES))
         except FileNotFoundError:
             if await self.info(owner, file_id) is None:  # another server has deleted it meanwhile
                 return None

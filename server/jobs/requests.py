@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from server.jobs.limits import PIECE_BYTES
 from server.jobs.messages import Call, Fields, Reason, Refused, Reply
 from server.jobs.service import Handler
 from server.jobs.store.errors import IdempotencyConflict, StoreFull, StoreUnavailable
@@ -56,12 +57,13 @@ class Requests:
         return Reply(_fields_of(await self._seen(call)))
 
     async def _result(self, call: Call, _: memoryview) -> Reply:
-        """The result's body, with its status and headers; without a result, what is known of the request."""
-        result = await asked(self._store.result(call.owner, call.fields["request_id"]))
+        """A piece of the result, with its status and headers; without a result, what is known of the request."""
+        request_id, offset = call.fields["request_id"], call.fields.get("offset", 0)
+        result = await asked(self._store.result(call.owner, request_id, offset=offset, count=PIECE_BYTES))
         if result is None:
             return Reply({"view": _fields_of(await self._seen(call))})
         fields = {"status_code": result.status_code, "headers": result.headers, "content_type": result.content_type}
-        return Reply({"result": fields}, result.body)
+        return Reply({"result": {**fields, "bytes": result.num_bytes}}, result.body)
 
     async def _cancel(self, call: Call, _: memoryview) -> Reply:
         is_canceled = await asked(self._store.cancel(call.owner, call.fields["request_id"]))

@@ -4,7 +4,7 @@ All times are unix seconds of the store's clock. `owner` is the name of the API 
 the server has no keys. Statuses are named as Baseten names them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 NUM_PRIORITIES = 3  # 0 goes first
@@ -67,12 +67,16 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the route answered, byte for byte."""
+    """What the route answered, byte for byte.
+
+    num_bytes  of the whole body, where `body` is a part of it
+    """
 
     status_code: int
     headers: Headers
     body: bytes
     content_type: str = "application/json"
+    num_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

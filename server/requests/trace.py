@@ -52,16 +52,16 @@ class Trace:
         """Wait for room for large rows and the answer. Raises NotReady."""
         joint, self.joint_room = self.joint_room, None
         if joint is not None:
-            await joint.take(room, num_bytes)
+            await joint.take(room, num_bytes, self.key)
             return
         if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
             self.held.release()
-        self.held = await room.take(num_bytes)
+        self.held = await room.take(num_bytes, self.key)
 
     def hold_answer(self, room: Room, num_bytes: int) -> None:
         """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
         if num_bytes and self.held is None:
-            self.held = Held(room)
+            self.held = Held(room, self.key)
         if self.held is not None:
             self.held.change(num_bytes)
 

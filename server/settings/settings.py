@@ -76,7 +76,8 @@ class Settings(JobsFlags):
     max_concurrent_requests: int = flag(
         4096,
         "Limits",
-        "The most open HTTP requests. More are refused with 429. Raise it for very many small clients.",
+        "The most requests that are worked on, not those that wait for their clients. More are refused with 429. "
+        "Raise it for very many small clients.",
         least=1,
     )
     max_client_batch_size: int = flag(

@@ -4,17 +4,17 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from benchmarks.attacks.__main__ import MAX_GROWTH_MB, Found, cells, good_requests, recipe
+from benchmarks.attacks.__main__ import MAX_GROWTH_MB, MAX_GROWTH_OF_KEY_MB, Found, attacked_server, cells
+from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.attacker import Seen, Visit, attacking
-from benchmarks.attacks.catalogue import ATTACKS, Attack
+from benchmarks.attacks.catalogue import ATTACKS
+from benchmarks.attacks.keyed import KEYED_ATTACKS
 from benchmarks.attacks.watched import Period, Watched
 from benchmarks.measuring.loop_lag import heartbeats, lag_percentile
-from benchmarks.measuring.servers import free_port, running
 
 MAX_TRIES = 10
 
@@ -84,38 +84,47 @@ def test_how_late_loops_were_is_read_from_metrics() -> None:
     assert math.isnan(lag_percentile(after, after, 99))
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, int, int]]:
-    """The benchmark's server with its good clients, its port, and its monitor's."""
-    folder, monitor = tmp_path_factory.mktemp("attacked"), free_port()
-    with running(recipe(folder, monitor), cache=Path(folder)) as server:
-        server.wait_for_answer("a text")
-        watched = Watched(server, good_requests(server))
-        watched.period(1.0, seed=0)
-        yield watched, server.port, monitor
+@pytest.fixture(scope="module", params=[False, True], ids=["open", "keys"])
+def attacked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[bool, Watched, int, int]]:
+    """Whether it has keys, the benchmark's server with its good clients, its port, and its monitor's."""
+    with attacked_server(tmp_path_factory.mktemp("attacked"), has_keys=request.param) as server:
+        yield request.param, *server
 
 
-@pytest.mark.full
-@pytest.mark.faults
-@pytest.mark.holds("Limits", "Memory stays flat")
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_others_are_answered_and_memory_is_bounded_during_an_attack(
-    attack: Attack, attacked: tuple[Watched, int, int], reached: Callable[[str, str], None]
-) -> None:
-    watched, port, monitor = attacked
-    processes, quiet = watched.processes(), watched.period(1.0, seed=1)
+def others_are_answered(attack: Attack, server: tuple[Watched, int, int], *, max_growth_mb: float) -> float:
+    """The MB by which memory grew."""
+    watched, port, monitor = server
+    processes, quiet = watched.processes(), watched.period(1.0, seed=1, beside=attack.beside)
     seen, during, tries = Seen(), Period(), 0
     # the attacker gives way to everybody, and on a busy machine it may not get far
     while tries == 0 or (tries < MAX_TRIES and not (attack.expected <= seen.outcomes.keys())):
         with attacking(attack, monitor if attack.is_on_monitor else port, seen):
-            during.add(watched.period(1.5, seed=2))
+            during.add(watched.period(1.5, seed=2, beside=attack.beside))
         tries += 1
     after = watched.period(0.5, seed=3)
 
     assert not quiet.failures + during.failures + after.failures
     assert after.latencies_ms
-    assert {outcome for outcome in seen.outcomes if outcome.isdecimal()} == attack.expected, seen.outcomes
-    grown = during.pss_mb - quiet.pss_mb
-    reached("attacks", f"{attack.name}: memory grew by {grown:.0f} MB")
-    assert grown <= MAX_GROWTH_MB
+    if attack.expected:
+        assert {outcome for outcome in seen.outcomes if outcome.isdecimal()} == attack.expected, seen.outcomes
+    assert during.pss_mb - quiet.pss_mb <= max_growth_mb
     assert processes <= watched.processes()
+    return during.pss_mb - quiet.pss_mb
+
+
+@pytest.mark.full
+@pytest.mark.faults
+@pytest.mark.holds("Limits", "Memory stays flat", "Every bound")
+@pytest.mark.parametrize("number", range(max(len(ATTACKS), len(KEYED_ATTACKS))))
+def test_others_are_answered_and_memory_is_bounded_during_an_attack(
+    number: int, attacked: tuple[bool, Watched, int, int], reached: Callable[[str, str], None]
+) -> None:
+    has_keys, watched, port, monitor = attacked
+    attacks = KEYED_ATTACKS if has_keys else ATTACKS
+    if number >= len(attacks):
+        return
+    most = MAX_GROWTH_OF_KEY_MB if has_keys else MAX_GROWTH_MB
+    grown = others_are_answered(attacks[number], (watched, port, monitor), max_growth_mb=most)
+    reached("attacks", f"{attacks[number].name}: memory grew by {grown:.0f} MB")

@@ -1,8 +1,9 @@
 """The edge in one process: a model, and the ASGI application with stand-ins for the pool and the managers."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ from server.http.body import ASGIApp, BodyReader, Message
 from server.http.hosts import Hosts
 from server.http.jobs.async_predict import AsyncPredict
 from server.http.pipelines import RunPipeline
+from server.jobs.client import JobsClient
 from server.requests.admission.admission import Admission, WaitBudgets
+from server.requests.admission.open_requests import OpenRequest
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -220,6 +223,7 @@ class Edge:
         has_documents_in_objects: bool = True,
         url_prefix: str = "",
         compresses: bool = False,
+        jobs: JobsClient | None = None,
     ) -> None:
         loaded = loaded or ready_state()
         num_models = len(loaded["models"])
@@ -242,7 +246,8 @@ class Edge:
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )
-        bodies = BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes)
+        are_several = self.admission.are_keys_several
+        bodies = BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes, are_keys_several=are_several)
         self.app = App(
             state=self.state,
             admission=self.admission,
@@ -254,10 +259,18 @@ class Edge:
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
-            passed_on=(AsyncPredict(None), RunPipeline(None, bodies)),
-            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key)),
+            passed_on=(AsyncPredict(jobs), RunPipeline(None, bodies)),
+            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key, jobs)),
             url_prefix=url_prefix,
         )
+
+
+@contextlib.contextmanager
+def worked_on(edge: Edge, key: str = "") -> Iterator[None]:
+    """Another request of the key takes a place."""
+    with OpenRequest(edge.admission.requests) as other:
+        other.let_in(key)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute
 
 from server.http.body import Receive, Scope, Send
 from server.http.get_routes import make_app
+from server.jobs.client import JobsClient
 from server.requests.models import ServerState
 from wire.page import Page
 
@@ -17,22 +18,29 @@ class Fallback:
     state: ServerState
     needs_key: bool
     metrics_need_a_key: bool
+    jobs: JobsClient | None = None
 
     @property
     def routes(self) -> list[BaseRoute]:
         """Those of any state."""
-        return _routes()
+        return fallback_routes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._made(scope, receive, send)
 
     @cached_property
     def _made(self) -> FastAPI:
-        return make_app(self.state, _metrics_text, needs_key=self.needs_key, metrics_need_a_key=self.metrics_need_a_key)
+        return make_app(
+            self.state,
+            _metrics_text,
+            jobs=self.jobs,
+            needs_key=self.needs_key,
+            metrics_need_a_key=self.metrics_need_a_key,
+        )
 
 
 @cache
-def _routes() -> list[BaseRoute]:
+def fallback_routes() -> list[BaseRoute]:
     page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=1)
     return make_app(ServerState(page), _metrics_text).routes
 

@@ -102,9 +102,16 @@ MISTAKES = (
     Mistake(
         "Sliding windows are ignored",
         "engine/transformers",
-        "window=sliding_window or query.shape[2],",
+        "window=seen.window or query.shape[2],",
         "window=query.shape[2],",
         "tests/engine/transformers/test_attention.py",
+    ),
+    Mistake(
+        "Layers may number the tokens of a packed row",
+        "engine/transformers",
+        "if made.is_floating_point():",
+        "if False:",
+        "tests/engine/transformers/test_visibility.py",
     ),
     Mistake(
         "A model's own scaling of attention is ignored",
@@ -200,9 +207,23 @@ MISTAKES = (
     Mistake(
         "One request too many is let in",
         "server",
-        "if self._num_requests > self._max_requests:",
-        "if self._num_requests > self._max_requests + 1:",
+        "if self._num_in_work > self._max_in_work and",
+        "if self._num_in_work > self._max_in_work + 1 and",
         "tests/server/requests",
+    ),
+    Mistake(
+        "A client that is silent takes a place",
+        "server",
+        "with self.waiting(), self._all.waiting(self._key, clock):",
+        "with self._all.waiting(self._key, clock):",
+        "tests/server/requests/admission/test_open_requests.py",
+    ),
+    Mistake(
+        "A file's content does not count until it is read",
+        "server",
+        "self._hold(to_hold(len(body)))",
+        "self._hold(0)",
+        "tests/server/http/routes/test_bounds_of_every_route.py",
     ),
     Mistake(
         "The characters of a text are never learnt",
@@ -242,8 +263,8 @@ MISTAKES = (
     Mistake(
         "A file outranks the command line",
         "server",
-        "return Settings(models=models, **_of(server, file.values, given))",
-        "return Settings(models=models, **_of(server, given, file.values))",
+        "            **_of(server, file.values, given),",
+        "            **_of(server, given, file.values),",
         "tests/server/settings",
     ),
     Mistake(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from server.dialects.route import Call
 from server.dialects.tei_grpc import tei_pb2
-from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from tokenizer_pool.messages import Truncation
@@ -53,6 +54,13 @@ class Method:
     def path(self) -> str:
         """As HTTP/2 has it."""
         return f"/tei.v1.{self.service}/{self.name}"
+
+    def parsed(self, data: bytes) -> Any:
+        """A message. Raises MalformedBody."""
+        try:
+            return self.message.FromString(data)
+        except DecodeError:
+            raise MalformedBody(f"the message is not of the type {self.message.DESCRIPTOR.full_name}") from None
 
 
 def read_text(text: str, field: str) -> str:

@@ -1,1 +1,1 @@
-"""Bodies that are no plain JSON: compressed ones, and lines without end. Bodies as they come are read in body.py."""
+"""Bodies of requests: read and decoded, compressed ones, and lines without end. Their pieces come through body.py."""

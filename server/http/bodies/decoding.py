@@ -1,25 +1,19 @@
-"""Reads a request's body and has it decoded: compressed or not, with a byte order mark or not.
+"""Has a body of JSON decoded, with a byte order mark or not.
 
 A value for which a decoder refuses a whole body is named, or fails alone where the request allows it. That costs bodies
 nothing that are right.
 """
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
 from server.dialects.choice import Chosen
 from server.dialects.reading.json_body import BOM
 from server.dialects.reading.nesting import LARGE_BYTES, check_large, pieces
-from server.http.bodies import compression
-from server.http.body import BodyReader, Receive, Scope, Send
-from server.http.paths import Place
 from server.requests.errors import MalformedBody, RequestError
 from server.requests.inputs.partial import IS_NO_TEXT, UNREADABLE
 from server.requests.time_slices import SharedSlice
-from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from wire.json_values import MAX_DEPTH, Value, is_wrong, marked, place_of, values, without_escapes
 
@@ -31,56 +25,17 @@ _Decoded = TypeVar("_Decoded")
 DecodeMarked = Callable[[bytes, int], _Decoded]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request as it came."""
-
-    scope: Scope
-    receive: Receive
-    send: Send
-    headers: Mapping[bytes, bytes]
-    trace: Trace
-    place: Place | None = None  # None = the path is a POST route's own
-
-
 class BodyDecoder:
     """Of one frontend. What looks for wrong values shares a slice of time."""
 
-    def __init__(self, bodies: BodyReader) -> None:
-        self._bodies = bodies
+    def __init__(self) -> None:
         self._time_slice = SharedSlice()
 
-    async def read(
-        self,
-        request: Request,
-        decode: Callable[[bytes], _Decoded],
-        *,
-        is_json: bool = True,
-        decode_marked: DecodeMarked[_Decoded] | None = None,
-    ) -> _Decoded:
-        """What `decode` makes of the body, or `decode_marked` if it has wrong texts.
-
-        Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
-        errors.
-        """
-        began, coding = time.perf_counter(), compression.coding_of(request.headers)
-        length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
-        body = await self._bodies.read(request.scope, request.receive, None if length is None else int(length))
-        request.trace.num_body_bytes = len(body)
-        if coding is not None:
-            async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:
-                request.trace.read_seconds = time.perf_counter() - began
-                return await self._made(body, decode, decode_marked) if is_json else decode(body)
-        request.trace.read_seconds = time.perf_counter() - began
-        if is_json and len(body) > LARGE_BYTES:
-            with self._bodies.held(len(body)):
-                return await self._made(body, decode, decode_marked)
-        return await self._made(body, decode, decode_marked) if is_json else decode(body)
-
-    async def _made(
+    async def decoded(
         self, body: bytes, decode: Callable[[bytes], _Decoded], decode_marked: DecodeMarked[_Decoded] | None
     ) -> _Decoded:
-        """Of JSON. Raises MalformedBody, and the decoder's errors."""
+        """What `decode` makes of JSON, or `decode_marked` if it has wrong texts. Raises MalformedBody, and what the two
+        raise."""
         try:
             if len(body) > LARGE_BYTES:
                 await check_large(body)

@@ -90,7 +90,7 @@ class LineStreams:
         call, has_begun = replace(call, options=own), False
         reader = LineReader(
             receive,
-            self.bodies,
+            self.bodies.of(call.trace.key),
             max_lines=_lines_together(call),
             is_stopping=lambda: self.state.draining,
             time_slice=self.time_slice,
@@ -176,7 +176,7 @@ class LineStreams:
         """Raises RequestError."""
         body = body_of(lines)
         call.trace.num_body_bytes = len(body)
-        with self.bodies.whole(body):
+        with self.bodies.of(call.trace.key).whole(body):
             if len(body) > LARGE_BYTES:
                 await check_large(body)
             work = route.decode(call, body)

@@ -1,7 +1,7 @@
 """OpenAI's routes of files and batches, on FastAPI."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from server.http.jobs.async_predict import NO_JOBS
 from server.http.jobs.refusals import calling
 from server.http.jobs.upload import received
 from server.jobs.client import JobsClient
-from server.jobs.messages import Fields, Refused, Reply
+from server.jobs.messages import Refused, Reply
 from server.requests.errors import InvalidRequest, NoSuchRoute, PayloadTooLarge
 from wire.frames import Buffer
 
@@ -60,10 +60,12 @@ class BatchRoutes:
         """All bytes, a piece at a time."""
         info = (await self._call("file_view", request, request.path_params)).fields
         first = (await self._call("file_read", request, {"file_id": info["id"], "offset": 0})).body
-        headers = {"content-length": str(info["bytes"])}
-        return StreamingResponse(
-            self._pieces(request, info, first), headers=headers, media_type="application/octet-stream"
-        )
+        jobs = self._there()
+
+        async def more(offset: int) -> Buffer:
+            return (await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})).body
+
+        return in_pieces(first, info["bytes"], more, headers={"content-type": "application/octet-stream"})
 
     async def create(self, request: Request) -> Response:
         body = bytearray()
@@ -91,19 +93,6 @@ class BatchRoutes:
         fields = {"after": request.query_params.get("after"), "limit": int(float(limit))}
         return JSONResponse((await self._call(what, request, fields)).fields)
 
-    async def _pieces(self, request: Request, info: Fields, piece: Buffer) -> AsyncIterator[bytes]:
-        offset, jobs = 0, self._there()
-        while piece:
-            yield bytes(piece)
-            offset += len(piece)
-            if offset >= info["bytes"]:
-                return
-            try:
-                fields = {"file_id": info["id"], "offset": offset}
-                piece = (await jobs.call("file_read", request.scope[OWNER], fields)).body
-            except Refused:
-                return  # fewer bytes than announced: the client sees that it is not whole
-
     async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
         with calling():
             return await self._there().call(what, request.scope[OWNER], dict(fields))
@@ -112,3 +101,26 @@ class BatchRoutes:
         if self._jobs is None:
             raise NoSuchRoute(NO_JOBS)
         return self._jobs
+
+
+def in_pieces(
+    first: Buffer,
+    num_bytes: int,
+    more: Callable[[int], Awaitable[Buffer]],
+    *,
+    status: int = 200,
+    headers: Mapping[str, str],
+) -> Response:
+    """An answer of which one piece is here at a time: its client may not read it. `more` gives the piece from there."""
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        piece, offset = first, 0
+        while piece:
+            yield memoryview(piece)
+            offset += len(piece)
+            try:
+                piece = await more(offset) if offset < num_bytes else b""
+            except Refused:
+                return  # fewer bytes than announced: the client sees that it is not whole
+
+    return StreamingResponse(pieces(), status_code=status, headers={**headers, "content-length": str(num_bytes)})

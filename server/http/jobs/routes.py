@@ -1,25 +1,22 @@
 """The other routes of async requests, on FastAPI: what became of one, its result, its end, and the queue."""
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.dialects.writing.openai_shapes import openai_error
 from server.http.jobs.async_predict import NO_JOBS, PLACE
-from server.http.jobs.batch_routes import OWNER, BatchRoutes
+from server.http.jobs.batch_routes import OWNER, BatchRoutes, in_pieces
 from server.http.jobs.documented import documented
 from server.http.jobs.refusals import calling
 from server.jobs.client import JobsClient
 from server.jobs.messages import Fields, Reply
-from server.requests.errors import Conflict, NoSuchRoute, RequestError
+from server.requests.errors import Conflict, NoSuchRoute
+from wire.frames import Buffer
 
 _UNENDED = ("QUEUED", "IN_PROGRESS")
 _ASK_AGAIN = {"retry-after": "1"}  # seconds
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
@@ -42,21 +39,7 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
         ("GET", "/v1/batches/{batch_id}", of_batches.batch),
         ("POST", "/v1/batches/{batch_id}/cancel", of_batches.cancel),
     ):
-        app.add_api_route(path, _answering(endpoint), methods=[method], **documented(method, path))
-
-
-def _answering(endpoint: Endpoint) -> Endpoint:
-    """Errors get the shape of every other route's."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except RequestError as error:
-            refused = openai_error(error)
-            headers = {name.decode(): value.decode() for name, value in refused.headers}
-            return Response(bytes(refused.body), status_code=refused.status, headers=headers)
-
-    return answer
+        app.add_api_route(path, endpoint, methods=[method], **documented(method, path))
 
 
 class _Routes:
@@ -74,7 +57,7 @@ class _Routes:
         return JSONResponse(_shown((await self._call("view", request)).fields))
 
     async def result(self, request: Request) -> Response:
-        """What the route answered, byte for byte; 202 until then."""
+        """What the route answered, byte for byte and a piece at a time; 202 until then."""
         reply = await self._call("result", request)
         result = reply.fields.get("result")
         if result is None:
@@ -83,7 +66,13 @@ class _Routes:
                 return JSONResponse(_shown(view), status_code=202, headers=_ASK_AGAIN)
             raise Conflict(f"this request has no result: its status is {view['status']}")
         headers = {**dict(result["headers"]), "content-type": result["content_type"]}
-        return Response(bytes(reply.body), status_code=result["status_code"], headers=headers)
+
+        async def more(offset: int) -> Buffer:
+            assert self._jobs is not None
+            fields = {**request.path_params, "offset": offset}
+            return (await self._jobs.call("result", request.scope[OWNER], fields)).body
+
+        return in_pieces(reply.body, result["bytes"], more, status=result["status_code"], headers=headers)
 
     async def cancel(self, request: Request) -> Response:
         """Only while it is QUEUED."""

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.http.body import ClientLeft
 from server.jobs.client import JobsClient
-from server.jobs.limits import CHUNK_BYTES
+from server.jobs.limits import PIECE_BYTES
 from server.jobs.messages import Fields, Refused
 from server.requests.errors import InvalidRequest, MalformedBody, UnsupportedMedia
 
@@ -85,9 +85,9 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
             if form.filename is not None and file_id is None:
                 begun = await jobs.call("file_begin", owner, {"filename": form.filename, "most": int(length)})
                 file_id = str(begun.fields["file_id"])
-            while len(form.chunks) >= CHUNK_BYTES or (form.has_ended and form.chunks):
-                piece = bytes(form.chunks[:CHUNK_BYTES])
-                del form.chunks[:CHUNK_BYTES]
+            while len(form.chunks) >= PIECE_BYTES or (form.has_ended and form.chunks):
+                piece = bytes(form.chunks[:PIECE_BYTES])
+                del form.chunks[:PIECE_BYTES]
                 await jobs.call("file_append", owner, {"file_id": file_id}, piece)
         if not form.has_ended or file_id is None:
             raise MalformedBody("the form has no file, or no end")

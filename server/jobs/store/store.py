@@ -27,6 +27,7 @@ from server.jobs.types import (
 # Counted for each request and each document beside its own bytes: its row, its indexes, its page's empty part.
 OVERHEAD_BYTES = 1024
 NO_TURNS = Turns()  # nobody has anything yet
+MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ class RequestStore(Protocol):
         """None where there is none, or it is another owner's."""
         ...
 
-    async def result(self, owner: str, request_id: str) -> Result | None:
-        """None as for `view`, and where the request has none (yet)."""
+    async def result(
+        self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
+    ) -> Result | None:
+        """None as for `view`, and where the request has none (yet). Of its body so many bytes from the offset on."""
         ...
 
     async def cancel(self, owner: str, request_id: str) -> bool:

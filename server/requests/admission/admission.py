@@ -15,6 +15,7 @@ from server.requests.admission.expected_wait import Ahead, ModelPage
 from server.requests.admission.key_ceilings import Allowance, KeyCeilings
 from server.requests.admission.key_places import KeyPlaces
 from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
+from server.requests.admission.open_requests import OpenRequests
 from server.requests.admission.return_times import ReturnTimes
 from server.requests.admission.room import MAX_HELD_BYTES, Room
 from server.requests.errors import InvalidRequest, Overloaded
@@ -78,19 +79,29 @@ class Admission:
         self._kept_back = [memoryview(cells) for cells in page.kept_back_tokens[frontend]]
         self._models = [ModelPage(page, model) for model in range(page.num_models)]
         self._budgets = budgets
-        self._max_requests = max_requests
-        self._rooms = {
-            request_class.name.lower(): Room(max_held_bytes * share // 4, max_wait=budgets.of(request_class))
-            for request_class, share in _QUARTERS_OF_ROOM.items()
-        }
+        self.requests = OpenRequests(max_requests)
+        self.streams = OpenRequests(max_requests)  # of lines or messages, which last: they take no request's place
+        self.unread = OpenRequests(max_requests)  # over gRPC, whose library ends no RPC that its client does not read
         self._keys = KeyShares(keys, KeyPlaces(page))
+        self._rooms = {
+            request_class.name.lower(): self._room(max_held_bytes * quarters // 4, budgets.of(request_class))
+            for request_class, quarters in _QUARTERS_OF_ROOM.items()
+        }
         self._clock = clock
         self._ceilings = KeyCeilings(page, frontend=frontend)
         self._return_times = ReturnTimes()
         # of each model by key; "" has what all keys have sent
         self._tokens_per_character = [{"": _USUAL_RATIO} for _ in range(page.num_models)]
-        self._num_requests = 0  # open now
         self.num_kept_back = 0  # tokens that wait here until there is room for their rows; to be read only
+
+    @property
+    def are_keys_several(self) -> bool:
+        """Whether a key has only a part of what bounds all."""
+        return self._keys.are_several
+
+    def _room(self, max_bytes: int, max_wait: float) -> Room:
+        """Of several keys one may take half."""
+        return Room(max_bytes, max_wait=max_wait, max_of_key=max_bytes // 2 if self.are_keys_several else None)
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:
         """The key file has changed."""
@@ -115,26 +126,6 @@ class Admission:
         for name in {"", key}:
             old = ratios.get(name, ratios[""])
             ratios[name] = old + (ratio - old) * counted / (counted + _HISTORY)
-
-    @property
-    def num_open(self) -> int:
-        """Requests that are open now."""
-        return self._num_requests
-
-    @contextlib.contextmanager
-    def open_request(self) -> Iterator[None]:
-        """Count a request as open while the block runs: from its head to its answer's last byte."""
-        self._num_requests += 1
-        try:
-            yield
-        finally:
-            self._num_requests -= 1
-
-    def check_open(self) -> None:
-        """Raises Overloaded if too many requests are open, this one included."""
-        if self._num_requests > self._max_requests:
-            message = "too many requests are open; see --max-concurrent-requests"
-            raise Overloaded(message, retry_after=1.0, reason="concurrency")
 
     def room_of(self, request_class: str) -> Room:
         """Where large rows and answers of a class are counted; "" is of what no engine computes."""

@@ -20,7 +20,7 @@ class JointRoom:
         self._all_have_said = asyncio.Event()
         self._is_taken = asyncio.Event()
 
-    async def take(self, room: Room, num_bytes: int) -> None:
+    async def take(self, room: Room, num_bytes: int, key: str) -> None:
         """One part needs so many bytes; it says so once. Returns when there is room for all. Raises NotReady."""
         is_first = self._room is None
         if self._room is None or room.max_bytes > self._room.max_bytes:
@@ -31,7 +31,7 @@ class JointRoom:
             return
         await self._all_have_said.wait()
         if self._num_bytes > SMALL_BYTES:
-            self.held = await self._room.take(self._num_bytes)
+            self.held = await self._room.take(self._num_bytes, key)
         self._is_taken.set()
 
     def needs_none(self) -> None:

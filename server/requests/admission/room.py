@@ -1,58 +1,95 @@
 """Room in memory for the rows of requests and for answers, taken before the work is done."""
 
 import asyncio
+from collections import Counter, deque
 
 from server.requests.errors import NotReady
 
 MAX_HELD_BYTES = 128 * 1024 * 1024  # of all frontends
 SMALL_BYTES = 64 * 1024  # of one request; so few are not counted
 
+_Waiting = dict[asyncio.Future[None], int]
+
 
 class Room:
-    """Bytes of large requests' rows and answers, of which this process holds at most `max_bytes`; one always fits."""
+    """Bytes of large requests' rows and answers, of which this process holds at most `max_bytes`, of one key at most
+    `max_of_key`. One always fits: it counts as no more than that."""
 
-    def __init__(self, max_bytes: int, *, max_wait: float) -> None:
-        """`max_wait` is in seconds."""
+    def __init__(self, max_bytes: int, *, max_wait: float, max_of_key: int | None = None) -> None:
+        """`max_wait` is in seconds. Without `max_of_key` a key may take all."""
         self.max_bytes = max_bytes
+        self._max_of_key = max_bytes if max_of_key is None else max_of_key
         self._max_wait = max_wait
-        self._waiting: dict[asyncio.Future[None], int] = {}  # in the order in which they came
-        self.num_held_bytes = 0  # to be read only, but by Held
+        self._waiting: dict[str, _Waiting] = {}  # by key, in the order in which their first ones came
+        self._held = Counter[str]()  # by key
 
-    async def take(self, num_bytes: int) -> "Held":
-        """Room for rows that are not computed yet: wait for it, behind those who came before.
+    @property
+    def num_held_bytes(self) -> int:
+        """As they count."""
+        return self._held.total()
+
+    async def take(self, num_bytes: int, key: str = "") -> "Held":
+        """Room for rows that are not computed yet: wait for it, behind those of the key that came before.
 
         Raises NotReady after `max_wait`. Who is cancelled holds nothing.
         """
+        counted = self.counted(num_bytes)
         granted = asyncio.get_running_loop().create_future()
-        self._waiting[granted] = num_bytes
+        self._waiting.setdefault(key, {})[granted] = counted
         self.grant()
         try:
             async with asyncio.timeout(self._max_wait):
                 await granted
         except BaseException as error:
-            self._waiting.pop(granted, None)
+            self._forget(key, granted)
             if not granted.cancelled():  # it was granted in this very tick
-                self.num_held_bytes -= num_bytes
+                self.hold(-counted, key)
             self.grant()
             if isinstance(error, TimeoutError):
                 raise self.is_full() from None
             raise
-        return Held(self, num_bytes)
+        return Held(self, key, counted)
 
-    def fits(self, num_bytes: int, *, held_by_others: int) -> bool:
-        """Whether so many bytes may be held beside those of others."""
-        return not held_by_others or held_by_others + num_bytes <= self.max_bytes
+    def counted(self, num_bytes: int) -> int:
+        """As how many bytes so many count: the largest takes all that a key may have, and no more."""
+        return min(num_bytes, self._max_of_key)
+
+    def fits(self, num_bytes: int, key: str) -> bool:
+        """Whether so many more bytes may be held."""
+        return self._key_may(num_bytes, key) and self.num_held_bytes + num_bytes <= self.max_bytes
+
+    def _key_may(self, num_bytes: int, key: str) -> bool:
+        return self._held[key] + num_bytes <= self._max_of_key
+
+    def hold(self, num_bytes: int, key: str) -> None:
+        """Count so many more; less than none when they are held no more."""
+        self._held[key] += num_bytes
+        if not self._held[key]:
+            del self._held[key]
 
     def grant(self) -> None:
-        """Give room to those who wait, in order, as far as it goes."""
-        while self._waiting:
-            granted, num_bytes = next(iter(self._waiting.items()))
-            if not self.fits(num_bytes, held_by_others=self.num_held_bytes):
-                return
-            del self._waiting[granted]
+        """Give room to those who wait, as far as it goes: the keys in turn, each in order."""
+        turns = deque(self._waiting)
+        while turns:
+            key = turns.popleft()
+            granted, num_bytes = next(iter(self._waiting[key].items()))
+            if not self._key_may(num_bytes, key):
+                continue
+            if not self.fits(num_bytes, key):
+                return  # who comes later must not take what it waits for
+            self._forget(key, granted)
             if not granted.cancelled():  # else it will be gone in this very tick
-                self.num_held_bytes += num_bytes
+                self.hold(num_bytes, key)
                 granted.set_result(None)
+            if key in self._waiting:
+                self._waiting[key] = self._waiting.pop(key)
+                turns.append(key)
+
+    def _forget(self, key: str, granted: "asyncio.Future[None]") -> None:
+        waiting = self._waiting.get(key, {})
+        waiting.pop(granted, None)
+        if not waiting:
+            self._waiting.pop(key, None)
 
     def is_full(self) -> NotReady:
         """The refusal."""
@@ -63,18 +100,21 @@ class Room:
 class Held:
     """What one request holds of a room: first its rows, then its answer."""
 
-    __slots__ = ("_num_bytes", "_room")
+    __slots__ = ("_key", "_num_bytes", "_room")
 
-    def __init__(self, room: Room, num_bytes: int = 0) -> None:
+    def __init__(self, room: Room, key: str, num_bytes: int = 0) -> None:
         self._room = room
+        self._key = key
         self._num_bytes = num_bytes
 
     def change(self, num_bytes: int) -> None:
         """Hold so many bytes instead. Never waits, since they are in memory already. Raises NotReady."""
-        others = self._room.num_held_bytes - self._num_bytes
-        if num_bytes > self._num_bytes and not self._room.fits(num_bytes, held_by_others=others):
+        counted = self._room.counted(num_bytes)
+        more = counted - self._num_bytes
+        if more > 0 and not self._room.fits(more, self._key):
             raise self._room.is_full()
-        self._room.num_held_bytes, self._num_bytes = others + num_bytes, num_bytes
+        self._room.hold(more, self._key)
+        self._num_bytes = counted
         self._room.grant()
 
     def release(self) -> None:

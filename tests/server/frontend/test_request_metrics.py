@@ -11,7 +11,7 @@ import pytest
 from server.frontend.request_metrics import RequestMetrics
 from server.metrics.registry import Registry
 from server.requests.trace import Trace
-from tests.server.edge import Edge, call
+from tests.server.edge import Edge, call, worked_on
 from tests.tiers import full
 from wire.metrics import POWERS, Recorder
 
@@ -138,7 +138,7 @@ def test_rejected_by_reason(status: int, reason: str, counted: str | None) -> No
 
 def test_overload_says_of_what() -> None:
     async def too_many(edge: Edge) -> None:
-        with edge.admission.open_request():
+        with worked_on(edge):
             await call(edge.app, "POST", PATH, b'{"input":"x"}')
 
     async def too_long_a_wait(edge: Edge) -> None:

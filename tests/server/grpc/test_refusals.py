@@ -1,6 +1,8 @@
 """What is refused over gRPC: the status, what it says, and that it is reported as a request over HTTP is."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -9,7 +11,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from server.dialects.tei_grpc import tei_pb2
-from server.grpc import calls
+from server.grpc import calls, reflection
 from server.grpc.statuses import CODES
 from server.requests import errors
 from server.requests.models import ServerState
@@ -19,6 +21,7 @@ from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, se
 from tokenizer_pool.messages import Refusal, TextRefused
 
 EMBED = "/tei.v1.Embed/Embed"
+REFLECTION = reflection._PATH
 HELLO = tei_pb2.EmbedRequest(inputs="hello")
 KEYS = (ApiKey("team", digest(b"sesame")),)
 # What only heads, paths and bodies of HTTP can be.
@@ -223,7 +226,71 @@ def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
             assert await asking is grpc.StatusCode.CANCELLED
             await port.wait_reported(1)
             assert [(trace.status, trace.error, trace.stage) for trace in port.traces] == [(499, "ClientLeft", "queue")]
-            assert edge.admission.num_open == 0
+            assert edge.admission.requests.num_open == 0
             assert not edge.page.admitted_tokens.any()
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC", "Every bound")
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are places: of one message, of several, in streams, and of reflection."""
+    keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))] if has_keys else []
+
+    def noting(begin: Callable[[str], None], arrived: "asyncio.Queue[str]") -> Callable[[str], None]:
+        def begin_and_note(key: str) -> None:
+            begin(key)
+            arrived.put_nowait(key)
+
+        return begin_and_note
+
+    async def run() -> None:
+        edge, arrived = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2), asyncio.Queue[str]()
+        for places in (edge.admission.requests, edge.admission.streams):
+            monkeypatch.setattr(places, "begin", noting(places.begin, arrived))
+        async with serving(edge, keys=keys) as port:
+            silent = [
+                port.channel.stream_stream(path)(nothing(), metadata=(("authorization", "Bearer key-a"),))
+                for path in (EMBED, "/tei.v1.Rerank/RerankStream", "/tei.v1.Embed/EmbedStream", REFLECTION)
+                for _ in range(4)
+            ]
+            for _ in silent:
+                await arrived.get()
+            for key in ("a", "b"):
+                answer = await port.ask(EMBED, HELLO, metadata=(("authorization", f"Bearer key-{key}"),))
+                assert answer.embeddings
+            for call in silent:
+                call.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC", "Every bound")
+def test_calls_whose_answers_nobody_reads_refuse_their_own_key_alone() -> None:
+    keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2)
+        with contextlib.ExitStack() as unread:
+            for _ in range(3):
+                unread.enter_context(edge.admission.unread.one_of("a"))
+            async with serving(edge, keys=keys) as port:
+                asked = port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-a"),))
+                assert (await error_of(asked))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert (await port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-b"),))).embeddings
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reflection, "_PAUSE_SECONDS", 0.02)
+
+    async def run() -> None:
+        async with serving() as port:
+            stream = port.channel.stream_stream(REFLECTION)(nothing(), timeout=PATIENCE)
+            assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "no message came" in await stream.details()
 
     asyncio.run(run())

@@ -88,7 +88,7 @@ def test_a_wrong_message_ends_the_stream_after_the_answers_before_it() -> None:
             assert (await stream.read()).embeddings[0] == 2
             assert await error_of(stream.read()) == (grpc.StatusCode.INVALID_ARGUMENT, "`inputs` cannot be empty")
             assert [trace.status for trace in port.traces] == [200, 200, 400]
-            assert port.edge.admission.num_open == 0
+            assert port.edge.admission.requests.num_open == 0
 
     asyncio.run(run())
 
@@ -108,7 +108,7 @@ def test_a_client_that_leaves_ends_all_its_work() -> None:
             await port.wait_reported(2)
             assert [(trace.status, trace.error) for trace in port.traces] == [(499, "ClientLeft")] * 2
             await port.server.stop(PATIENCE)
-            assert edge.admission.num_open == 0
+            assert edge.admission.requests.num_open == 0
             assert not edge.page.admitted_tokens.any()
 
     asyncio.run(run())

@@ -1,12 +1,15 @@
 """Reading a body: whole, or refused at the first moment at which it is known to be too large."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Iterable
 
 import pytest
 
 from server.http import body
-from server.http.body import BodyReader, ClientLeft, Message, Receive
+from server.http.body import BodyReader, ClientLeft, Message, Receive, TimedReceive, decoded_bytes
+from server.requests.admission.open_requests import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from tests.server.edge import aiter_of
 
@@ -29,6 +32,10 @@ class Connection:
 
 def reader(max_total_bytes: int = 10 * LIMIT) -> BodyReader:
     return BodyReader(max_bytes=LIMIT, max_total_bytes=max_total_bytes)
+
+
+def timed(receive: Receive) -> TimedReceive:
+    return TimedReceive(receive, OpenRequest(OpenRequests(10)), is_whole=False)
 
 
 def read(pieces: Iterable[bytes], content_length: int | None = None) -> tuple[bytes | Exception, int]:
@@ -145,7 +152,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             return await never
 
         with pytest.raises(BodyTooSlow):
-            await BodyReader(max_bytes=100, max_total_bytes=100).read({}, receive, None)
+            await BodyReader(max_bytes=100, max_total_bytes=100).read({}, timed(receive), None)
 
     asyncio.run(run())
     asyncio.run(run({"type": "http.request", "body": b"half", "more_body": True}))
@@ -160,7 +167,7 @@ async def trickle(num_bytes: int) -> bytes:
         num_bytes -= 1
         return {"type": "http.request", "body": b"a", "more_body": num_bytes > 0}
 
-    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, receive, None)
+    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None)
 
 
 @pytest.mark.holds("Limits")
@@ -176,3 +183,52 @@ def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatc
     monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1)
     assert asyncio.run(trickle(100)) == b"a" * 100
+
+
+@pytest.mark.holds("Limits")
+def test_what_came_fast_gives_no_right_to_trickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has sent much could else hold it for hours."""
+    monkeypatch.setattr(body, "_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1000)
+    pieces = [b"a" * 900]
+
+    async def receive() -> Message:
+        if not pieces:
+            await asyncio.sleep(0.002)
+            return {"type": "http.request", "body": b"b", "more_body": True}
+        return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+
+    with pytest.raises(BodyTooSlow, match="more slowly than"):
+        asyncio.run(BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None))
+
+
+@pytest.mark.holds("Limits", "Every bound")
+@pytest.mark.parametrize("character", ["a", "\x7f", "\xe9", "\u0101", "\u20ac", "\u4e16", "\U0001f600"])
+@pytest.mark.parametrize("is_escaped", [False, True])
+def test_a_body_counts_as_what_its_texts_take(character: str, is_escaped: bool) -> None:
+    text = "x" * 100_000 + character
+    sent = json.dumps({"input": text}, ensure_ascii=is_escaped).encode()
+    assert sys.getsizeof(text) - 100 <= decoded_bytes(sent) <= 4 * len(sent)
+    if character == "a":
+        assert decoded_bytes(sent) == len(sent)
+
+
+def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
+    async def test() -> None:
+        bodies = BodyReader(max_bytes=LIMIT, max_total_bytes=4 * LIMIT, are_keys_several=True)
+        of_a, of_b = bodies.of("a"), bodies.of("b")
+        with of_a.held(2 * LIMIT):
+            with pytest.raises(Overloaded):
+                await of_a.read({}, large(), None)
+            assert len(await of_b.read({}, large(), None)) == 80
+        assert len(await of_a.read({}, large(), None)) == 80
+
+    asyncio.run(test())
+
+
+def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only_body() -> None:
+    bodies, much = BodyReader(max_bytes=LIMIT, max_total_bytes=LIMIT), body.SMALL_BYTES + 1
+    with bodies.held(LIMIT):
+        bodies.check(much, held=LIMIT)
+        with bodies.held(1), pytest.raises(Overloaded):
+            bodies.check(much, held=LIMIT)

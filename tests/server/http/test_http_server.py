@@ -11,7 +11,7 @@ import pytest
 from server.http.connection import clocks
 from server.http.connection.answer_clock import AnswerClock
 from server.http.protocol import Protocol
-from tests.server.http.running import GET, Running, Test
+from tests.server.http.running import GET, POST, Running, Test
 
 
 def test_a_connection_is_kept_for_many_requests(run: Callable[[Test], None]) -> None:
@@ -215,6 +215,28 @@ def test_where_there_are_too_many_connections_the_oldest_idle_one_gives_way(run:
                 client.send(GET % b"now")
                 assert await client.answer() == (200, b"/now")
             assert running.server.num_connections == 3
+            running.app.gate.set()
+            assert await waiting.answer() == (200, b"/later")
+
+    run(test)
+
+
+@pytest.mark.holds("Limits", "Every bound")
+def test_where_no_connection_is_idle_one_that_waits_for_its_client_gives_way(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        await running.server.stop(0)
+        running.listen(max_connections=2)
+        await running.server.start()
+        async with contextlib.AsyncExitStack() as stack:
+            waiting, silent = [await stack.enter_async_context(running.client()) for _ in range(2)]
+            waiting.send(GET % b"later")
+            await running.app.waiting.get()
+            silent.send(POST % (b"echo", 10), b"half")
+            await running.app.reading.wait()
+            newest = await stack.enter_async_context(running.client())
+            newest.send(GET % b"now")
+            assert await newest.answer() == (200, b"/now")
+            assert await silent.rest() == b""
             running.app.gate.set()
             assert await waiting.answer() == (200, b"/later")
 

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from server.http.body import ClientLeft, Message
 from server.http.jobs import upload
 from server.jobs.client import JobsClient
-from server.jobs.limits import CHUNK_BYTES
+from server.jobs.limits import PIECE_BYTES
 from server.jobs.messages import Reply
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
 pytestmark = pytest.mark.asyncio
 FORM = "multipart/form-data; boundary=cut"
-CONTENT = random.Random(18).randbytes(3 * CHUNK_BYTES + 5)
+CONTENT = random.Random(18).randbytes(3 * PIECE_BYTES + 5)
 
 
 class Jobs(JobsClient):
@@ -79,7 +79,7 @@ async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:
         cuts = tuple(chance.randrange(len(form)) for _ in range(count))
         assert await received(jobs, form, cuts=cuts) == {"file_id": "file-1"}
         assert b"".join(jobs.pieces) == CONTENT
-        assert max(map(len, jobs.pieces)) <= CHUNK_BYTES
+        assert max(map(len, jobs.pieces)) <= PIECE_BYTES
         assert jobs.begun == {"filename": "in.jsonl", "most": len(form)}
         assert jobs.asked[-1] == "file_end"
 

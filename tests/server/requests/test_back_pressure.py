@@ -9,7 +9,7 @@ import pytest
 from batch_manager.messages import Refusal
 from server.dialects.table import ROUTES
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, good_body, state_with_everything
+from tests.server.edge import Called, Edge, call, good_body, state_with_everything, worked_on
 from wire.vocabulary import RequestClass
 
 PATHS = [route.path for route in ROUTES]
@@ -147,7 +147,7 @@ def test_what_was_let_in_is_not_refused_for_load_later() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_one_request_too_many_is_429_on_every_route(path: str) -> None:
     async def test(edge: Edge) -> Called:
-        with edge.admission.open_request():
+        with worked_on(edge):
             return await post(edge, path)
 
     called = with_edge(test, max_requests=1)
@@ -158,7 +158,7 @@ def test_one_request_too_many_is_429_on_every_route(path: str) -> None:
 def test_health_facts_and_metrics_are_never_refused_for_load() -> None:
     async def test(edge: Edge) -> list[int]:
         edge.page.admitted_tokens[:] = 10**9
-        with edge.admission.open_request():
+        with worked_on(edge):
             paths = ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics")
             return [(await call(edge.app, "GET", path)).status for path in paths]
 

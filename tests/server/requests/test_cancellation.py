@@ -55,7 +55,7 @@ def test_the_work_is_dropped_at_every_stage(
             edge.tokenizers.asked.clear()
             await leave(edge, stage)
             assert len(edge.managers.submitted) == num_submitted
-            assert edge.admission.num_open == 0
+            assert edge.admission.requests.num_open == 0
             assert not edge.page.admitted_tokens.any()
         counted = counts(edge)
         assert counted["embedline_cancelled_total", stage] == 6
@@ -90,6 +90,6 @@ def test_who_leaves_while_the_answer_is_sent_was_not_answered() -> None:
         assert counted["embedline_requests_total", PATH, "interactive", "499"] == 1
         assert counted["embedline_cancelled_total", "respond"] == 1
         assert not any(key[0] == "embedline_inputs_total" for key in counted)
-        assert edge.admission.num_open == 0
+        assert edge.admission.requests.num_open == 0
 
     asyncio.run(run())

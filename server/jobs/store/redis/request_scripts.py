@@ -222,6 +222,13 @@ finish(ARGV[6], 'CANCELED', '[]', tonumber(ARGV[7]), {})
 return 1
 """
 
+# owner, id, the first byte of the part and its last, from 1. It only reads, which Redis without memory does too.
+RESULT = """
+local r = call('HMGET', row(ARGV[6]), 'owner', 'status_code', 'result_headers', 'content_type', 'result')
+if r[1] ~= ARGV[5] or not r[5] then return {} end
+return {#r[5], r[2], r[3], r[4], string.sub(r[5], ARGV[7], ARGV[8])}
+"""
+
 EXPIRE = "return expire()"
 
 PURGE = """

@@ -1,5 +1,6 @@
 """The requests of a store in Redis."""
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ from server.jobs.store.redis import request_scripts as scripts
 from server.jobs.store.redis.connection import Connection
 from server.jobs.store.room import refuse_what_finds_no_room, size_of_end, size_of_new
 from server.jobs.store.signal import Signal
-from server.jobs.store.store import NO_TURNS
+from server.jobs.store.store import MAX_RESULT_BYTES, NO_TURNS
 from server.jobs.store.texts import (
     content_digest,
     errors_from,
@@ -127,9 +128,15 @@ class RedisRequests:
             errors=errors_from(errors),
         )
 
-    async def result(self, owner: str, request_id: str) -> Result | None:
-        ((known_owner, *known),) = await self._connection.read(("HMGET", self._row(request_id), "owner", *RESULT))
-        return _result(*known) if known_owner is not None and known_owner.decode() == owner else None
+    async def result(
+        self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
+    ) -> Result | None:
+        known = await self._connection.run(scripts.RESULT, owner, request_id, offset + 1, offset + count)
+        if not known:
+            return None
+        num_bytes, *fields = known
+        found = _result(*fields)
+        return None if found is None else dataclasses.replace(found, num_bytes=num_bytes)
 
     async def cancel(self, owner: str, request_id: str) -> bool:
         size = size_of_end(Finished(Status.CANCELED))

@@ -11,6 +11,7 @@ SELECT request_id, route, priority, status, webhook_status, created_at, status_a
 FROM requests WHERE request_id = ? AND owner = ?
 """
 RESULT = "SELECT status_code, headers, content_type, body FROM results WHERE seq = ?"
+RESULT_HEAD = "SELECT seq, status_code, headers, content_type FROM results WHERE seq = ?"
 OPEN = """
 SELECT status, priority, count(*), min(created_at) FROM requests
 WHERE status IN ('QUEUED', 'IN_PROGRESS') AND (:owner IS NULL OR owner = :owner) GROUP BY status, priority
@@ -41,11 +42,17 @@ def view(connection: sqlite3.Connection, owner: str, request_id: str) -> Request
     )
 
 
-def result(connection: sqlite3.Connection, owner: str, request_id: str) -> Result | None:
-    row = connection.execute(
+def result(connection: sqlite3.Connection, owner: str, request_id: str, *, offset: int, count: int) -> Result | None:
+    known = connection.execute(
         "SELECT seq FROM requests WHERE request_id = ? AND owner = ?", (request_id, owner)
     ).fetchone()
-    return None if row is None else result_of(connection, row[0])
+    row = connection.execute(RESULT_HEAD, known).fetchone() if known is not None else None
+    if row is None:
+        return None
+    seq, status_code, headers, content_type = row
+    with connection.blobopen("results", "body", seq, readonly=True) as blob:
+        blob.seek(min(offset, len(blob)))
+        return Result(status_code, headers_from(headers), blob.read(count), content_type, len(blob))
 
 
 def result_of(connection: sqlite3.Connection, seq: int) -> Result | None:

@@ -12,7 +12,7 @@ from server.jobs.store.room import size_of_end, size_of_new
 from server.jobs.store.signal import Signal
 from server.jobs.store.sqlite import adding, ending, outbox, queue, reading
 from server.jobs.store.sqlite.writer import Writer
-from server.jobs.store.store import NO_TURNS, StoreLimits
+from server.jobs.store.store import MAX_RESULT_BYTES, NO_TURNS, StoreLimits
 from server.jobs.store.turns import Turns
 from server.jobs.types import (
     Claimed,
@@ -86,8 +86,11 @@ class SqliteRequests:
     async def view(self, owner: str, request_id: str) -> RequestView | None:
         return await self._reader.do(partial(reading.view, owner=owner, request_id=request_id))
 
-    async def result(self, owner: str, request_id: str) -> Result | None:
-        return await self._reader.do(partial(reading.result, owner=owner, request_id=request_id))
+    async def result(
+        self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
+    ) -> Result | None:
+        found = partial(reading.result, owner=owner, request_id=request_id, offset=offset, count=count)
+        return await self._reader.do(found)
 
     async def cancel(self, owner: str, request_id: str) -> bool:
         return await self._writer.do(partial(queue.cancel, limits=self._limits, owner=owner, request_id=request_id))

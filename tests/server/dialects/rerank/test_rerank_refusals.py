@@ -172,7 +172,7 @@ def test_what_is_refused_before_its_body_is_read_can_be_read_by_every_familys_cl
     async def run() -> Called:
         edge = Edge(keys=[ApiKey("a", digest(b"k"))] if status == 401 else ())
         if status == 429:
-            edge.admission.check_open = refuse  # type: ignore[method-assign]
+            edge.admission.requests.check = refuse  # type: ignore[method-assign]
         return await call(edge.app, "POST", "/rerank", [])
 
     called = asyncio.run(run())
@@ -180,7 +180,7 @@ def test_what_is_refused_before_its_body_is_read_can_be_read_by_every_familys_cl
     check_is_for_all(called)
 
 
-def refuse() -> None:
+def refuse(key: str) -> None:
     raise Overloaded("too much waits", retry_after=1.0)
 
 

@@ -41,7 +41,7 @@ class Bodies:
             self.num_bytes -= len(whole)
 
     def is_given_back(self) -> bool:
-        return self.reader._room == 1000 * MIB and not self.reader._turn.locked()
+        return not self.reader._open.num_bytes and not self.reader._turn.locked()
 
 
 @pytest.mark.holds("Limits")

@@ -52,7 +52,7 @@ def test_a_line_for_each_line_in_order_however_the_body_is_cut() -> None:
     assert found[4] == {"index": 4, "embedding": [9.0] * 8}
     assert values(in_bytes) == found
     assert {each.request_class for each in edge.managers.submitted} == {RequestClass.BULK}
-    assert edge.admission.num_open == 0
+    assert edge.admission.requests.num_open == 0
 
 
 @pytest.mark.holds("Lines")
@@ -269,14 +269,14 @@ def test_no_more_lines_are_read_than_may_be_open() -> None:
         for _ in range(10 * line_streams.MAX_OPEN):
             client.send(b'"x"\n')
         await client.sent.get()  # the head; nothing after it is read
-        while edge.admission.num_open and len(edge.managers.submitted) < line_streams.MAX_OPEN:
+        while edge.admission.requests.num_open and len(edge.managers.submitted) < line_streams.MAX_OPEN:
             await edge.managers.arrivals.get()
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(edge.managers.submitted) <= line_streams.MAX_OPEN + 2
         client.task.cancel()
         await asyncio.gather(client.task, return_exceptions=True)
-        assert edge.admission.num_open == 0
+        assert edge.admission.requests.num_open == 0
         assert not edge.page.admitted_tokens.any()
 
     with_client(test)

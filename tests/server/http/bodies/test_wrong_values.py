@@ -10,7 +10,6 @@ import pytest
 
 from server.dialects.table import ROUTES
 from server.http.bodies.decoding import BodyDecoder
-from server.http.body import BodyReader
 from server.requests.errors import MalformedBody
 from server.requests.inputs.partial import UNREADABLE
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything
@@ -132,7 +131,7 @@ def test_nothing_else_is_taken_with_it(body: bytes, param: str) -> None:
 
 @pytest.mark.holds("Errors of single items")
 def test_bodies_are_looked_through_in_slices_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, refused = BodyDecoder(BodyReader(max_bytes=1, max_total_bytes=1)), MalformedBody("refused")
+    decoder, refused = BodyDecoder(), MalformedBody("refused")
 
     def decode(body: bytes) -> None:
         raise refused

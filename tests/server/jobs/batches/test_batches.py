@@ -104,7 +104,7 @@ async def test_what_no_decoder_takes_in_a_body_comes_to_the_server_as_it_is(tmp_
     asked = list[bytes]()
 
     class Refusing(FakeServer):
-        async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
             asked.append(body)
             return HttpAnswer(400, {"content-type": "application/json"}, b'{"error":{"param":"input[1]"}}')
 

@@ -7,6 +7,7 @@ import pytest
 
 from server.jobs import files as files_module
 from server.jobs.files import FileProblem, TooManyUploads
+from server.jobs.store.errors import StoreFull
 from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import FakeServer, opened
 
@@ -32,9 +33,10 @@ async def test_uploads_under_way_are_bounded_and_idle_ones_make_room(
     async with opened(tmp_path, FakeServer()) as place:
         first = await place.files.begin("", "in.jsonl", "batch", 3)
         with pytest.raises(TooManyUploads):
-            await place.files.begin("other", "in.jsonl", "batch", 3)
+            await place.files.begin("", "in.jsonl", "batch", 3)
+        await place.files.begin("other", "in.jsonl", "batch", 3)  # nobody can take another's place
         monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)
-        await place.files.begin("other", "in.jsonl", "batch", 3)
+        await place.files.begin("", "in.jsonl", "batch", 3)
         with pytest.raises(FileProblem, match="not known"):
             await place.files.append("", first, memoryview(b"one"))
 
@@ -68,3 +70,43 @@ async def test_an_upload_that_ends_while_others_are_dropped_ends(
         monkeypatch.setattr(place.files.removal, "remove", remove_slowly)
         await place.files.begin("", "in.jsonl", "batch", 3)
         assert await place.files.info("", second) is not None
+
+
+@pytest.mark.holds("Every bound")
+async def test_an_upload_reserves_as_its_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "_RESERVED_BYTES", 1000)
+
+    async def held(owner: str) -> int:
+        return (await place.files._documents.held(owner, files_module.KIND))[1]
+
+    async with opened(tmp_path, FakeServer()) as place:
+        file_id = await place.files.begin("", "in.jsonl", "batch", 1 << 60)
+        assert await held("") == 1000
+        for come in (1000, 1001):
+            await place.files.append("", file_id, memoryview(bytes(come)))
+        assert await held("") == 2 * 2001
+        info = await place.files.end("", file_id)
+        assert (info.bytes, await held("")) == (2001, 2001)
+
+
+@pytest.mark.holds("Every bound")
+async def test_where_there_is_no_room_ahead_an_upload_takes_just_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_RESERVED_BYTES", 1000)
+    async with opened(tmp_path, FakeServer()) as place:
+        replace_any, refused = place.files._documents.replace, list[int]()
+
+        async def replace(document: Document) -> bool:
+            if document.held_bytes > 3000:
+                refused.append(document.held_bytes)
+                raise StoreFull("full")
+            return await replace_any(document)
+
+        monkeypatch.setattr(place.files._documents, "replace", replace)
+        file_id = await place.files.begin("", "in.jsonl", "batch", 4000)
+        await place.files.append("", file_id, memoryview(bytes(3000)))
+        assert refused == [4000]
+        with pytest.raises(StoreFull):
+            await place.files.append("", file_id, memoryview(bytes(1)))
+        assert (await place.files.end("", file_id)).bytes == 3000

@@ -106,7 +106,8 @@ def test_a_body_that_is_too_large(server: Server) -> None:
 
 def test_a_body_that_is_no_utf8(server: Server) -> None:
     answer = server.request("POST", "/async_predict", b'{"model_input": {"input": "\xff"}}')
-    assert (answer.status, answer.json()["message"]) == (400, "the body is not valid JSON in UTF-8")
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "model_input.input")
+    assert answer.json()["message"].startswith("model_input.input is not valid JSON in UTF-8")
 
 
 def test_an_idempotency_key_keeps_one_request(server: Server) -> None:

@@ -7,10 +7,30 @@ import pytest
 
 from server.jobs.store.errors import IdempotencyConflict, StoreUnavailable
 from server.jobs.store.store import Store
-from server.jobs.types import Finished, JobError, QueueCounts, RetryPolicy, Status, WebhookStatus
+from server.jobs.types import Finished, JobError, QueueCounts, Result, RetryPolicy, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 
 pytestmark = pytest.mark.asyncio
+
+
+@pytest.mark.holds("Every bound")
+async def test_a_result_is_read_in_pieces(store: Store) -> None:
+    request_id = await store.requests.add(request())
+    await store.requests.claim(1)
+    whole = Result(200, (("x-a", "b"),), bytes(range(256)) * 5, "application/octet-stream")
+    await store.requests.finish(request_id, Finished(Status.SUCCEEDED, whole))
+    pieces = []
+    for offset in range(0, 1400, 500):
+        found = await store.requests.result("anna", request_id, offset=offset, count=500)
+        assert found is not None
+        assert (found.num_bytes, found.headers, found.content_type) == (1280, whole.headers, whole.content_type)
+        pieces.append(found.body)
+    assert [len(piece) for piece in pieces] == [500, 500, 280]
+    assert b"".join(pieces) == whole.body
+    beyond = await store.requests.result("anna", request_id, offset=5000, count=500)
+    assert beyond is not None
+    assert beyond.body == b""
+    assert await store.requests.result("bert", request_id, offset=0, count=500) is None
 
 
 async def test_a_request_comes_back_as_it_went_in(store: Store) -> None:

@@ -227,20 +227,6 @@ def test_a_key_has_a_ceiling() -> None:
         admit(door, num_tokens=101, key="limited")
 
 
-def test_only_so_many_requests_are_open() -> None:
-    door = a_door(a_page(), max_requests=2)
-
-    with door.open_request():
-        with contextlib.suppress(KeyError), door.open_request():
-            door.check_open()
-            with door.open_request(), pytest.raises(Overloaded, match="--max-concurrent-requests") as refused:
-                door.check_open()
-            assert refused.value.retry_after
-            raise KeyError
-        with door.open_request():
-            door.check_open()
-
-
 def test_the_estimate_follows_what_tokenizing_gives() -> None:
     door = a_door(a_page())
     assert door.estimate(0, num_characters=400, num_texts=1) == 102

@@ -19,14 +19,14 @@ LONG = 60.0
 class Asking:
     """Requests for room, and which of them have it, in the order in which they got it."""
 
-    def __init__(self, max_wait: float) -> None:
-        self.room = Room(MAX_BYTES, max_wait=max_wait)
+    def __init__(self, max_wait: float, max_of_key: int | None = None) -> None:
+        self.room = Room(MAX_BYTES, max_wait=max_wait, max_of_key=max_of_key)
         self.got: list[str] = []
         self.held: list[Held] = []
 
-    async def ask(self, name: str, num_bytes: int) -> "asyncio.Task[None]":
+    async def ask(self, name: str, num_bytes: int, key: str = "") -> "asyncio.Task[None]":
         async def take() -> None:
-            self.held.append(await self.room.take(num_bytes))
+            self.held.append(await self.room.take(num_bytes, key))
             self.got.append(name)
 
         task = asyncio.create_task(take())
@@ -46,9 +46,9 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Callable[[Asking], Awaitable[None]], *, max_wait: float = LONG) -> None:
+def run(test: Callable[[Asking], Awaitable[None]], *, max_wait: float = LONG, max_of_key: int | None = None) -> None:
     async def main() -> None:
-        asking = Asking(max_wait)
+        asking = Asking(max_wait, max_of_key)
         await test(asking)
         assert asking.room.num_held_bytes == 0
         assert not asking.room._waiting
@@ -202,3 +202,35 @@ def test_64_kib_of_rows_are_not_counted() -> None:
 def test_fewer_dimensions_make_smaller_answers_of_the_same_rows() -> None:
     work = EmbedRequest(model=served_model(), texts=["a"] * 4096, dimensions=DIMENSIONS // 2)
     assert bytes_to_hold(work, num_tokens=0, encoding="float") == 4096 * DIMENSIONS * (4 + 12 // 2)
+
+
+@pytest.mark.holds("Every bound")
+def test_a_key_has_no_more_than_its_part_and_others_go_past_those_of_it_that_wait() -> None:
+    async def test(asking: Asking) -> None:
+        await asking.ask("a1", 1000, "a")  # the only one of its key always fits, and counts as its part
+        await asking.ask("a2", 10, "a")
+        await asking.ask("b1", 40, "b")
+        assert asking.got == ["a1", "b1"]
+        assert asking.room.num_held_bytes == 90
+        with pytest.raises(NotReady):
+            Held(asking.room, "a").change(1)
+        await asking.release(1)
+        assert asking.got == ["a1", "b1", "a2"]
+        await asking.release(2)
+
+    run(test, max_of_key=50)
+
+
+@pytest.mark.holds("Every bound")
+def test_keys_that_wait_have_turns() -> None:
+    async def test(asking: Asking) -> None:
+        await asking.ask("c", 50, "c")
+        for name in ("a1", "a2", "a3", "b1", "b2"):
+            await asking.ask(name, 50, name[0])
+        assert asking.got == ["c", "a1"]
+        for _ in range(5):
+            await asking.release(1)
+        assert asking.got == ["c", "a1", "b1", "a2", "b2", "a3"]
+        await asking.release(1)
+
+    run(test, max_of_key=50)

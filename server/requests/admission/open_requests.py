@@ -1,0 +1,132 @@
+"""How many requests a frontend works on at a time, and how many wait for their clients. Knows no request's content."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from server.requests.errors import Overloaded
+
+GAVE_WAY = 0.0  # the time of a clock that was not late, but the oldest of too many
+
+
+def gave_way() -> Overloaded:
+    """The refusal then."""
+    message = "too many requests of this API key wait for their bodies, and this one has waited longest"
+    return Overloaded(message, retry_after=1.0, reason="concurrency")
+
+
+class OpenRequests:
+    """Requests that are open, and places for those that are worked on.
+
+    Who waits for its client, to send or to read, takes no place: silent clients would take all of them. Where all
+    places are taken, a key that has fewer than its part of them gets one more, so nobody can take another key's.
+    """
+
+    def __init__(self, max_in_work: int) -> None:
+        """A key may have as many that wait for their bodies."""
+        self.num_open = 0  # from their heads to their answers' last bytes; to be read only
+        self._max_in_work = max_in_work
+        self._in_work = Counter[str]()  # by key; none is 0
+        self._num_in_work = 0
+        self._clocks: dict[str, dict[asyncio.Timeout, None]] = {}  # of those that wait for bodies; by key, by age
+
+    def begin(self, key: str) -> None:
+        """One more is worked on."""
+        self._in_work[key] += 1
+        self._num_in_work += 1
+
+    def end(self, key: str) -> None:
+        """One less."""
+        self._num_in_work -= 1
+        self._in_work[key] -= 1
+        if not self._in_work[key]:
+            del self._in_work[key]
+
+    def check(self, key: str) -> None:
+        """Raises Overloaded if too many are worked on, one of this key included."""
+        part = max(1, self._max_in_work // max(1, len(self._in_work)))
+        if self._num_in_work > self._max_in_work and self._in_work[key] > part:
+            message = "too many requests are open; see --max-concurrent-requests"
+            raise Overloaded(message, retry_after=1.0, reason="concurrency")
+
+    @contextlib.contextmanager
+    def one_of(self, key: str) -> Iterator[None]:
+        """While the block runs one more of this key is worked on; `check` is for those that come."""
+        self.begin(key)
+        try:
+            yield
+        finally:
+            self.end(key)
+
+    @contextlib.contextmanager
+    def waiting(self, key: str, clock: asyncio.Timeout) -> Iterator[None]:
+        """While the block runs one more of this key waits for its body, until `clock` says that it is late.
+
+        With one too many the clock of the one that has waited longest says so now: a client that sends is never that.
+        """
+        clocks = self._clocks.setdefault(key, {})  # as many as there are keys
+        if len(clocks) >= self._max_in_work:
+            oldest = next(iter(clocks))
+            del clocks[oldest]
+            if not oldest.expired():
+                oldest.reschedule(GAVE_WAY)
+        clocks[clock] = None
+        try:
+            yield
+        finally:
+            clocks.pop(clock, None)
+
+
+class OpenRequest:
+    """One request while the block runs: from its head to its answer's last byte."""
+
+    __slots__ = ("_all", "_is_in_work", "_key")
+
+    def __init__(self, all_of_them: OpenRequests) -> None:
+        self._all = all_of_them
+        self._key = ""
+        self._is_in_work = False
+
+    def __enter__(self) -> Self:
+        self._all.num_open += 1
+        return self
+
+    def let_in(self, key: str) -> None:
+        """It is worked on from now on. Raises Overloaded if too many are."""
+        if not self._is_in_work:
+            self._key, self._is_in_work = key, True
+            self._all.begin(key)
+        self._all.check(key)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the block runs it waits for its client."""
+        was_in_work = self._is_in_work
+        self.end_work()
+        try:
+            yield
+        finally:
+            if was_in_work:
+                self._is_in_work = True
+                self._all.begin(self._key)
+
+    @contextlib.contextmanager
+    def waiting_for_body(self, clock: asyncio.Timeout) -> Iterator[None]:
+        """The same, until `clock` says that it is late, or that it gives way to others of its key."""
+        with self.waiting(), self._all.waiting(self._key, clock):
+            yield
+
+    def end_work(self) -> None:
+        """Its answer is made: what is left is that its client reads it."""
+        if self._is_in_work:
+            self._is_in_work = False
+            self._all.end(self._key)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end_work()
+        self._all.num_open -= 1

@@ -1,0 +1,301 @@
+"""Every bound on every route, from the tables of routes themselves: bytes, items and owner.
+
+Each route gets a body that stops coming, an answer that nobody reads, many tiny items, and a second key beside one that
+has taken all it can get. A route that is added later is walked too.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import Request
+
+from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.http import body
+from server.http.answers import WRITE_BUFFER_BYTES
+from server.http.app import App
+from server.http.body import Message
+from server.jobs.client import JobsClient
+from server.jobs.messages import Reply
+from server.requests.admission.open_requests import OpenRequest
+from server.requests.admission.room import Held
+from server.settings.api_keys import ApiKey, digest
+from tests.server.edge import Edge, call, good_body, state_with_everything
+from tests.server.fallback import fallback_routes
+
+PATIENCE = 10.0  # seconds
+KEYS = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
+AS_A, AS_B = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
+POSTED = [route.path for route in ROUTES]
+READING = {*POSTED, "/async_predict", "/v1/files", "/v1/batches"} - {"/embeddings_image", "/embeddings_audio"}
+LARGE_ROWS = np.random.default_rng(3).standard_normal((1, 60_000), np.float32)
+LARGE = b"x" * (4 * WRITE_BUFFER_BYTES)
+FORM = b'--c\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n{}\r\n'
+UPLOAD = {"content-type": "multipart/form-data; boundary=c"}
+
+
+class Jobs(JobsClient):
+    """Has one large file and one large result, and takes note of what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def call(self, what: str, owner: str, fields: Any = None, body: Any = b"", *, seconds: float = 0.0) -> Reply:
+        self.asked.append(what)
+        size = 3 * len(LARGE)
+        result = {"status_code": 200, "headers": [], "content_type": "application/json", "bytes": size}
+        counts = {"queued": [0, 0, 0], "in_progress": 0, "canceled": True}
+        view = {"created_at": 1.0, "status_at": 2.0}
+        given = {"id": "file-1", "file_id": "file-1", "bytes": size, "request_id": "1", "result": result, "view": view}
+        offset = (fields or {}).get("offset", 0)
+        return Reply({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
+
+
+def other_routes() -> Iterator[tuple[str, str]]:
+    """Method and path of each route that FastAPI has, and of those in front of it that go on to other processes."""
+    for route in fallback_routes():
+        for method in getattr(route, "methods", None) or ():
+            if method != "HEAD":
+                yield method, re.sub(r"{(\w+)[^}]*}", r"\1", route.path)  # type: ignore[attr-defined]
+
+
+EVERY_ROUTE = [*(("POST", path) for path in POSTED), *sorted(set(other_routes()))]
+
+
+def edge(**changes: Any) -> Edge:
+    given = {"max_bytes": 1 << 20, "loaded": state_with_everything(), "jobs": Jobs(), **changes}
+    return Edge(**given)
+
+
+async def silent(
+    app: App, method: str, path: str, *, headers: dict[str, str] | None = None, first: bytes = b"{"
+) -> int:
+    """The status for a client whose body begins and never goes on; 0 if the answer never began."""
+    sent: list[Message] = []
+    pieces: list[Message] = [{"type": "http.request", "body": first, "more_body": True}]
+
+    async def receive() -> Message:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    named.append((b"content-length", b"1000"))
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
+    await app(scope, receive, send)
+    return int(sent[0]["status"]) if sent else 0
+
+
+def run(test: Awaitable[Any]) -> Any:
+    async def in_time() -> Any:
+        async with asyncio.timeout(PATIENCE):
+            return await test
+
+    return asyncio.run(in_time())
+
+
+def body_of(path: str) -> tuple[bytes, dict[str, str]]:
+    """The first piece of a body that the route reads on after, and its headers."""
+    return (FORM, UPLOAD) if path == "/v1/files" else (b"{", {})
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+def test_a_body_that_stops_coming_ends_the_request(method: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)
+    first, headers = body_of(path)
+
+    async def test() -> tuple[int, int]:
+        made = edge(jobs=(jobs := Jobs()))
+        status = await silent(made.app, method, path, headers=headers, first=first)
+        if path == "/v1/files" and method == "POST":
+            assert jobs.asked == ["file_begin", "file_abandon"]
+        return status, made.admission.requests.num_open
+
+    status, num_open = run(test())
+    assert num_open == 0
+    if method == "POST" and path in READING:  # the others have answered without it
+        assert status == 408
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("reads", ["stream", "body", "json", "form"])
+def test_a_route_that_is_added_later_has_the_clock_too(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)
+
+    async def test() -> int:
+        made = edge()
+        app = made.app._fallback._made  # type: ignore[attr-defined]
+
+        @app.post("/later")  # type: ignore[untyped-decorator]
+        async def later(request: Request) -> str:
+            if reads == "stream":
+                return str([piece async for piece in request.stream()])
+            return str(await getattr(request, reads)())
+
+        return await silent(made.app, "POST", "/later", headers=UPLOAD if reads == "form" else None, first=FORM)
+
+    assert run(test()) == 408
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+def test_silent_clients_take_nobodys_place(method: str, path: str) -> None:
+    """More of them than there are places, with and without keys."""
+    first, headers = body_of(path)
+
+    async def test(keys: list[ApiKey]) -> list[int]:
+        made = edge(max_requests=2, keys=keys)
+        tasks = [
+            asyncio.ensure_future(silent(made.app, method, path, headers=headers | AS_A, first=first)) for _ in range(6)
+        ]
+        await asyncio.sleep(0.01)
+        found = []
+        for named in (AS_A, AS_B):
+            answer = await call(made.app, "POST", "/v1/embeddings", good_body("/v1/embeddings"), named)
+            pieces = await call(made.app, "POST", "/v1/embeddings", pieces_of(good_body("/v1/embeddings")), named)
+            found += [answer.status, pieces.status]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert made.admission.requests.num_open == 0
+        return found
+
+    for keys in ([], KEYS):
+        assert run(test(keys)) == [200] * 4
+
+
+def pieces_of(content: bytes) -> list[bytes]:
+    return [content[:5], content[5:]]
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", POSTED)
+def test_a_key_that_has_taken_all_places_takes_no_other_keys(path: str) -> None:
+    async def test() -> list[int]:
+        made = edge(max_requests=4, keys=KEYS)
+        others = [OpenRequest(made.admission.requests) for _ in range(4)]
+        for other in others:
+            other.__enter__()
+            other.let_in("a")
+        return [(await call(made.app, "POST", path, good_body(path), named)).status for named in (AS_A, AS_B)]
+
+    assert run(test()) == [429, 200]
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", POSTED)
+def test_a_key_whose_bodies_take_all_room_leaves_others_theirs(path: str) -> None:
+    async def test() -> list[int]:
+        made = edge(max_bytes=200_000, keys=KEYS)
+        padding = b'{"other": "' + b"x" * 100_000 + b'", '
+        sent = [padding, good_body(path)[1:]]
+        with made.app._bodies.of("a").held(400_000):
+            return [(await call(made.app, "POST", path, sent, named)).status for named in (AS_A, AS_B)]
+
+    taken, others = run(test())
+    assert taken == 429
+    assert others in (200, 400, 422)  # a route may not know the field
+
+
+async def watch_answer(made: Edge, method: str, path: str, headers: dict[str, str]) -> tuple[int, int, int]:
+    """The status, the bytes of an answer, and the least that was held while a piece of a large one left."""
+    held, status, size, least = made.admission, 0, 0, 1 << 40
+
+    async def send(message: Message) -> None:
+        nonlocal status, size, least
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif len(message.get("body", b"")) > WRITE_BUFFER_BYTES // 2:
+            size += len(message["body"])
+            least = min(least, sum(held.room_of(name).num_held_bytes for name in ("interactive", "bulk")))
+
+    content = good_body(path) if path in POSTED else b""
+    pieces: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> Message:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
+    await made.app(scope, receive, send)
+    return status, size, least
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+def test_what_leaves_of_a_large_answer_counts_until_it_is_read(method: str, path: str) -> None:
+    async def test() -> None:
+        made = edge(max_held_bytes=1 << 30)
+        made.managers.rows = LARGE_ROWS
+        _, size, least = await watch_answer(made, method, path, {})
+        if size > WRITE_BUFFER_BYTES:
+            assert least > WRITE_BUFFER_BYTES
+        assert all(made.admission.room_of(name).num_held_bytes == 0 for name in ("interactive", "bulk"))
+
+    run(test())
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", ["/v1/files/file_id/content", "/async_request/request_id/result", "/openapi.json"])
+def test_an_answer_that_finds_no_room_does_not_begin_and_another_keys_does(path: str) -> None:
+    async def test() -> list[int]:
+        made = edge(max_held_bytes=4 << 20, keys=KEYS)
+        room = made.admission.room_of("bulk")
+        unread = Held(room, "a")
+        unread.change(room.max_bytes)
+        return [(await watch_answer(made, "GET", path, named))[0] for named in (AS_A, AS_B)]
+
+    assert run(test()) == [503, 200]
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", POSTED)
+def test_many_tiny_items_are_refused_before_anything_is_tokenized(path: str) -> None:
+    """In every field that takes a list, and where the example has one text or one list."""
+
+    async def test(content: bytes) -> None:
+        made = edge()
+        called = await call(made.app, "POST", path, content)
+        assert called.status in (400, 413, 422) or called.status < 300
+        assert sum(len(texts) for texts, _ in made.tokenizers.asked) <= 8  # --max-client-batch-size is 4; pairs
+        assert len(made.managers.submitted) <= 4
+
+    (example,) = (route.example for route in ROUTES if route.path == path)
+    for name in example:
+        for tiny in ("a", [1], {"inputs": "a"}):
+            run(test(json.dumps({**example, name: [tiny] * 1000}).encode()))
+
+
+def test_the_walk_has_every_route() -> None:
+    paths = {path for _, path in EVERY_ROUTE}
+    assert {route.path for route in PLAIN_ROUTES} <= paths
+    assert {"/v1/files", "/v1/batches", "/async_predict", "/metrics", "/info", "/pipelines/name"} <= paths
+
+
+def test_who_has_waited_longest_gives_way_to_others_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> tuple[list[int], int]:
+        made = edge(max_requests=2, keys=KEYS)
+        tasks = []
+        for named in (AS_A, AS_B, AS_A, AS_A):
+            tasks.append(asyncio.ensure_future(silent(made.app, "POST", "/v1/embeddings", headers=named)))
+            await asyncio.sleep(0.01)
+        ended = [task.result() for task in tasks if task.done()]
+        is_first = tasks[0].done()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return ended, is_first
+
+    assert run(test()) == ([429], True)
