@@ -5,6 +5,7 @@ import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -21,7 +22,7 @@ from server.settings.typer_options import GroupedCommand, spelled_as_switches, w
 _EXIT_SETTINGS = 2
 _BENCH = "bench"
 _BACKFILL = "backfill"
-_RAY = "ray"
+_GROUPS = {"jobs": "What API keys hold at a running server.", "ray": "Whole servers on a Ray cluster."}
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
@@ -228,7 +229,7 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
-    names = [*_COMMANDS, _BACKFILL, _BENCH, _RAY]
+    names = [*_COMMANDS, _BACKFILL, _BENCH, *_GROUPS]
     for name in [only] if only in names else names:
         if name == _BENCH:
             from server.commands.bench import bench  # has options of its own, not flags of the server
@@ -240,13 +241,11 @@ def make_app(*, only: str | None = None) -> typer.Typer:
 
             app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(backfill), _OF_BACKFILL))
             continue
-        if name == _RAY:
-            from server.commands.ray import COMMANDS
-
-            group = typer.Typer(help="Whole servers on a Ray cluster.")
-            for its_name, its_command in COMMANDS.items():
+        if name in _GROUPS:
+            group = typer.Typer(help=_GROUPS[name])
+            for its_name, its_command in import_module(f"server.commands.{name}").COMMANDS.items():
                 group.command(its_name)(_one_line_for_errors()(its_command))
-            app.add_typer(group, name=_RAY)
+            app.add_typer(group, name=name)
             continue
         command, flags = _COMMANDS[name]
         if flags:

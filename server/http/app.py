@@ -26,7 +26,7 @@ from server.http.bodies.request import HttpRequest
 from server.http.body import WHOLE_BODY, BodyReader, ClientLeft, Receive, Scope, Send, TimedReceive, decoded_bytes
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
-from server.http.jobs.batch_routes import OWNER
+from server.http.jobs.batch_routes import IS_HEAD, OWNER
 from server.http.passed_on import PassedOn, PassOn
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
@@ -211,11 +211,11 @@ class App:
             self._hosts.check(trace.method, place.path, request.headers)
             trace.key = self._keys.check(trace.method, place.path, request.headers)
         except (Forbidden, Unauthorized) as error:
-            await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
-            return
+            return await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
         scope = {
             **request.scope,
             OWNER: self._keys.owner(trace.key),
+            IS_HEAD: trace.method == "HEAD",
             "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
             "path": place.prefix + place.path,
             "root_path": place.prefix,

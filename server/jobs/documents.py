@@ -1,20 +1,22 @@
 """The calls about files and batches."""
 
-import errno
+import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
 
-from server.jobs.batches.batches import Batches, BatchProblem, FileInUse, TooManyBatches
+from server.jobs.batches.batches import Batches, BatchOpen, BatchProblem, FileInUse, TooManyBatches
 from server.jobs.files import FileProblem, Files, TooManyUploads
-from server.jobs.limits import CHUNK_BYTES
-from server.jobs.messages import Call, Fields, Reason, Refused, Reply
+from server.jobs.messages import CHUNK_BYTES, Call, Fields, Reason, Refused, Reply
 from server.jobs.requests import asked
 from server.jobs.service import Handler
+from server.jobs.store.disk import FULL_ERRORS
 
 _FULL_SECONDS = 10.0  # what clients are told while there is no room
 _Value = TypeVar("_Value")
+
+logger = logging.getLogger("embedline.jobs")
 
 
 class Documents:
@@ -39,6 +41,7 @@ class Documents:
             "batch_view": self._batch_view,
             "batch_list": self._batch_list,
             "batch_cancel": self._batch_cancel,
+            "batch_delete": self._batch_delete,
         }
 
     async def _file_begin(self, call: Call, _: memoryview) -> Reply:
@@ -67,7 +70,8 @@ class Documents:
         return _listed([msgspec.to_builtins(info) for info in found], limit)
 
     async def _file_read(self, call: Call, _: memoryview) -> Reply:
-        read = self._files.read(call.owner, call.fields["file_id"], call.fields["offset"], CHUNK_BYTES)
+        count = min(call.fields.get("count", CHUNK_BYTES), CHUNK_BYTES)
+        read = self._files.read(call.owner, call.fields["file_id"], call.fields["offset"], count)
         return Reply({}, _there(await _done(read), "file"))
 
     async def _file_delete(self, call: Call, _: memoryview) -> Reply:
@@ -91,6 +95,11 @@ class Documents:
         state = await _done(self._batches.cancel(call.owner, call.fields["batch_id"]))
         return Reply(_there(state, "batch").shown())
 
+    async def _batch_delete(self, call: Call, _: memoryview) -> Reply:
+        if not await _done(self._batches.delete(call.owner, call.fields["batch_id"])):
+            _there(None, "batch")
+        return Reply()
+
 
 async def _done(answer: Awaitable[_Value]) -> _Value:
     """What became of it, its errors as refusals."""
@@ -100,12 +109,16 @@ async def _done(answer: Awaitable[_Value]) -> _Value:
         raise Refused(Reason.INVALID, str(error), param=error.param) from None
     except FileInUse as error:
         raise Refused(Reason.CONFLICT, str(error), param="file_id") from None
+    except BatchOpen as error:
+        raise Refused(Reason.CONFLICT, str(error), param="batch_id") from None
     except (TooManyUploads, TooManyBatches) as error:
         raise Refused(Reason.FULL, str(error), retry_after=_FULL_SECONDS) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise Refused(Reason.FULL, "the disk is full", retry_after=_FULL_SECONDS) from None
+        if error.errno in FULL_ERRORS:
+            raise Refused(Reason.FULL, "the disk is full", retry_after=_FULL_SECONDS) from None
+        logger.error("the folder of files can't be used: %s", error)
+        message = f"the folder of files can't be used now: {error.strerror or type(error).__name__}"
+        raise Refused(Reason.UNAVAILABLE, message, retry_after=_FULL_SECONDS) from None
 
 
 def _there(found: _Value | None, what: str) -> _Value:

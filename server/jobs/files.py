@@ -1,11 +1,12 @@
 """Files of clients and of batches: bytes in a folder, what is known of them in the store.
 
-The room of an upload is reserved as its bytes come, some ahead of them: one that stops coming keeps no more than that.
-A file is seen once all of it is on the disk; what an upload left that never ended is removed.
+The room of an upload is reserved as its bytes come, each step before it is written. A file is seen once all of it is on
+the disk; what an upload left that never ended is removed.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 import uuid
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.jobs.limits import PIECE_BYTES
+from server.jobs.messages import PIECE_BYTES
 from server.jobs.store.disk import read_at, sync_folder, write_all, written_at
 from server.jobs.store.errors import StoreFull
 from server.jobs.store.objects import Objects
@@ -28,9 +29,12 @@ _UPLOADING, _READY = "uploading", "ready"  # uploading: or being removed
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
 _MAX_UPLOADS_OF_OWNER = 64  # at a time
 _MAX_UPLOADS = 512  # of all; but one of each owner always
-_RESERVED_BYTES = 8 << 20  # for the first bytes of an upload, then always as many as have come
 _MAX_LEFT = 1000  # of other servers or processes that are looked at
+_AHEAD_BYTES = 4 << 20  # reserved beside what has come
 _UNKNOWN = "this upload is not known, or not any more"
+
+
+logger = logging.getLogger("embedline.jobs")
 
 
 class FileProblem(ValueError):
@@ -95,7 +99,15 @@ class Files:
 
     async def open(self) -> None:
         """Make the folder, and remove uploads that a process before this one did not end."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if not await asyncio.to_thread(self._folder.is_dir):
+            if await self._documents.in_state(KIND, _READY, limit=1):
+                logger.error(
+                    "--jobs: the folder of files is away: uploads and downloads get 503, and batches wait. Put %s "
+                    "back; if its files are lost, make it anew",
+                    self._folder,
+                )
+                return
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._is_shared:
             return await self._drop_left()
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
@@ -119,14 +131,14 @@ class Files:
         return self.path(file_id).exists()
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
-        """Begin an upload of at most so many bytes; the id of the file. Raises TooManyUploads, OSError."""
+        """A file of at most `most` bytes, which would find room now; its id. Raises TooManyUploads, OSError."""
         async with self._beginning:
             await self._drop_idle()
             await self._drop_left()
             self._check_number(owner)
             info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
-            document = _document(owner, info, _UPLOADING, held_bytes=min(most, _RESERVED_BYTES))
-            await self._documents.put(document)
+            document = _document(owner, info, _UPLOADING, held_bytes=0)
+            await self._documents.put(document, needs=most or None)
             try:
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
                 descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
@@ -152,20 +164,19 @@ class Files:
             upload.size += len(chunk)
             await asyncio.to_thread(write_all, upload.descriptor, chunk)
 
-    async def _reserve(self, upload: _Upload, size: int) -> None:
-        """Room for so many bytes, and for as many more if there is some. Raises FileProblem, StoreFull."""
-        kept = upload.document
-        if size <= kept.held_bytes:
+    async def _reserve(self, upload: _Upload, needed: int) -> None:
+        """Room for so many bytes, and where there is some, for what comes next. StoreFull."""
+        if needed <= upload.document.held_bytes:
             return
-        more = replace(kept, held_bytes=min(upload.most, 2 * size))
-        try:
-            is_kept = await self._documents.replace(more)
-        except StoreFull:
-            more = replace(kept, held_bytes=size)
-            is_kept = await self._documents.replace(more)
-        if not is_kept:
-            raise FileProblem(_UNKNOWN)
-        upload.document = replace(more, version=kept.version + 1)
+        for size in (min(upload.most, needed + _AHEAD_BYTES), needed):
+            try:
+                if not await self._documents.replace(replace(upload.document, held_bytes=size)):
+                    raise FileProblem(_UNKNOWN)
+                upload.document = replace(upload.document, held_bytes=size, version=upload.document.version + 1)
+                return
+            except StoreFull:
+                if size == needed:
+                    raise
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
         """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
@@ -191,13 +202,16 @@ class Files:
             await self.removal.remove(upload.document)
 
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
-        """A file that lies in the folder already, as a batch's output, is seen from now on. Then `remove_copy`."""
+        """A file that lies in the folder already, as a batch's output, is seen from now on. Then `remove_copy`.
+
+        Its room is held by the document of the batch.
+        """
         size = (await asyncio.to_thread(self.path(file_id).stat)).st_size
         if self._objects is not None:
             await self._objects.put(self.path(file_id), file_id)
         info = FileInfo(file_id, size, int(self._clock()), filename, "batch_output")
         if await self._documents.get(owner, KIND, file_id) is None:  # not put before a crash
-            await self._documents.put(_document(owner, info, _READY, held_bytes=size))
+            await self._documents.put(_document(owner, info, _READY, held_bytes=size), needs=0)
 
     async def info(self, owner: str, file_id: str) -> FileInfo | None:
         document = await self._documents.get(owner, KIND, file_id)

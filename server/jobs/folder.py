@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import re
+import socket
 import stat
 import uuid
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from server.jobs.store.disk import sync_folder
 from server.settings.flag import SettingsError
 
+CALLS_AT = "calls-at-"  # and the machine's name: a file with the path of the socket of its server's jobs process
 _LOCK, _ID, _FILES_AT = "lock", "shared-id", "files-at"
 _USER = re.compile("//[^/]*@")  # of a URL, with a password maybe
 _LOOK_SECONDS = 0.05
@@ -83,6 +85,10 @@ class Folder:
             return path.read_text()
         except OSError as error:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
+
+    def note_socket(self, path: str) -> None:
+        """Where operators ask the process that has the folder, on this machine. Raises OSError."""
+        (self.path / f"{CALLS_AT}{socket.gethostname()}").write_text(path)
 
     def close(self) -> None:
         """Let go of it."""

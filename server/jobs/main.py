@@ -18,12 +18,14 @@ from typing import Any
 from server.jobs.batches.asking import Asking
 from server.jobs.batches.batches import Batches
 from server.jobs.batches.counts import DocumentCounts
+from server.jobs.batches.expiry import Expiry
 from server.jobs.batches.gauges import BatchGauges
 from server.jobs.batches.kept import Holder
 from server.jobs.documents import Documents
 from server.jobs.files import Files
 from server.jobs.folder import Folder, opened
 from server.jobs.gauges import QueueGauges
+from server.jobs.holdings import Holdings
 from server.jobs.housekeeping import Housekeeping
 from server.jobs.messages import JobsStart
 from server.jobs.pace import Pace
@@ -101,13 +103,18 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
     await files.open()
     documents = Documents(files, batches)
     counts = DocumentCounts(store.documents, time.time)
-    service = Service({**accepting.handlers(), **documents.handlers(), **counts.handlers()})
+    holdings = Holdings(requests, files, batches)
+    handlers = (accepting.handlers(), documents.handlers(), counts.handlers(), holdings.handlers())
+    service = Service({name: handler for some in handlers for name, handler in some.items()})
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
+    expiry = Expiry(store.documents, ttl=start.batch_ttl, clock=time.time)
     child.holds = lambda: {"running": runner.num_running}
-    await service.start(socket.socket(fileno=start.listener_fd))
+    listener = socket.socket(fileno=start.listener_fd)
+    await asyncio.to_thread(folder.note_socket, listener.getsockname())
+    await service.start(listener)
     await _follow_state(child, runner, batches)
     child.ready()
-    loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges, files.removal)
+    loops = (runner, housekeeping, gauges, webhooks, batches, expiry, batch_gauges, files.removal)
     async with _together(*(one.run() for one in loops)):
         await child.stopping.wait()
     await batches.release()
@@ -168,7 +175,12 @@ async def _opened(start: JobsStart) -> tuple[Folder, Store]:
     """Raises StartError."""
     try:
         folder = await opened(start.folder, waits=start.waits_for_folder, is_shared=start.redis is not None)
-        limits = StoreLimits(quota_bytes=start.quota, result_ttl=start.result_ttl, delivery_lease=_WEBHOOK_LEASE)
+        limits = StoreLimits(
+            quota_bytes=start.quota,
+            key_share=start.key_share,
+            result_ttl=start.result_ttl,
+            delivery_lease=_WEBHOOK_LEASE,
+        )
         if start.redis is None:
             return folder, await open_sqlite(folder.path / _STORE, limits)
         from server.jobs.store.redis.opening import open_redis  # its library is an extra

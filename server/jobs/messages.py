@@ -18,6 +18,10 @@ REPLY = 0x0601
 REFUSED = 0x0602
 READY = 0x0603  # no payload: the process has accepted the connection, and lives
 
+CHUNK_BYTES = 1 << 20  # the most of a file in one call, in either direction
+PIECE_BYTES = 256 * 1024  # of a file or a result that lies near: its client may not read it, or stop sending it
+MAX_BODY_BYTES = 4 << 20  # of one async request: more belongs into a batch
+
 _HEAD_LENGTH = struct.Struct("<I")
 
 Fields = dict[str, Any]
@@ -86,6 +90,8 @@ class JobsStart:
     waits_for_folder: bool  # until the server that has it ends, as this one takes over from it
     quota: int  # bytes
     result_ttl: float  # seconds that ended requests are kept
+    batch_ttl: float  # seconds that what is known of ended batches is kept
+    key_share: float  # of the quota, the most that one key may hold
     webhook_secrets: str | None  # the file they are in
     private_webhooks: bool  # whether they may go to private addresses
     http_path: str  # the Unix socket where frontends take this process's requests

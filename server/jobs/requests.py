@@ -6,8 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from server.jobs.limits import PIECE_BYTES
-from server.jobs.messages import Call, Fields, Reason, Refused, Reply
+from server.jobs.messages import PIECE_BYTES, Call, Fields, Reason, Refused, Reply
 from server.jobs.service import Handler
 from server.jobs.store.errors import IdempotencyConflict, StoreFull, StoreUnavailable
 from server.jobs.store.store import RequestStore

@@ -57,6 +57,22 @@ class JobsFlags(HttpFlags):
         "fetch it; the quota has to hold the results of so long a time.",
         least=1,
     )
+    jobs_key_share: float = flag(
+        0.5,
+        "Jobs",
+        "The most of --jobs-quota that one API key may hold, 0.01 to 1, so that no key takes all of the room. "
+        "Of requests that wait it may have the same part of what all may have. With several keys choose a part that "
+        "leaves room for the others together; 1 lets a key take all. A server without API keys has no such bound.",
+        least=0.01,
+        most=1,
+    )
+    jobs_batch_ttl: float = flag(
+        30 * 86_400.0,
+        "Jobs",
+        "Seconds from the end of a batch until it is forgotten; its files stay. A client can remove it before, with "
+        "DELETE /v1/batches/ID.",
+        least=1,
+    )
     jobs_webhook_secrets: str | None = flag(
         None,
         "Jobs",

@@ -19,7 +19,7 @@ from wire.control import Json
 from wire.page import Page
 
 ROLES = ("engine", "tokenizer", "batch manager", "jobs", "pipelines", "frontend")  # in the order of starting
-_NOT_NEEDED = "jobs"  # for requests that somebody waits for
+_NOT_NEEDED = "jobs"  # for requests that somebody waits for, once it has been ready: its folder may be taken
 
 _NOT_INFORMED = "a frontend does not have the newest state yet"  # for a moment, so it is not logged
 
@@ -49,6 +49,7 @@ class Readiness:
         self._ready_since = 0  # number of the STATE that first said ready; 0 while not ready
         self._is_accepting = accepts_at_once
         self._is_stopping = False
+        self._jobs_were_ready = False
         self.was_ready = False  # at any time
         self._logged: str | None = "starting"  # the reason that was logged last
 
@@ -134,13 +135,19 @@ class Readiness:
             return "the server is stopping"
         for role in ROLES:
             children = list(self._of(role))  # no tokenizers where frontends do their work
-            if children and role != _NOT_NEEDED and not any(child.is_ready for child in children):
+            if children and self._is_needed(role, children) and not any(child.is_ready for child in children):
                 return f"no {role} is ready{self._last_ends(children)}"
         for index, model in enumerate(self._models):
             engines = list(self._engines(index))
             if not any(engine.is_ready for engine in engines):
                 return f"no engine for {model.name} is ready{self._last_ends(engines)}"
         return None
+
+    def _is_needed(self, role: str, children: Iterable[ChildProcess]) -> bool:
+        if role != _NOT_NEEDED:
+            return True
+        self._jobs_were_ready |= any(child.is_ready or child.plan.start.waits_for_folder for child in children)
+        return not self._jobs_were_ready
 
     def _last_ends(self, children: Iterable[ChildProcess]) -> str:
         ends = [f"{child.plan.title} ended: {self._ends[child]}" for child in children if child in self._ends]

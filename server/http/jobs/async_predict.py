@@ -17,7 +17,7 @@ from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling
 from server.http.passed_on import HeaderList, PassOn, Read
 from server.jobs.client import JobsClient
-from server.jobs.limits import MAX_BODY_BYTES
+from server.jobs.messages import MAX_BODY_BYTES
 from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
 
 PLACE = ("POST", "/async_predict")

@@ -18,10 +18,12 @@ from server.requests.errors import InvalidRequest, NoSuchRoute, PayloadTooLarge
 from wire.frames import Buffer
 
 OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
-_MAX_BODY_BYTES = 64 * 1024  # of a new batch
+IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
+_MAX_BODY_BYTES = 256 * 1024  # of a new batch: its metadata may be written with escapes
+# In a query: no sign, no zeros before it, ASCII alone; `2.0` too, as in bodies.
+_INTEGER = re.compile(r"[1-9][0-9]{0,8}(\.0{1,9})?")
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 100
-_WHOLE = re.compile(r"[0-9]{1,9}(\.0{1,9})?")  # `2.0` too, as in bodies
 
 
 class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,13 +61,18 @@ class BatchRoutes:
     async def content(self, request: Request) -> Response:
         """All bytes, a piece at a time."""
         info = (await self._call("file_view", request, request.path_params)).fields
-        first = (await self._call("file_read", request, {"file_id": info["id"], "offset": 0})).body
+        is_head = request.scope.get(IS_HEAD, False)
+        asked = {"file_id": info["id"], "offset": 0, **({"count": 1} if is_head else {})}
+        first = (await self._call("file_read", request, asked)).body
+        headers = {"content-type": "application/octet-stream"}
+        if is_head:
+            return Response(headers={**headers, "content-length": str(info["bytes"])})
         jobs = self._there()
 
         async def more(offset: int) -> Buffer:
             return (await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})).body
 
-        return in_pieces(first, info["bytes"], more, headers={"content-type": "application/octet-stream"})
+        return in_pieces(first, info["bytes"], more, headers=headers)
 
     async def create(self, request: Request) -> Response:
         body = bytearray()
@@ -86,11 +93,13 @@ class BatchRoutes:
     async def cancel(self, request: Request) -> Response:
         return JSONResponse((await self._call("batch_cancel", request, request.path_params)).fields)
 
+    async def delete_batch(self, request: Request) -> Response:
+        await self._call("batch_delete", request, request.path_params)
+        return JSONResponse({"id": request.path_params["batch_id"], "object": "batch", "deleted": True})
+
     async def _page(self, what: str, request: Request) -> Response:
-        limit = request.query_params.get("limit", str(_DEFAULT_LIMIT))
-        if not _WHOLE.fullmatch(limit) or not 1 <= float(limit) <= _MAX_LIMIT:
-            raise InvalidRequest(f"limit must be 1 to {_MAX_LIMIT}", param="limit")
-        fields = {"after": request.query_params.get("after"), "limit": int(float(limit))}
+        limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
+        fields = {"after": request.query_params.get("after"), "limit": limit}
         return JSONResponse((await self._call(what, request, fields)).fields)
 
     async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
@@ -124,3 +133,11 @@ def in_pieces(
                 return  # fewer bytes than announced: the client sees that it is not whole
 
     return StreamingResponse(pieces(), status_code=status, headers={**headers, "content-length": str(num_bytes)})
+
+
+def _integer(request: Request, name: str, default: int, *, most: int) -> int:
+    """A number of the query, from 1. Raises InvalidRequest."""
+    text = request.query_params.get(name, str(default))
+    if not _INTEGER.fullmatch(text) or float(text) > most:
+        raise InvalidRequest(f"{name} must be 1 to {most}", param=name)
+    return int(float(text))

@@ -64,6 +64,7 @@ _SUMMARIES = {
     ("POST", "/v1/batches"): "Run each line of a file as a request (OpenAI's)",
     ("GET", "/v1/batches"): "The batches of this API key, the newest first",
     ("GET", "/v1/batches/{batch_id}"): "How far a batch has come",
+    ("DELETE", "/v1/batches/{batch_id}"): "Forget a batch that has ended; its files stay",
     ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
 }
 

@@ -37,6 +37,7 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
         ("POST", "/v1/batches", of_batches.create),
         ("GET", "/v1/batches", of_batches.batches),
         ("GET", "/v1/batches/{batch_id}", of_batches.batch),
+        ("DELETE", "/v1/batches/{batch_id}", of_batches.delete_batch),
         ("POST", "/v1/batches/{batch_id}/cancel", of_batches.cancel),
     ):
         app.add_api_route(path, endpoint, methods=[method], **documented(method, path))

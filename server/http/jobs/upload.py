@@ -9,8 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.http.body import ClientLeft
 from server.jobs.client import JobsClient
-from server.jobs.limits import PIECE_BYTES
-from server.jobs.messages import Fields, Refused
+from server.jobs.messages import PIECE_BYTES, Fields, Refused
 from server.requests.errors import InvalidRequest, MalformedBody, UnsupportedMedia
 
 _MAX_FIELD_BYTES = 1024

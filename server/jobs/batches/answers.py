@@ -61,6 +61,11 @@ class LineAnswers:
         left = min(self._expires_at - self._clock(), self._longest)
         self._latest = asyncio.get_running_loop().time() + left
 
+    @property
+    def seconds_left(self) -> float:
+        """Of the window."""
+        return min(self._latest - asyncio.get_running_loop().time(), self._expires_at - self._clock())
+
     async def of(self, line: Line, lane: Lane, *, is_repeated: bool) -> Answered | None:
         """None if it was not asked for before the lane was closed."""
         line_id = f"batch_req_{self._batch_id}_{line.number}"
@@ -83,8 +88,7 @@ class LineAnswers:
         return Answered(line, content, True, problem.code == "batch_expired")
 
     async def _asked(self, line: Line, line_id: str, request: LineRequest, lane: Lane) -> Answered:
-        left = self._latest - asyncio.get_running_loop().time()
-        if (seconds := min(left, self._expires_at - self._clock())) <= 0:
+        if (seconds := self.seconds_left) <= 0:
             raise TimeoutError
         async with asyncio.timeout(seconds):
             accept = parquet.RAW if self._dtype else _JSON

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,9 +28,10 @@ _MAX_BEGUN, _MAX_BEGUN_OF_ONE = 64, 16  # and an owner's first, whatever others 
 _ALONE_SECONDS = 3  # of a new batch, in which another server may begin it that has fewer
 MAX_OPEN = 1000  # that run or wait
 _MAX_OPEN_OF_ONE = MAX_OPEN // 4  # of an owner; the more there are, the fewer it may have beside them
+_NUMBER = re.compile("[1-9][0-9]{0,4}")
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
-_MAX_METADATA = 16  # pairs, as OpenAI has it
+_MAX_METADATA, _MAX_NAME, _MAX_VALUE = 16, 64, 512  # pairs, and characters of each, as OpenAI has it
 RETRY_PAUSE = 5.0  # after an error of the store, and of our own
 _MAX_FAULTS = 3  # of our own, after which a batch has failed
 _MAX_TRIES = 100  # to change a batch that its run changes too
@@ -48,6 +50,10 @@ class BatchProblem(ValueError):
 
 class TooManyBatches(Exception):
     """As many as may be run and wait."""
+
+
+class BatchOpen(Exception):
+    """A batch that has not ended can't be deleted. The message is for the client."""
 
 
 class FileInUse(Exception):
@@ -78,6 +84,7 @@ class Batches:
         self._left: list[BatchRun] = []  # cancelled with `run`
         self._slots = Slots(MAX_RUNNING)
         self._faults: dict[str, int] = {}  # how often an open batch has failed by our own fault since the start
+        self._resting: set[str] = set()  # not tried again for some seconds
         self._changed = Signal()
         self._may_begin = True
         self._creating = asyncio.Lock()  # so that a batch does not begin with a file that is being deleted
@@ -88,8 +95,7 @@ class Batches:
         """Raises BatchProblem, TooManyBatches."""
         if endpoint not in ENDPOINTS:
             raise BatchProblem(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
-        if len(metadata) > _MAX_METADATA:
-            raise BatchProblem(f"metadata may have {_MAX_METADATA} pairs", "metadata")
+        _check_metadata(metadata)
         if (output_format := metadata.get("output_format", "jsonl")) != "jsonl":
             _check_format(output_format, endpoint)
         seconds = _seconds(completion_window)
@@ -131,6 +137,13 @@ class Batches:
         if hidden is not None:
             await self._files.removal.remove(hidden)
         return hidden is not None
+
+    async def delete(self, owner: str, batch_id: str) -> bool:
+        """Whether there was one; its files stay. Raises BatchOpen."""
+        document = await self._documents.get(owner, KIND, batch_id)
+        if document is not None and not state_of(document).has_ended:
+            raise BatchOpen("this batch has not ended; it can be cancelled first")
+        return document is not None and await self._documents.delete(owner, KIND, batch_id)
 
     async def get(self, owner: str, batch_id: str) -> BatchState | None:
         document = await self._documents.get(owner, KIND, batch_id)
@@ -189,9 +202,11 @@ class Batches:
         waiting: list[Document] = []
         for document in await self._open():
             if (run := self._running.get(document.document_id)) is not None:
+                if run.is_stuck:
+                    continue  # another server may have the folder
                 with contextlib.suppress(ClaimLost):  # its run finds out too
                     await run.kept.look(document)
-            elif self._may_run(document):
+            elif document.document_id not in self._resting and self._may_run(document):
                 waiting.append(document)
         begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
         waiting = [one for one in waiting if one not in begun] if self._may_begin else []
@@ -249,7 +264,7 @@ class Batches:
             self._changed.set()
 
     async def _try(self, batch_id: str, run: BatchRun) -> None:
-        """Run it; where that fails, wait before the next try."""
+        """Run it; where that fails, others go first for a while."""
         try:
             if self._faults.get(batch_id, 0) < _MAX_FAULTS:
                 await run.run()
@@ -262,12 +277,32 @@ class Batches:
             logger.warning("batch %s goes on with another claim", batch_id)
         except (OSError, StoreError) as error:  # OSError: of a disk or a mount that is away for a while
             logger.error("batch %s waits: %s", batch_id, error)
-            await asyncio.sleep(RETRY_PAUSE)
+            with contextlib.suppress(StoreError, ClaimLost):
+                await run.kept.release()
+            self._rest(batch_id)
         except Exception:
             is_late = self._clock() >= run.state.expires_at
             self._faults[batch_id] = _MAX_FAULTS if is_late else self._faults.get(batch_id, 0) + 1
             logger.exception("batch %s stopped because of a bug", batch_id)
-            await asyncio.sleep(RETRY_PAUSE)
+            self._rest(batch_id)
+
+    def _rest(self, batch_id: str) -> None:
+        """It holds no place until it is tried again."""
+        self._resting.add(batch_id)
+        asyncio.get_running_loop().call_later(RETRY_PAUSE, self._rested, batch_id)
+
+    def _rested(self, batch_id: str) -> None:
+        self._resting.discard(batch_id)
+        self._changed.set()
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > _MAX_METADATA:
+        raise BatchProblem(f"metadata may have {_MAX_METADATA} pairs", "metadata")
+    for number, (name, value) in enumerate(metadata.items()):
+        if len(name) > _MAX_NAME or len(value) > _MAX_VALUE:
+            bounds = f"{_MAX_NAME} characters, or its value over {_MAX_VALUE}"
+            raise BatchProblem(f"the key of metadata's pair {number} has over {bounds}", "metadata")
 
 
 def _check_format(output_format: str, endpoint: str) -> None:
@@ -282,7 +317,7 @@ def _check_format(output_format: str, endpoint: str) -> None:
 
 def _seconds(window: str) -> int:
     number, unit = window[:-1], window[-1:]
-    seconds = int(number) * _UNITS[unit] if number.isdecimal() and len(number) < 6 and unit in _UNITS else 0
+    seconds = int(number) * _UNITS[unit] if _NUMBER.fullmatch(number) and unit in _UNITS else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
         raise BatchProblem("completion_window must be a number and m, h or d, at most 30 days", "completion_window")
     return seconds

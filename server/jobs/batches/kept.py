@@ -7,6 +7,7 @@ its own.
 
 import asyncio
 import dataclasses
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from dataclasses import dataclass
 import msgspec
 
 from server.jobs.batches.state import KIND, BatchState, state_of
-from server.jobs.store.store import DocumentStore
+from server.jobs.store.errors import StoreFull
+from server.jobs.store.store import BLOCK_BYTES, DocumentStore
 from server.jobs.types import Document
+
+_FILES_BYTES = 3 * BLOCK_BYTES  # for two files beside their bytes: what is known of them, and their last blocks
+AHEAD_BYTES = 4 << 20  # reserved beside what is needed, so that not each commit has to
 
 Saved = Callable[[BatchState, BatchState], None]  # called after each change, with what was before and what is now
 
@@ -73,6 +78,16 @@ class KeptBatch:
         self._clock = clock
         self._changing = asyncio.Lock()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another server could go on with it."""
+        return self._holder is not None
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a claim lasts."""
+        return self._holder.lease if self._holder is not None else math.inf
+
     async def change(self, changed: Callable[[BatchState], BatchState]) -> None:
         """Durable when it returns. `changed` may be called again, with a state that was cancelled meanwhile."""
         async with self._changing:
@@ -85,6 +100,18 @@ class KeptBatch:
                 if await self._documents.replace(state.document(self.owner, self._version)):
                     return self._became(state, self._version + 1)
                 await self._read()
+
+    async def reserve(self, num_bytes: int) -> None:
+        """Find room for outputs of so many bytes before they are written. StoreFull where there is none."""
+        num_bytes += _FILES_BYTES
+        if num_bytes <= self.state.reserved_bytes:
+            return
+        for size in (num_bytes + AHEAD_BYTES, num_bytes):
+            try:
+                return await self.change(lambda state, size=size: msgspec.structs.replace(state, reserved_bytes=size))  # type: ignore[misc]
+            except StoreFull:
+                if size == num_bytes:
+                    raise
 
     async def look(self, document: Document) -> None:
         """Given what the store has now: notice a cancel, and claim the batch anew in good time."""

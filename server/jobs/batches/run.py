@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from server.jobs.batches.slots import Slots
 from server.jobs.batches.state import SERVER_FAULT, BatchError, BatchState
 from server.jobs.files import Files
 from server.jobs.pace import Lane, Postponed
+from server.jobs.store.disk import FULL_ERRORS, DiskWait
 from server.jobs.store.errors import StoreError
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
@@ -35,6 +36,9 @@ _MIN_IN_FLIGHT = 4
 _READ_LINES = 16  # at a time
 COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at the latest then
 FULL_PAUSE = 5.0  # until a full disk or store is tried again
+_MANY_SECONDS = 900.0  # for a whole file: to copy it, to look through it, to put it where --jobs-files says
+
+_Value = TypeVar("_Value")
 
 logger = logging.getLogger("embedline.jobs")
 
@@ -60,6 +64,7 @@ class BatchRun:
         self._slots = slots
         self._lane = Lane(self.owner)  # of this turn
         self._clock = clock
+        self._disk = DiskWait(clock)
         self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[Answered | None]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
@@ -67,6 +72,10 @@ class BatchRun:
         dtype = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
         self._outputs = Outputs(files, self.kept, dtype)
         self._answers = LineAnswers(self.state, ask, dtype, clock=clock)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stops or self.state.status in ("cancelling", "finalizing")
 
     @property
     def state(self) -> BatchState:
@@ -85,6 +94,9 @@ class BatchRun:
         try:
             if await self._has_outputs():
                 await self._run()
+        except FileNotFoundError:
+            if not await self._has_lost_its_input():
+                raise
         except ClaimLost:
             if await self.kept.is_over():
                 await self._outputs.forget()
@@ -93,23 +105,21 @@ class BatchRun:
     async def _run(self) -> None:
         found: Scan | None = None
         is_answered = False
-        try:
-            path = await self._input() if not self._is_over else Path()
-            while not (is_answered or self._is_over):
-                self._lane = Lane(self.owner)
-                with contextlib.suppress(Postponed):
-                    async with self._slots.turn(self._lane):
-                        if found is None and (found := await self._checked(path)) is None:
-                            return
-                        is_answered = await self._answer_lines(path, found)
-        except FileNotFoundError:
-            return await self._fail("input_file_gone", "the input file was deleted")
+        path = Path() if self._is_over else await self._retried("its input can't be copied", self._outputs.input_path)
+        while not (is_answered or self._is_over):
+            self._lane = Lane(self.owner)
+            with contextlib.suppress(Postponed):
+                async with self._slots.turn(self._lane):
+                    if found is None and (found := await self._checked(path)) is None:
+                        return
+                    is_answered = await self._answer_lines(path, found)
         await self._end()
 
     async def _checked(self, path: Path) -> Scan | None:
         """What is in the input; None if the batch has failed because of that."""
         try:
-            found = await asyncio.to_thread(scan, path, lambda: self._stops)
+            with self._disk.asked(_MANY_SECONDS):
+                found = await asyncio.to_thread(scan, path, lambda: self._stops)
         except asyncio.CancelledError:
             self._stops = True  # the thread too
             raise
@@ -126,36 +136,18 @@ class BatchRun:
         )
         return found
 
-    async def _input(self) -> Path:
-        """Raises FileNotFoundError."""
-        while True:
-            try:
-                return await self._outputs.input_path()
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                logger.error("batch %s waits, as its input can't be copied: %s", self.state.id, error)
-                await asyncio.sleep(FULL_PAUSE)
-
-    @property
-    def _is_over(self) -> bool:
-        return self._stops or self.state.status in ("cancelling", "finalizing")
-
     async def _has_outputs(self) -> bool:
         """Whether the batch can be run."""
-        while True:
-            try:
-                is_there = await self._outputs.begin()
-                break
-            except OSError as error:
-                logger.error("batch %s waits, as its output can't be copied: %s", self.state.id, error)
-                await self._pause()
-        if not is_there and self.state.status == "cancelling":
+        is_there = await self._retried("its output can't be copied", self._outputs.begin)
+        if is_there:
+            return True
+        if not await self._files.exists(self.state.input_file_id):
+            raise FileNotFoundError("neither its input nor what had been answered is there")
+        if self.state.status == "cancelling":
             await self._fail("output_file_gone", "what had been answered is no longer on the disk")
             return False
-        if not is_there:
-            logger.warning("batch %s begins anew: what had been answered is no longer on the disk", self.state.id)
-            await self.kept.change(lambda state: state.anew())
+        logger.warning("batch %s begins anew: what had been answered is no longer on the disk", self.state.id)
+        await self.kept.change(lambda state: state.anew())
         return True
 
     async def _answer_lines(self, path: Path, found: Scan) -> bool:
@@ -172,7 +164,8 @@ class BatchRun:
                     room = self._most_in_flight - len(window)
                     if window and room < _READ_LINES:
                         break
-                    taken, is_at_end = await asyncio.to_thread(next_lines, lines, max(1, min(room, _READ_LINES)))
+                    with self._disk.asked():
+                        taken, is_at_end = await asyncio.to_thread(next_lines, lines, max(1, min(room, _READ_LINES)))
                     for line in taken if not self._stops else ():
                         held += len(line.content or b"")
                         asked = self._answers.of(line, lane, is_repeated=found.is_repeated(index))
@@ -224,12 +217,13 @@ class BatchRun:
         }
         while True:
             try:
-                await asyncio.to_thread(self._outputs.write, self._output, self._error, sizes)
+                await self.kept.reserve(changes["output_bytes"] + changes["error_bytes"])
+                with self._disk.asked():
+                    await asyncio.to_thread(self._outputs.write, self._output, self._error, sizes)
                 await self.kept.change(lambda state: msgspec.structs.replace(state, **changes))
                 break
             except (OSError, StoreError) as error:
-                logger.error("batch %s waits, as its output can't be kept: %s", self.state.id, error)
-                await self._pause()
+                await self._pause("its output can't be kept", error)
         answered.clear()
         self._output.clear()
         self._error.clear()
@@ -251,13 +245,7 @@ class BatchRun:
         await self.kept.change(
             lambda state: state.become("finalizing", self._clock()) if state.status == "in_progress" else state
         )
-        while True:
-            try:
-                await self._outputs.close()
-                break
-            except (OSError, StoreError) as error:
-                logger.error("batch %s can't be ended yet: %s", self.state.id, error)
-                await self._pause()
+        await self._retried("it can't be ended yet", self._outputs.close)
         await asyncio.to_thread(self._outputs.remove_rest)
         status = status or ("expired" if self.state.has_expired else "completed")
         await self.kept.change(
@@ -266,11 +254,38 @@ class BatchRun:
             )
         )
 
-    async def _pause(self) -> None:
-        """Until a full disk or a store that is away is tried again. Raises ClaimLost: the files are gone then."""
+    async def _pause(self, why: str, error: Exception) -> None:
+        """Until it is tried again. Raises ClaimLost, and the error where another server may do better."""
+        if self.kept.is_shared and isinstance(error, OSError) and error.errno not in FULL_ERRORS:
+            raise error
+        logger.error("batch %s waits, as %s: %s", self.state.id, why, error)
         await asyncio.sleep(FULL_PAUSE)
         with contextlib.suppress(StoreError):
             await self.kept.keep()
+
+    async def _retried(self, why: str, do: Callable[[], Awaitable[_Value]]) -> _Value:
+        """What it gives, however often the disk has to be asked. Raises FileNotFoundError, and as `_pause`."""
+        while True:
+            try:
+                with self._disk.asked(_MANY_SECONDS):
+                    return await do()
+            except FileNotFoundError:
+                raise
+            except (OSError, StoreError) as error:
+                await self._pause(why, error)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the folder has not answered for as long as a claim lasts: then it is not to be renewed."""
+        return self._disk.has_hung_for(self.kept.lease)
+
+    async def _has_lost_its_input(self) -> bool:
+        """Whether the batch has failed so. A folder that is away may come back within the window."""
+        if await self._files.info(self.owner, self.state.input_file_id) is None:
+            await self._fail("input_file_gone", "the input file was deleted")
+        elif self._answers.seconds_left <= 0:
+            await self._fail("input_file_gone", "the completion window was over before the input file could be read")
+        return self.state.has_ended
 
     async def _fail(self, code: str, message: str) -> None:
         gone: dict[str, Any] = {"output_bytes": 0, "error_bytes": 0, "errors": (BatchError(code, message),)}

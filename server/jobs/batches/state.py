@@ -46,6 +46,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0  # of the last line that has been answered
     output_bytes: int = 0
     error_bytes: int = 0
+    reserved_bytes: int = 0  # for outputs; all of them find room in these
     has_expired: bool = False  # a line was not answered because of the time
     holder: str = ""  # the server that runs it, where several share a store
     held_until: float = 0.0  # unix seconds; then another one may claim it
@@ -99,8 +100,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self, owner: str, version: int = 1) -> Document:
         """What the store keeps; bytes of outputs are counted here until their files are seen."""
-        is_counted = self.status in ("validating", "in_progress")
-        held = self.output_bytes + self.error_bytes if is_counted else 0
+        held = 0 if self.has_ended else max(self.reserved_bytes, self.output_bytes + self.error_bytes)
         state = ENDED if self.has_ended else OPEN
         content = msgspec.json.encode(self)
         return Document(

@@ -1,9 +1,33 @@
 """Calls to a disk that block: run them in a thread."""
 
 import contextlib
+import errno
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskWait:
+    """How long a call of the disk has taken that has not ended: where a mount is lost it may never."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = math.inf  # when it should have ended
+
+    @contextlib.contextmanager
+    def asked(self, seconds: float = 0.0) -> Iterator[None]:
+        """Around one call, for which so many seconds are usual."""
+        self._until = self._clock() + seconds
+        try:
+            yield
+        finally:
+            self._until = math.inf
+
+    def has_hung_for(self, seconds: float) -> bool:
+        return self._clock() > self._until + seconds
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from server.jobs.store.disk import FULL_ERRORS
 from server.jobs.store.errors import StoreUnavailable, StoreUnusable
 
 _PROBE = ".embedline"
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT)  # where it is fetched to
 _MAX_CALLS = 8  # at a time
 _Value = TypeVar("_Value")
 
@@ -88,7 +87,7 @@ class Objects:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(ask, *given))
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or error.errno in _OF_THE_DISK:
+            if isinstance(error, FileNotFoundError) or error.errno in FULL_ERRORS:  # of the disk that it is fetched to
                 raise
             raise StoreUnavailable(f"--jobs-files does not do it: {type(error).__name__}") from None
         except Exception as error:

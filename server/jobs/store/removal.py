@@ -31,7 +31,7 @@ class Removal:
 
     async def remove(self, document: Document) -> None:
         """Its state is one that no client sees. Raises OSError, and what the store of documents raises."""
-        await asyncio.to_thread((self._folder / document.document_id).unlink, missing_ok=True)
+        await asyncio.to_thread(self._remove_bytes, document.document_id)
         self._left[document.document_id] = document
         try:
             async with asyncio.timeout(AT_ONCE_SECONDS if self._objects is not None else None):
@@ -40,6 +40,10 @@ class Removal:
             if self._objects is None:
                 raise
             self._changed.set()
+
+    def _remove_bytes(self, document_id: str) -> None:
+        (self._folder / document_id).unlink(missing_ok=True)
+        self._folder.stat()  # where all of it is away, its bytes would come back
 
     def has(self, document_id: str) -> bool:
         """Whether it is being removed here."""

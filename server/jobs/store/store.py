@@ -28,21 +28,32 @@ from server.jobs.types import (
 OVERHEAD_BYTES = 1024
 NO_TURNS = Turns()  # nobody has anything yet
 MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
+# A file takes whole blocks of the disk, and its inode and its name beside them.
+BLOCK_BYTES, INODE_BYTES = 4096, 512
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     """`quota_bytes` bounds all that is kept, documents' `held_bytes` included.
 
-    Requests that wait or run take at most half of the quota, so that results find room; while the whole is taken,
-    nothing more is claimed, until results were purged or requests expired.
+    Requests that wait or run take at most half of the quota, so that results find room. A request is claimed while
+    the room of its result is there, by the size of its owner's latest; a result that finds none is not kept.
     """
 
     quota_bytes: int = 10 << 30
+    key_share: float = 1.0  # of each bound, what one owner may have; one without a name may have all
     max_queued: int = 1_000_000  # requests
     result_ttl: float = 86_400.0  # seconds from a request's end until it is forgotten
     claim_lease: float = 60.0  # seconds; on a store that several servers share, what is not renewed is another's then
     delivery_lease: float = 60.0  # seconds after which a delivery that nobody reported is due again
+
+    def share_of(self, owner: str) -> float:
+        """Of each bound, what this owner may have."""
+        return self.key_share if owner else 1.0
+
+    def quota_of(self, owner: str) -> int:
+        """Bytes that this owner may hold."""
+        return int(self.quota_bytes * self.share_of(owner))
 
 
 class RequestStore(Protocol):
@@ -70,7 +81,11 @@ class RequestStore(Protocol):
         ...
 
     async def finish(self, request_id: str, outcome: Finished) -> bool:
-        """End a request and make its webhook due. False if it ended before or is not known: the first end stays."""
+        """End a request and make its webhook due. False if it ended before or is not known: the first end stays.
+
+        StoreFull where the result finds no room in the quota; one that has more bytes than its owner may hold is not
+        waited for, and the request ends as FAILED.
+        """
         ...
 
     async def release(self, request_ids: Sequence[str]) -> None:
@@ -101,6 +116,14 @@ class RequestStore(Protocol):
 
     async def purge(self) -> int:
         """Forget ended requests whose TTL is over and whose webhook is not pending. How many; at most 1,000 a call."""
+        ...
+
+    async def holders(self) -> dict[str, int]:
+        """How many bytes each owner holds, documents and their files included."""
+        ...
+
+    async def end_ttl(self, owner: str) -> None:
+        """The TTL of this owner's ended requests is over, so `purge` forgets them; not of those with a webhook due."""
         ...
 
     async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
@@ -140,8 +163,12 @@ class RequestStore(Protocol):
 class DocumentStore(Protocol):
     """Documents of files and batches."""
 
-    async def put(self, document: Document) -> None:
-        """Keep a new document. StoreFull where its `held_bytes` and content find no room."""
+    async def put(self, document: Document, *, needs: int | None = None) -> None:
+        """Keep a new document. StoreFull where its `held_bytes` and content find no room.
+
+        needs  bytes of a file that have to find room in place of `held_bytes`: more where they grow, 0 where another
+               document holds their room until then
+        """
         ...
 
     async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
@@ -152,8 +179,8 @@ class DocumentStore(Protocol):
         """An owner's documents, the newest first, from the one behind `after` on. Empty if `after` is not known."""
         ...
 
-    async def in_state(self, kind: str, state: str, *, limit: int = 100) -> list[Document]:
-        """All owners' documents in this state, the oldest first."""
+    async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
+        """All owners' documents in this state, the oldest first, from the one behind `after` on."""
         ...
 
     async def held(self, owner: str, kind: str) -> tuple[int, int]:

@@ -39,6 +39,8 @@ def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
         waits_for_folder=settings.takeover,
         quota=settings.jobs_quota,
         result_ttl=settings.jobs_result_ttl,
+        batch_ttl=settings.jobs_batch_ttl,
+        key_share=settings.jobs_key_share,
         webhook_secrets=settings.jobs_webhook_secrets,
         private_webhooks=settings.jobs_private_webhooks,
         http_path=sockets.http.path,

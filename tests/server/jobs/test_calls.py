@@ -8,8 +8,7 @@ import pytest
 
 from server.jobs import client as client_module
 from server.jobs.client import JobsClient
-from server.jobs.limits import CHUNK_BYTES
-from server.jobs.messages import Call, Reason, Refused, Reply
+from server.jobs.messages import CHUNK_BYTES, Call, Reason, Refused, Reply
 from server.jobs.service import Service
 from tests.server.jobs.connected import connected, listening
 

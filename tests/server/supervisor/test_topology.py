@@ -374,5 +374,23 @@ def test_the_server_is_ready_without_its_jobs_process(folder: SocketFolder) -> N
     readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
     (jobs,) = [child for child in children if child.plan.role == "jobs"]
     jobs.is_ready = False
+    at_first = readiness.why_not_ready()
+    jobs.is_ready = True
+    assert readiness.why_not_ready() is None
+    jobs.is_ready = False
+
+    assert at_first == "no jobs is ready"  # another server may have its folder
+    assert readiness.why_not_ready() is None
+
+
+def test_a_server_that_takes_over_is_ready_before_it_has_the_folder(folder: SocketFolder) -> None:
+    chosen = settings(jobs="/jobs", takeover=True)
+    with bind("127.0.0.1", 0, "--port") as http:
+        topology = topology_of(chosen, folder, http)
+        children = [FakeChild(plan) for plan in topology.plans()]
+    topology.page.engines_ready[:] = 1
+    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
+    (jobs,) = [child for child in children if child.plan.role == "jobs"]
+    jobs.is_ready = False
 
     assert readiness.why_not_ready() is None

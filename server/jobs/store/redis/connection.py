@@ -6,7 +6,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from server.jobs.store.errors import StoreFull, StoreUnavailable, StoreUnusable
 from server.jobs.store.redis.request_scripts import PRELUDE, SHORTEN
@@ -42,14 +42,23 @@ def client_of(url: str) -> Redis:
     return Redis.from_pool(pool)
 
 
+def limits_text(limits: StoreLimits) -> str:
+    """As scripts take the quota, and the share of each owner with a name."""
+    return f"{limits.quota_bytes} {limits.key_share!r}"
+
+
 class Connection:
     """Calls raise StoreFull where Redis has no memory left, and StoreUnavailable."""
 
-    def __init__(self, client: Redis, limits: StoreLimits, *, prefix: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Redis, limits: StoreLimits, *, prefix: str, clock: Callable[[], float], folder_id: str = ""
+    ) -> None:
+        """folder_id  of the folder with the files; no other server may use another one with this Redis"""
         self.limits = limits
         self.clock = clock
         self.prefix = prefix
         self._client = client
+        self._folder_key = f"{prefix}folder:{folder_id}"
         self._scripts: dict[str, Any] = {}
         self._last_now = float("-inf")
         self._is_closed = False
@@ -96,7 +105,7 @@ class Connection:
         if known is None:
             known = self._scripts[script] = self._client.register_script(PRELUDE + script)
         common = (repr(now), repr(self.limits.result_ttl), errors_text(EXPIRY.errors), size_of_end(EXPIRY))
-        return await self._guarded(known(keys=[self.prefix], args=[*common, *arguments]))
+        return await self._guarded(known(keys=[self.prefix, self._folder_key], args=[*common, *arguments]))
 
     async def _guarded(self, asked: Any) -> Any:
         if self._is_closed:
@@ -106,5 +115,10 @@ class Connection:
             return await asked
         except OutOfMemoryError as error:
             raise StoreFull("Redis has no memory left") from error
+        except ResponseError as error:
+            if "ANOTHERFOLDER" not in str(error):
+                raise StoreUnavailable(f"Redis does not do it: {type(error).__name__}") from error
+            message = "servers with another folder of --jobs have taken this Redis since it was emptied"
+            raise StoreUnavailable(message) from error
         except (TimeoutError, RedisError, OSError) as error:
             raise StoreUnavailable(f"Redis does not do it: {type(error).__name__}") from error

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from server.jobs.store.errors import StoreError
 from server.jobs.store.redis import document_scripts as scripts
-from server.jobs.store.redis.connection import IDS_AT_ONCE, Connection
-from server.jobs.store.room import refuse_growth, size_of_document
+from server.jobs.store.redis.connection import IDS_AT_ONCE, Connection, limits_text
+from server.jobs.store.room import refuse_growth, size_of_content, size_of_document
 from server.jobs.types import Document
 
 FIELDS = ("owner", "state", "content", "created_at", "held_bytes", "version")
@@ -18,15 +18,17 @@ class RedisDocuments:
         self._connection = connection
         self._limits = connection.limits
 
-    async def put(self, document: Document) -> None:
-        size = size_of_document(document)
+    async def put(self, document: Document, *, needs: int | None = None) -> None:
+        size = 0
+        if needs != 0:
+            size = size_of_content(len(document.content), needs or document.held_bytes)
         known = ("content", document.content, "created_at", repr(document.created_at))
         held_bytes = ("held_bytes", document.held_bytes)
-        what, *more = await self._connection.run(scripts.PUT, *self._named(document), *known, *held_bytes)
+        what, *more = await self._connection.run(scripts.PUT, *self._named(document), size, *known, *held_bytes)
         if what == b"taken":
             raise StoreError(f"there is a {document.kind} of this id already")
         if what == b"full":
-            refuse_growth(size, self._limits, held_bytes=more[0])
+            refuse_growth(size, self._limits, document.owner, *more)
 
     async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
         found = await self._read(kind, [document_id])
@@ -43,9 +45,15 @@ class RedisDocuments:
         (ids,) = await self._connection.read(("ZREVRANGEBYSCORE", key, below, "-inf", "LIMIT", 0, limit))
         return await self._read(kind, [one.decode() for one in ids])
 
-    async def in_state(self, kind: str, state: str, *, limit: int = 100) -> list[Document]:
+    async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
         key = f"{self._connection.prefix}stated:{kind}:{state}"
-        (ids,) = await self._connection.read(("ZRANGE", key, 0, limit - 1))
+        above = "-inf"
+        if after is not None:
+            (seq,) = await self._connection.read(("ZSCORE", key, after))
+            if seq is None:
+                return []
+            above = f"({float(seq):.17g}"
+        (ids,) = await self._connection.read(("ZRANGEBYSCORE", key, above, "+inf", "LIMIT", 0, limit))
         found = await self._read(kind, [one.decode() for one in ids])
         return [one for one in found if one.state == state]
 
@@ -65,8 +73,8 @@ class RedisDocuments:
         given = (document.version, document.content, document.held_bytes)
         what, *more = await self._connection.run(scripts.REPLACE, *self._named(document), *given)
         if what == b"full":
-            held, growth = more
-            refuse_growth(growth, self._limits, held_bytes=held)
+            growth, *held = more
+            refuse_growth(growth, self._limits, document.owner, *held)
         return bool(what == b"kept")
 
     async def delete(self, owner: str, kind: str, document_id: str) -> bool:
@@ -75,7 +83,7 @@ class RedisDocuments:
     def _named(self, document: Document) -> tuple[str | int, ...]:
         size = size_of_document(document)
         names = (document.kind, document.document_id, document.owner, document.state)
-        return (self._limits.quota_bytes, *names, size)
+        return (limits_text(self._limits), *names, size)
 
     async def _read(self, kind: str, ids: Sequence[str]) -> list[Document]:
         """Those of them that are there."""

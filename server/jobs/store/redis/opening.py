@@ -15,9 +15,32 @@ from server.jobs.store.redis.requests import RedisRequests
 from server.jobs.store.store import StoreLimits
 from server.jobs.types import NUM_PRIORITIES
 
-VERSION = 1
+VERSION = 2
+_UNCOUNTED = 1  # the version that did not count by owner
 PREFIX = "{embedline:jobs}:"  # braces: one slot of a cluster
 LEAST_REDIS = 7  # whose XAUTOCLAIM passes over entries that were removed
+
+# Of a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
+COUNT = """
+if call('GET', P .. 'version') ~= '1' then return end
+call('DEL', P .. 'usage')
+local function count(name, is_open)
+  for _, id in ipairs(call('ZRANGE', P .. name, 0, -1)) do
+    local r = call('HMGET', row(id), 'owner', 'size')
+    use(r[1], r[2], is_open and r[2] or 0, is_open and 1 or 0)
+  end
+end
+for _, name in ipairs({'expiring', 'running', 'outbox', 'purging'}) do
+  count(name, name == 'expiring' or name == 'running')
+end
+for _, name in ipairs({'file:uploading', 'file:ready', 'batch:open', 'batch:ended'}) do
+  for _, id in ipairs(call('ZRANGE', P .. 'stated:' .. name, 0, -1)) do
+    local r = call('HMGET', P .. 'document:' .. string.match(name, '%a+') .. ':' .. id, 'owner', 'size')
+    use(r[1], r[2], 0, 0)
+  end
+end
+call('SET', P .. 'version', 2)
+"""
 
 logger = logging.getLogger("embedline.server")
 
@@ -42,12 +65,14 @@ async def open_redis(
     folder_id  of the folder with the files: all servers must share it
     """
     client = client_of(url)
-    connection = Connection(client, limits or StoreLimits(), prefix=PREFIX, clock=clock)
+    limits = limits or StoreLimits()
+    connection = Connection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
     try:
         await _check_server(client)
         await _make(client)
         if folder_id is not None:
             await _check_folder(client, folder_id)
+        await connection.run(COUNT)
         await connection.shorten_waits()
     except BaseException as error:
         await connection.close()
@@ -86,7 +111,7 @@ async def _make(client: Redis) -> None:
     """The version and the groups, where they are not there yet."""
     await client.set(f"{PREFIX}version", VERSION, nx=True)
     version = int(await client.get(f"{PREFIX}version") or VERSION)
-    if version != VERSION:
+    if version not in (_UNCOUNTED, VERSION):
         raise StoreUnusable(f"--jobs-redis: a store of version {version}; this server knows version {VERSION} alone")
     for priority in range(NUM_PRIORITIES):
         try:

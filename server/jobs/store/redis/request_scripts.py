@@ -5,14 +5,26 @@ entries are claims; `waiting:PRIORITY`, `running` and `outbox` are sorted sets, 
 `owners:waiting` and `owners:outbox` are the owners of theirs, and sometimes one that has no more; `expiring` and
 `purging` are sorted by time; `keys` has the idempotency keys, `usage` what is held.
 
-Every script gets the prefix, and the arguments: now, seconds of the results' TTL, the errors of an expired request and
-its size, then its own. Redis without memory refuses a script at its first write alone, so it is never left half done.
+Every script gets the prefix, a key that names the folder of files, and the arguments: now, seconds of the results' TTL,
+the errors of an expired request and its size, then its own. Redis without memory refuses a script at its first write
+alone, so it is never left half done.
 """
 
 PRELUDE = """
 local P, now, ttl = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local EXPIRY_ERRORS, EXPIRY_SIZE = ARGV[3], ARGV[4]
 local call = redis.call
+local FOLDER = string.sub(KEYS[2], #P + #'folder:' + 1)
+if FOLDER ~= '' then
+  local kept = call('GET', P .. 'folder')
+  if not kept then  -- Redis has been emptied since this server opened it
+    call('SET', P .. 'folder', FOLDER)
+    call('SET', P .. 'version', 2, 'NX')
+    call('INCR', P .. 'emptied')
+  elseif kept ~= FOLDER then
+    return redis.error_reply('ANOTHERFOLDER')
+  end
+end
 local function text(number) return string.format('%.17g', number) end
 local function row(id) return P .. 'request:' .. id end
 local function into(name, owner, id, score)
@@ -24,14 +36,33 @@ local function out_of(name, owner, id)
   call('ZREM', P .. name, id)
   call('ZREM', P .. name .. ':' .. owner, id)
 end
-local function use(held, open, count)
-  call('HINCRBY', P .. 'usage', 'held', held)
-  call('HINCRBY', P .. 'usage', 'open', open)
-  call('HINCRBY', P .. 'usage', 'count', count)
+local function use(owner, held, open, count)
+  for _, whose in ipairs({'', ':' .. owner}) do
+    call('HINCRBY', P .. 'usage', 'held' .. whose, held)
+    call('HINCRBY', P .. 'usage', 'open' .. whose, open)
+    call('HINCRBY', P .. 'usage', 'count' .. whose, count)
+  end
 end
-local function usage()
-  local values = call('HMGET', P .. 'usage', 'held', 'open', 'count')
-  return tonumber(values[1] or 0), tonumber(values[2] or 0), tonumber(values[3] or 0)
+local function usage(owner)  -- held, open, count: of all, then the owner's
+  local own = ':' .. owner
+  local values = call('HMGET', P .. 'usage', 'held', 'open', 'count', 'held' .. own, 'open' .. own, 'count' .. own)
+  for i = 1, 6 do values[i] = tonumber(values[i] or 0) end
+  return unpack(values)
+end
+local function bounds(limits, owner)  -- the quota, the owner's part of it, and its share; `limits` has quota and share
+  local quota, share = string.match(limits, '(%d+) (.+)')
+  share = owner == '' and 1 or tonumber(share)
+  return tonumber(quota), math.floor(quota * share), share
+end
+local function usual_result(owner, quota)
+  return tonumber(call('HGET', P .. 'usage', 'usual:' .. owner) or math.min(1048576, math.floor(quota / 16)))
+end
+local function has_room_for_result(limits, owner)
+  local quota, its_quota = bounds(limits, owner)
+  local held, _, _, its = usage(owner)
+  local usual = usual_result(owner, its_quota)
+  return held + (call('ZCARD', P .. 'running') + 1) * usual <= quota
+     and its + (call('ZCARD', P .. 'running:' .. owner) + 1) * usual <= its_quota
 end
 local function finish(id, status, errors, size, result)
   local r = call('HMGET', row(id), 'owner', 'priority', 'entry', 'size', 'endpoint')
@@ -47,7 +78,7 @@ local function finish(id, status, errors, size, result)
   call('XDEL', P .. 'queue:' .. priority, r[3])
   if webhook == 'PENDING' then into('outbox', owner, id, now)
   else call('ZADD', P .. 'purging', text(now + ttl), id) end
-  use(size - r[4], -r[4], -1)
+  use(owner, size - r[4], -r[4], -1)
 end
 local function expire()
   local ids = call('ZRANGEBYSCORE', P .. 'expiring', '-inf', text(now), 'LIMIT', 0, 1000)
@@ -115,10 +146,11 @@ end
 """
 
 # Its own arguments: id, owner, key ("" = none, else "k" and the key), digest, priority, size, seconds that it may wait,
-# quota, most that wait, then the fields of the hash.
+# quota and share, most that wait, then the fields of the hash.
 ADD = """
-local id, owner, key, digest, priority, size, wait, quota, most = unpack(ARGV, 5, 13)
-size, quota = tonumber(size), tonumber(quota)
+local id, owner, key, digest, priority, size, wait, limits, most = unpack(ARGV, 5, 13)
+local quota, its_quota, share = bounds(limits, owner)
+size, most = tonumber(size), tonumber(most)
 local keyed = #owner .. ':' .. owner .. key
 if key ~= '' then
   local kept = call('HGET', P .. 'keys', keyed)
@@ -127,9 +159,10 @@ if key ~= '' then
     return {'kept', kept}
   end
 end
-local held, open, count = usage()
-if count >= tonumber(most) or open + size > math.floor(quota / 2) or held + size > quota then
-  return {'full', held, open, count}
+local held, open, count, its_held, its_open, its_count = usage(owner)
+if count >= most or open + size > math.floor(quota / 2) or held + size > quota or its_count >= most * share
+   or its_open + size > math.floor(its_quota / 2) or its_held + size > its_quota then
+  return {'full', held, open, count, its_held, its_open, its_count}
 end
 local entry = call('XADD', queue_of(priority), '*', 'id', id)
 call('HSET', row(id), 'owner', owner, 'priority', priority, 'digest', digest, 'size', size, 'entry', entry,
@@ -138,16 +171,15 @@ call('HSET', row(id), 'owner', owner, 'priority', priority, 'digest', digest, 's
 if key ~= '' then call('HSET', P .. 'keys', keyed, id) end
 into('waiting:' .. priority, owner, id, now)
 call('ZADD', P .. 'expiring', text(now + wait), id)
-use(size, size, 1)
+use(owner, size, size, 1)
 return {'kept', id}
 """
 
-# limit, quota, lease in milliseconds, who claims, most bytes, number of priorities, then the turns
+# limit, quota and share, lease in milliseconds, who claims, most bytes, number of priorities, then the turns
 CLAIM = """
-local limit, quota, lease = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local limit, limits, lease = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local holder, most_bytes, priorities = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
 expire()
-if (usage()) >= quota then return {} end
 for priority = 0, priorities - 1 do  -- what a dead server has claimed waits again
   local queue, cursor = queue_of(priority), '0-0'
   repeat
@@ -158,6 +190,7 @@ for priority = 0, priorities - 1 do  -- what a dead server has claimed waits aga
 end
 local claimed, total = {}, 0
 local function first(owner)
+  if not has_room_for_result(limits, owner) then return end
   for priority = 0, priorities - 1 do
     local id, since = oldest('waiting:' .. priority .. ':' .. owner)
     if id then return since, id end
@@ -206,12 +239,24 @@ for i = 6, #ARGV do
 end
 """
 
-# id, status, errors, size, then the fields of the result
+# id, status, errors, size, quota and share, then the fields of the result
 FINISH = """
-local status = call('HGET', row(ARGV[5]), 'status')
-if status ~= 'QUEUED' and status ~= 'IN_PROGRESS' then return 0 end
-finish(ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), {unpack(ARGV, 9)})
-return 1
+local r = call('HMGET', row(ARGV[5]), 'status', 'owner', 'size')
+if r[1] ~= 'QUEUED' and r[1] ~= 'IN_PROGRESS' then return {'ended'} end
+local size, owner = tonumber(ARGV[8]), r[2]
+if #ARGV > 9 then
+  local quota, its_quota = bounds(ARGV[9], owner)
+  if size > its_quota then return {'too large'} end
+  local usual = math.max(size, math.floor(usual_result(owner, its_quota) / 2))
+  call('HSET', P .. 'usage', 'usual:' .. owner, math.min(usual, math.floor(its_quota / 2)))
+  local held, _, _, its = usage(owner)
+  local growth = size - r[3]
+  if growth > 0 and (held + growth > quota or its + growth > its_quota) then
+    return {'full', growth, held, its, owner}
+  end
+end
+finish(ARGV[5], ARGV[6], ARGV[7], size, {unpack(ARGV, 10)})
+return {'kept'}
 """
 
 # owner, id, size
@@ -234,11 +279,11 @@ EXPIRE = "return expire()"
 PURGE = """
 local ids = call('ZRANGEBYSCORE', P .. 'purging', '-inf', text(now), 'LIMIT', 0, 1000)
 for _, id in ipairs(ids) do
-  local r = call('HMGET', row(id), 'keyed', 'size')
+  local r = call('HMGET', row(id), 'keyed', 'size', 'owner')
   call('DEL', row(id))
   call('ZREM', P .. 'purging', id)
   if r[1] ~= '' then call('HDEL', P .. 'keys', r[1]) end
-  use(-r[2], 0, 0)
+  use(r[3], -r[2], 0, 0)
 end
 return #ids
 """

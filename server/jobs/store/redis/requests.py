@@ -1,13 +1,20 @@
 """The requests of a store in Redis."""
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Sequence
 
 from server.jobs.store.errors import IdempotencyConflict
 from server.jobs.store.redis import request_scripts as scripts
-from server.jobs.store.redis.connection import Connection
-from server.jobs.store.room import refuse_what_finds_no_room, size_of_end, size_of_new
+from server.jobs.store.redis.connection import IDS_AT_ONCE, Connection, limits_text
+from server.jobs.store.room import (
+    refuse_growth,
+    refuse_what_finds_no_room,
+    size_of_end,
+    size_of_new,
+    too_large_to_keep,
+)
 from server.jobs.store.signal import Signal
 from server.jobs.store.store import MAX_RESULT_BYTES, NO_TURNS
 from server.jobs.store.texts import (
@@ -21,6 +28,7 @@ from server.jobs.store.texts import (
     retry_text,
 )
 from server.jobs.store.turns import Turns
+from server.jobs.store.usage import Held
 from server.jobs.types import (
     NUM_PRIORITIES,
     Claimed,
@@ -40,6 +48,8 @@ VIEW = ("route", "priority", "status", "webhook_status", "created_at", "status_a
 RESULT = ("status_code", "result_headers", "content_type", "result")
 TIMED = ("expiring", "purging", "outbox")
 
+logger = logging.getLogger("embedline.server")
+
 
 class RedisRequests:
     """A RequestStore."""
@@ -48,6 +58,7 @@ class RedisRequests:
         self._connection = connection
         self._limits = connection.limits
         self._holder = secrets.token_hex(8)
+        self._emptied: bytes | None = None  # how often Redis was, as far as is known
         self._claimable = Signal()
         self._webhook_due = Signal()
 
@@ -70,22 +81,21 @@ class RedisRequests:
             new.priority,
             size,
             repr(new.max_time_in_queue),
-            self._limits.quota_bytes,
+            limits_text(self._limits),
             self._limits.max_queued,
             *(part for pair in known.items() for part in pair),
         )
         if what == b"conflict":
             raise IdempotencyConflict("an earlier request has this idempotency key and another content")
         if what == b"full":
-            held, open_bytes, num_open = more
-            refuse_what_finds_no_room(size, self._limits, held_bytes=held, open_bytes=open_bytes, num_open=num_open)
+            refuse_what_finds_no_room(size, self._limits, new.owner, Held(*more[:3]), Held(*more[3:]))
         self._claimable.set()
         return str(more[0].decode())
 
     async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         lease = int(self._limits.claim_lease * 1000)
-        given = (limit, self._limits.quota_bytes, lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
+        given = (limit, limits_text(self._limits), lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
         rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
         self._webhook_due.set()  # some may have expired
         return [_claimed(*row) for row in rows]
@@ -103,10 +113,16 @@ class RedisRequests:
                 result.body,
             )
             known = tuple(part for pair in zip(RESULT, values, strict=True) for part in pair)
-        given = (request_id, outcome.status.value, errors_text(outcome.errors), size_of_end(outcome))
-        ended = await self._connection.run(scripts.FINISH, *given, *known)
+        size, limits = size_of_end(outcome), self._limits
+        given = (request_id, outcome.status.value, errors_text(outcome.errors), size, limits_text(limits))
+        what, *more = await self._connection.run(scripts.FINISH, *given, *known)
+        if what == b"too large":
+            return await self.finish(request_id, too_large_to_keep(outcome))
+        if what == b"full":
+            growth, held, its, owner = more
+            refuse_growth(growth, limits, owner.decode(), held, its)
         self._webhook_due.set()
-        return bool(ended)
+        return bool(what == b"kept")
 
     async def release(self, request_ids: Sequence[str]) -> None:
         await self._connection.run(scripts.RELEASE, self._holder, *request_ids)
@@ -148,12 +164,14 @@ class RedisRequests:
         names = [*waiting, self._key(f"running{end}"), self._key(f"outbox{end}")]
         sizes = [("ZCARD", name) for name in names]
         oldest = [("ZRANGE", name, 0, 0, "WITHSCORES") for name in waiting]
-        answers = await self._connection.read(*sizes, *oldest, ("HGET", self._key("usage"), "held"))
+        others = (("GET", self._key("emptied")), ("HGET", self._key("usage"), "held"))
+        answers = await self._connection.read(*sizes, *oldest, *others)
+        self._note_emptied(answers[-2])
         *queued, in_progress, pending = answers[: len(sizes)]
         now = self._connection.clock()
         return QueueCounts(
             queued=tuple(queued),
-            oldest_age=now - min([now, *_scores(answers[len(sizes) : -1])]),
+            oldest_age=now - min([now, *_scores(answers[len(sizes) : -2])]),
             in_progress=in_progress,
             webhooks_pending=pending,
             held_bytes=int(answers[-1] or 0),
@@ -169,6 +187,23 @@ class RedisRequests:
         num_purged = int(await self._connection.run(scripts.PURGE))
         self._claimable.set()  # there may be room for results again
         return num_purged
+
+    async def holders(self) -> dict[str, int]:
+        (usage,) = await self._connection.read(("HGETALL", self._key("usage")))
+        named = ((name.decode().partition(":"), int(held)) for name, held in usage.items())
+        return {owner: held for (what, colon, owner), held in named if what == "held" and colon and held}
+
+    async def end_ttl(self, owner: str) -> None:
+        purging, now, others = self._key("purging"), self._connection.clock(), 0
+        while True:
+            later = ("ZRANGEBYSCORE", purging, f"({now!r}", "+inf", "LIMIT", others, IDS_AT_ONCE)
+            (ids,) = await self._connection.read(later)
+            if not ids:
+                return
+            owners = await self._connection.read(*(("HGET", self._row(one.decode()), "owner") for one in ids))
+            its = [one for one, whose in zip(ids, owners, strict=True) if whose == owner.encode()]
+            await self._connection.read(*(("ZADD", purging, "XX", repr(now), one) for one in its))
+            others += len(ids) - len(its)
 
     async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
@@ -194,6 +229,11 @@ class RedisRequests:
 
     async def webhook_due(self, seconds: float) -> None:
         await self._webhook_due.wait(min(seconds, LOOK_SECONDS))
+
+    def _note_emptied(self, times: bytes | None) -> None:
+        if self._emptied not in (None, times or b"0"):
+            logger.error("--jobs-redis: Redis has been emptied: the requests, files and batches that it knew are lost")
+        self._emptied = times or b"0"
 
     def _key(self, name: str) -> str:
         return self._connection.prefix + name

@@ -5,6 +5,7 @@ from server.jobs.store.room import refuse_what_finds_no_room, size_of_new
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.store.store import StoreLimits
 from server.jobs.store.texts import content_digest, headers_text, new_request_id, retry_text
+from server.jobs.store.usage import Held
 from server.jobs.types import NewRequest, Status, WebhookStatus
 
 INSERT = """
@@ -19,9 +20,7 @@ def add(transaction: Transaction, limits: StoreLimits, new: NewRequest) -> str:
     if new.idempotency_key is not None and (earlier := _earlier(transaction, new)):
         return earlier
     usage, now, size = transaction.usage, transaction.now, size_of_new(new)
-    refuse_what_finds_no_room(
-        size, limits, held_bytes=usage.held_bytes, open_bytes=usage.open_bytes, num_open=usage.num_open
-    )
+    refuse_what_finds_no_room(size, limits, new.owner, usage.total, usage.by_owner.get(new.owner, Held()))
     transaction.take(size)
     request_id = new_request_id(now)
     webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED
@@ -45,9 +44,7 @@ def add(transaction: Transaction, limits: StoreLimits, new: NewRequest) -> str:
     )
     seq = transaction.connection.execute(INSERT, row).lastrowid
     transaction.connection.execute("INSERT INTO bodies (seq, body) VALUES (?, ?)", (seq, new.body))
-    usage.held_bytes += size
-    usage.open_bytes += size
-    usage.num_open += 1
+    usage.add(new.owner, held=size, open_bytes=size, num_open=1)
     return request_id
 
 

@@ -4,10 +4,11 @@ import sqlite3
 from functools import partial
 
 from server.jobs.store.errors import StoreError
-from server.jobs.store.room import refuse_growth, size_of_document
+from server.jobs.store.room import refuse_growth, size_of_content, size_of_document
 from server.jobs.store.sqlite.requests import Reader
 from server.jobs.store.sqlite.writer import Transaction, Writer
 from server.jobs.store.store import StoreLimits
+from server.jobs.store.usage import Held
 from server.jobs.types import Document
 
 COLUMNS = "kind, document_id, owner, state, content, created_at, held_bytes, version"
@@ -22,7 +23,11 @@ SELECT {COLUMNS} FROM documents WHERE owner = :owner AND kind = :kind AND (:afte
 ORDER BY seq DESC LIMIT :limit
 """
 HELD = "SELECT count(*), CAST(total(held_bytes) AS INTEGER) FROM documents WHERE owner = ? AND kind = ?"
-IN_STATE = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND state = ? ORDER BY seq LIMIT ?"
+IN_STATE = f"""
+SELECT {COLUMNS} FROM documents WHERE kind = :kind AND state = :state AND (:after IS NULL OR seq >
+    (SELECT seq FROM documents WHERE kind = :kind AND document_id = :after))
+ORDER BY seq LIMIT :limit
+"""
 
 
 class SqliteDocuments:
@@ -33,8 +38,9 @@ class SqliteDocuments:
         self._reader = reader
         self._limits = limits
 
-    async def put(self, document: Document) -> None:
-        await self._writer.do(partial(_put, limits=self._limits, document=document), len(document.content))
+    async def put(self, document: Document, *, needs: int | None = None) -> None:
+        operation = partial(_put, limits=self._limits, document=document, needs=needs)
+        await self._writer.do(operation, len(document.content))
 
     async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
         found = await self._reader.do(partial(_find, kind=kind, document_id=document_id))
@@ -44,8 +50,8 @@ class SqliteDocuments:
         given = {"owner": owner, "kind": kind, "after": after, "limit": limit}
         return await self._reader.do(lambda connection: [Document(*row) for row in connection.execute(LIST, given)])
 
-    async def in_state(self, kind: str, state: str, *, limit: int = 100) -> list[Document]:
-        given = (kind, state, limit)
+    async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
+        given = {"kind": kind, "state": state, "after": after, "limit": limit}
         return await self._reader.do(lambda connection: [Document(*row) for row in connection.execute(IN_STATE, given)])
 
     async def held(self, owner: str, kind: str) -> tuple[int, int]:
@@ -67,14 +73,16 @@ def _find(connection: sqlite3.Connection, kind: str, document_id: str) -> Docume
     return None if row is None else Document(*row)
 
 
-def _put(transaction: Transaction, limits: StoreLimits, document: Document) -> None:
+def _put(transaction: Transaction, limits: StoreLimits, document: Document, needs: int | None) -> None:
     if _find(transaction.connection, document.kind, document.document_id) is not None:
         raise StoreError(f"there is a {document.kind} of this id already")
-    size = size_of_document(document)
-    refuse_growth(size, limits, held_bytes=transaction.usage.held_bytes)
+    if needs != 0:
+        _refuse_growth(
+            transaction, limits, document.owner, size_of_content(len(document.content), needs or document.held_bytes)
+        )
     known = (document.kind, document.document_id, document.owner, document.state, document.content)
     transaction.connection.execute(INSERT, (*known, document.created_at, document.held_bytes))
-    transaction.usage.held_bytes += size
+    transaction.usage.add(document.owner, held=size_of_document(document))
 
 
 def _replace(transaction: Transaction, limits: StoreLimits, document: Document) -> bool:
@@ -83,10 +91,10 @@ def _replace(transaction: Transaction, limits: StoreLimits, document: Document) 
         return False
     growth = size_of_document(document) - size_of_document(kept)
     if document.held_bytes > kept.held_bytes:
-        refuse_growth(growth, limits, held_bytes=transaction.usage.held_bytes)
+        _refuse_growth(transaction, limits, document.owner, growth)
     changed = (document.state, document.content, document.held_bytes)
     transaction.connection.execute(REPLACE, (*changed, document.kind, document.document_id))
-    transaction.usage.held_bytes += growth
+    transaction.usage.add(document.owner, held=growth)
     return True
 
 
@@ -96,5 +104,10 @@ def _delete(transaction: Transaction, owner: str, kind: str, document_id: str) -
         return False
     given = (kind, document_id)
     transaction.connection.execute("DELETE FROM documents WHERE kind = ? AND document_id = ?", given)
-    transaction.usage.held_bytes -= size_of_document(kept)
+    transaction.usage.add(owner, held=-size_of_document(kept))
     return True
+
+
+def _refuse_growth(transaction: Transaction, limits: StoreLimits, owner: str, size: int) -> None:
+    total, its = transaction.usage.total, transaction.usage.by_owner.get(owner, Held())
+    refuse_growth(size, limits, owner, total.held_bytes, its.held_bytes)

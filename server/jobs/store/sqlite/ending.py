@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.jobs.store.room import size_of_end
+from server.jobs.store.room import refuse_growth, size_of_end, too_large_to_keep
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.store.store import StoreLimits
 from server.jobs.store.texts import errors_text, headers_text
@@ -11,6 +11,7 @@ from server.jobs.types import Finished, Result, Status, WebhookStatus
 MAX_PURGED_AT_ONCE = 1000
 FREE_PAGES_AT_ONCE = 1000  # handed back to the file system after a purge; 4 KiB each
 
+ENDING = "SELECT seq, size, webhook_endpoint, owner, status FROM requests"
 END = """
 UPDATE requests SET status = ?, webhook_status = ?, errors = ?, size = ?, status_at = ?,
     purge_at = ?, next_attempt_at = ?, attempt_wait = 0
@@ -25,17 +26,34 @@ class Ending:
     seq: int
     size: int
     webhook_endpoint: str | None
+    owner: str
+    status: str
 
 
 def finish(transaction: Transaction, limits: StoreLimits, request_id: str, outcome: Finished) -> bool:
     row = transaction.connection.execute(
-        "SELECT seq, size, webhook_endpoint FROM requests WHERE request_id = ? AND status IN ('QUEUED', 'IN_PROGRESS')",
-        (request_id,),
+        f"{ENDING} WHERE request_id = ? AND status IN ('QUEUED', 'IN_PROGRESS')", (request_id,)
     ).fetchone()
     if row is None:
         return False
-    end(transaction, limits, Ending(*row), outcome)
+    ending = Ending(*row)
+    if outcome.result is not None:
+        outcome = _kept_if_there_is_room(transaction, limits, ending, outcome)
+    end(transaction, limits, ending, outcome)
     return True
+
+
+def _kept_if_there_is_room(
+    transaction: Transaction, limits: StoreLimits, ending: Ending, outcome: Finished
+) -> Finished:
+    """Raises StoreFull where there is none now."""
+    owner, size, usage = ending.owner, size_of_end(outcome), transaction.usage
+    if size > limits.quota_of(owner):
+        return too_large_to_keep(outcome)
+    usage.learn(owner, size, limits)
+    if size > ending.size:
+        refuse_growth(size - ending.size, limits, owner, usage.total.held_bytes, usage.by_owner[owner].held_bytes)
+    return outcome
 
 
 def end(transaction: Transaction, limits: StoreLimits, ending: Ending, outcome: Finished) -> None:
@@ -49,10 +67,9 @@ def end(transaction: Transaction, limits: StoreLimits, ending: Ending, outcome: 
     connection.execute("DELETE FROM bodies WHERE seq = ?", (ending.seq,))
     if outcome.result is not None:
         _keep(transaction, ending.seq, outcome.result)
-    usage = transaction.usage
-    usage.held_bytes += size - ending.size
-    usage.open_bytes -= ending.size
-    usage.num_open -= 1
+    running = -1 if ending.status == Status.IN_PROGRESS else 0
+    held = size - ending.size
+    transaction.usage.add(ending.owner, held=held, open_bytes=-ending.size, num_open=-1, running=running)
 
 
 def _webhook_status(endpoint: str | None, status: Status) -> WebhookStatus:
@@ -68,15 +85,23 @@ def _keep(transaction: Transaction, seq: int, result: Result) -> None:
     )
 
 
+def end_ttl(transaction: Transaction, owner: str) -> None:
+    """Of all ended requests of an owner."""
+    transaction.connection.execute(
+        "UPDATE requests SET purge_at = ? WHERE owner = ? AND purge_at > ?", (transaction.now, owner, transaction.now)
+    )
+
+
 def purge(transaction: Transaction) -> int:
     connection = transaction.connection
     rows = connection.execute(
-        "SELECT seq, size FROM requests WHERE purge_at <= ? LIMIT ?", (transaction.now, MAX_PURGED_AT_ONCE)
+        "SELECT seq, size, owner FROM requests WHERE purge_at <= ? LIMIT ?", (transaction.now, MAX_PURGED_AT_ONCE)
     ).fetchall()
-    seqs = [(seq,) for seq, _ in rows]
+    seqs = [(seq,) for seq, _, _ in rows]
     connection.executemany("DELETE FROM results WHERE seq = ?", seqs)
     connection.executemany("DELETE FROM requests WHERE seq = ?", seqs)
-    transaction.usage.held_bytes -= sum(size for _, size in rows)
+    for _, size, owner in rows:
+        transaction.usage.add(owner, held=-size)
     if rows:
         connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES_AT_ONCE})").fetchall()
     return len(rows)

@@ -9,15 +9,21 @@ from functools import partial
 from pathlib import Path
 
 from server.jobs.store.disk import room_beside
+from server.jobs.store.room import size_of_content
 from server.jobs.store.sqlite.documents import SqliteDocuments
 from server.jobs.store.sqlite.folder import StoreFolder
 from server.jobs.store.sqlite.requests import Reader, SqliteRequests
 from server.jobs.store.sqlite.schema import open_for_reading, open_for_writing
-from server.jobs.store.sqlite.writer import Usage, Writer
-from server.jobs.store.store import OVERHEAD_BYTES, StoreLimits
+from server.jobs.store.sqlite.writer import Writer
+from server.jobs.store.store import StoreLimits
+from server.jobs.store.usage import Usage
 
 FILE = "jobs.sqlite"
-OPEN = "SELECT total(size), count(*) FROM requests WHERE status IN ('QUEUED', 'IN_PROGRESS')"
+OPEN = "SELECT owner, total(size), count(*) FROM requests WHERE status IN ('QUEUED', 'IN_PROGRESS') GROUP BY owner"
+HELD = """
+SELECT owner, total(size) FROM requests GROUP BY owner UNION ALL
+SELECT owner, total(document_size(length(content), held_bytes)) FROM documents GROUP BY owner
+"""
 
 
 class SqliteStore:
@@ -57,9 +63,10 @@ async def open_sqlite(
 
 
 def _usage(connection: sqlite3.Connection) -> Usage:
-    (held,) = connection.execute("SELECT total(size) FROM requests").fetchone()
-    (documents,) = connection.execute(
-        "SELECT total(? + length(content) + held_bytes) FROM documents", (OVERHEAD_BYTES,)
-    ).fetchone()
-    open_bytes, num_open = connection.execute(OPEN).fetchone()
-    return Usage(int(held + documents), int(open_bytes), num_open)
+    connection.create_function("document_size", 2, size_of_content, deterministic=True)
+    usage = Usage()
+    for owner, held in connection.execute(HELD):
+        usage.add(owner, held=int(held))
+    for owner, open_bytes, num_open in connection.execute(OPEN):
+        usage.add(owner, open_bytes=int(open_bytes), num_open=num_open)
+    return usage

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from server.jobs.store.room import EXPIRED_MESSAGE
-from server.jobs.store.sqlite.ending import Ending, end
+from server.jobs.store.sqlite.ending import ENDING, Ending, end
 from server.jobs.store.sqlite.writer import Transaction
 from server.jobs.store.store import StoreLimits
 from server.jobs.store.texts import headers_from, retry_from
@@ -35,16 +35,25 @@ UPDATE requests SET status = 'IN_PROGRESS', status_at = ?, num_claims = num_clai
 RETURNING request_id, owner, route, headers, priority, retry, created_at, num_claims
 """
 
+RELEASE = """
+UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND status = 'IN_PROGRESS' RETURNING owner
+"""
+
 
 def claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> list[Claimed]:
-    """None while the quota is used up, for a result might find no room."""
+    """None of an owner whose results might find no room."""
     expire(transaction, limits)
-    if transaction.usage.held_bytes >= limits.quota_bytes:
-        return []
-    ask = transaction.connection.execute
+    ask, usage = transaction.connection.execute, transaction.usage
+
+    def first(owner: str) -> tuple[int, int] | None:
+        if not usage.has_room_for_result(owner, limits):
+            return None
+        found: tuple[int, int] | None = ask(FIRST_OF_ONE, (owner, transaction.now)).fetchone()
+        return found
+
     claimed: list[Claimed] = []
     total = 0
-    rows = turns.given(ask(OWNERS).fetchall(), lambda owner: ask(FIRST_OF_ONE, (owner, transaction.now)).fetchone())
+    rows = turns.given(ask(OWNERS).fetchall(), first)
     for seq, size in islice(rows, limit):
         total += size
         if claimed and total > MAX_CLAIM_BYTES:
@@ -57,6 +66,7 @@ def _claim_one(transaction: Transaction, seq: int) -> Claimed:
     connection = transaction.connection
     (row,) = connection.execute(CLAIM, (transaction.now, seq)).fetchall()
     request_id, owner, route, headers, priority, retry, created_at, num_claims = row
+    transaction.usage.add(owner, running=1)
     (body,) = connection.execute("SELECT body FROM bodies WHERE seq = ?", (seq,)).fetchone()
     return Claimed(
         request_id,
@@ -72,16 +82,15 @@ def _claim_one(transaction: Transaction, seq: int) -> Claimed:
 
 
 def release(transaction: Transaction, request_ids: Sequence[str]) -> None:
-    transaction.connection.executemany(
-        "UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND status = 'IN_PROGRESS'",
-        [(transaction.now, request_id) for request_id in request_ids],
-    )
+    for request_id in request_ids:
+        released = transaction.connection.execute(RELEASE, (transaction.now, request_id)).fetchall()
+        for (owner,) in released:
+            transaction.usage.add(owner, running=-1)
 
 
 def expire(transaction: Transaction, limits: StoreLimits) -> int:
     rows = transaction.connection.execute(
-        "SELECT seq, size, webhook_endpoint FROM requests WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?",
-        (transaction.now, MAX_ENDED_AT_ONCE),
+        f"{ENDING} WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?", (transaction.now, MAX_ENDED_AT_ONCE)
     ).fetchall()
     for row in rows:
         end(transaction, limits, Ending(*row), EXPIRY)
@@ -90,8 +99,7 @@ def expire(transaction: Transaction, limits: StoreLimits) -> int:
 
 def cancel(transaction: Transaction, limits: StoreLimits, owner: str, request_id: str) -> bool:
     row = transaction.connection.execute(
-        "SELECT seq, size, webhook_endpoint FROM requests WHERE request_id = ? AND owner = ? AND status = 'QUEUED'",
-        (request_id, owner),
+        f"{ENDING} WHERE request_id = ? AND owner = ? AND status = 'QUEUED'", (request_id, owner)
     ).fetchone()
     if row is None:
         return False

@@ -2,8 +2,8 @@
 
 import sqlite3
 
-from server.jobs.store.sqlite.writer import Usage
 from server.jobs.store.texts import errors_from, headers_from
+from server.jobs.store.usage import Usage
 from server.jobs.types import NUM_PRIORITIES, QueueCounts, RequestView, Result, Status, WebhookStatus
 
 VIEW = """
@@ -80,7 +80,7 @@ def counts(
         oldest_age=now - oldest,
         in_progress=in_progress,
         webhooks_pending=pending,
-        held_bytes=usage.held_bytes,
+        held_bytes=usage.total.held_bytes,
         quota_bytes=quota_bytes,
     )
 

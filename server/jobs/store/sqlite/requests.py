@@ -112,6 +112,14 @@ class SqliteRequests:
         finally:
             self._claimable.set()  # there may be room for results again
 
+    async def holders(self) -> dict[str, int]:
+        return await self._writer.do(
+            lambda transaction: {owner: held.held_bytes for owner, held in transaction.usage.by_owner.items()}
+        )
+
+    async def end_ttl(self, owner: str) -> None:
+        await self._writer.do(partial(ending.end_ttl, owner=owner))
+
     async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
         return await self._writer.do(partial(outbox.due, limits=self._limits, limit=limit, turns=turns))

@@ -1,15 +1,19 @@
 """The tables, and how the file that holds them is opened. What it keeps of a closed server is put in order here."""
 
+import logging
 import os
 import sqlite3
 from pathlib import Path
 
 from server.jobs.store.disk import sync_folder
 from server.jobs.store.errors import StoreUnusable
+from server.jobs.store.sqlite.damage import check_log, check_pages
 
 VERSION = 1
 APPLICATION_ID = 0x656D626A  # "embj"
 MAX_LOG_BYTES = 64 << 20  # what stays of the write-ahead log between checkpoints
+
+logger = logging.getLogger("embedline.server")
 
 # Bodies and results have tables of their own, so that a change of status rewrites neither.
 # `seq` is the order of arrival; clocks do not count.
@@ -78,8 +82,11 @@ INDEXES = (
 def open_for_writing(file: Path) -> sqlite3.Connection:
     """The connection that writes, its tables made or of the version that we know, else StoreUnusable."""
     try:
+        if said := check_log(file):
+            logger.error("--jobs: %s", said)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        check_pages(connection, file)
         _prepare(connection, file)
     except (OSError, sqlite3.Error) as error:
         raise StoreUnusable(f"{file} can't be opened as a store of jobs: {error}") from error

@@ -11,12 +11,13 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from server.jobs.store.errors import StoreError, StoreFull, StoreUnavailable
 from server.jobs.store.sqlite.schema import shorten_waits
+from server.jobs.store.usage import Usage
 
 T = TypeVar("T")
 MAX_GROUP = 512  # operations
@@ -28,15 +29,6 @@ _WRITTEN = 3  # times its size: into the log and into the file, whose pages stay
 BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
 # What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-
-
-@dataclass(slots=True)
-class Usage:
-    """What the store holds, by its own count. Changed only inside a transaction, and set back with it."""
-
-    held_bytes: int
-    open_bytes: int  # of requests that wait or run; part of the former
-    num_open: int
 
 
 @dataclass(slots=True)
@@ -157,7 +149,8 @@ class Writer:
                     self._connection.execute(f"PRAGMA busy_timeout = {usual}")
 
     def _write_together(self, group: list[_Waiting]) -> None:
-        before, now = replace(self.usage), self._clock()
+        now = self._clock()
+        self.usage.begin()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             if now < self._last_now - BACKWARDS_SECONDS:
@@ -171,8 +164,7 @@ class Writer:
                     waiting.error = error
             self._connection.execute("COMMIT")
         except BaseException:
-            self.usage.held_bytes = before.held_bytes
-            self.usage.open_bytes, self.usage.num_open = before.open_bytes, before.num_open
+            self.usage.undo()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise

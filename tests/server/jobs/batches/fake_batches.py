@@ -16,6 +16,7 @@ from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane
 from server.jobs.store.objects import Objects
 from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
 from tests.server.jobs.store.stores import Clock
 
 LEASE = 60.0
@@ -59,6 +60,15 @@ class Place:
 
     files: Files
     batches: Batches
+    store: Store
+
+    @property
+    def documents(self) -> DocumentStore:
+        return self.store.documents
+
+    @property
+    def requests(self) -> RequestStore:
+        return self.store.requests
 
     async def uploaded(self, content: bytes, owner: str = "") -> str:
         file_id = await self.files.begin(owner, "in.jsonl", "batch", len(content))
@@ -92,12 +102,14 @@ class Place:
 
 
 @asynccontextmanager
-async def opened(folder: Path, server: Any, objects: Objects | None = None) -> AsyncIterator[Place]:
-    store = await open_sqlite(folder / "store")
+async def opened(
+    folder: Path, server: Any, objects: Objects | None = None, limits: StoreLimits | None = None
+) -> AsyncIterator[Place]:
+    store = await open_sqlite(folder / "store", limits)
     files = Files(folder / "files", store.documents, objects=objects)
     await files.open()
     try:
-        yield Place(files, Batches(files, store.documents, ask=server.ask))
+        yield Place(files, Batches(files, store.documents, ask=server.ask), store)
     finally:
         await store.close()
 
@@ -111,7 +123,7 @@ async def shared(folder: Path, clock: Clock, *servers: Any) -> AsyncIterator[lis
         files = Files(folder / "files", store.documents, is_shared=True, clock=clock)
         await files.open()
         holder = Holder(f"server {number}", LEASE)
-        places.append(Place(files, Batches(files, store.documents, ask=server.ask, clock=clock, holder=holder)))
+        places.append(Place(files, Batches(files, store.documents, ask=server.ask, clock=clock, holder=holder), store))
     try:
         yield places
     finally:

@@ -47,7 +47,7 @@ async def running(folder: Path, server: Any) -> AsyncIterator[Counted]:
     await files.open()
     watching = BatchGauges(store.documents, metrics, title="jobs 0")
     batches = Batches(files, store.documents, ask=server.ask, saved=watching.saved, clock=lambda: 1_800_000_000.0)
-    place = Counted(files, batches)
+    place = Counted(files, batches, store)
     place.metrics, place.counts = metrics, DocumentCounts(store.documents, lambda: 1_800_000_030.0)
     tasks = [asyncio.create_task(one.run()) for one in (batches, watching)]
     try:

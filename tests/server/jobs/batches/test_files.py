@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from server.jobs import files as files_module
+from server.jobs.batches import run as batch_run
 from server.jobs.files import FileProblem, TooManyUploads
 from server.jobs.store.errors import StoreFull
+from server.jobs.store.store import StoreLimits
 from server.jobs.types import Document
-from tests.server.jobs.batches.fake_batches import FakeServer, opened
+from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio
+MIB = 1 << 20
 
 
 async def test_an_upload_has_at_most_what_it_announced(tmp_path: Path) -> None:
@@ -72,41 +75,61 @@ async def test_an_upload_that_ends_while_others_are_dropped_ends(
         assert await place.files.info("", second) is not None
 
 
-@pytest.mark.holds("Every bound")
-async def test_an_upload_reserves_as_its_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "_RESERVED_BYTES", 1000)
-
-    async def held(owner: str) -> int:
-        return (await place.files._documents.held(owner, files_module.KIND))[1]
-
-    async with opened(tmp_path, FakeServer()) as place:
-        file_id = await place.files.begin("", "in.jsonl", "batch", 1 << 60)
-        assert await held("") == 1000
-        for come in (1000, 1001):
-            await place.files.append("", file_id, memoryview(bytes(come)))
-        assert await held("") == 2 * 2001
-        info = await place.files.end("", file_id)
-        assert (info.bytes, await held("")) == (2001, 2001)
-
-
-@pytest.mark.holds("Every bound")
-async def test_where_there_is_no_room_ahead_an_upload_takes_just_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files_module, "_RESERVED_BYTES", 1000)
-    async with opened(tmp_path, FakeServer()) as place:
-        replace_any, refused = place.files._documents.replace, list[int]()
-
-        async def replace(document: Document) -> bool:
-            if document.held_bytes > 3000:
-                refused.append(document.held_bytes)
-                raise StoreFull("full")
-            return await replace_any(document)
-
-        monkeypatch.setattr(place.files._documents, "replace", replace)
-        file_id = await place.files.begin("", "in.jsonl", "batch", 4000)
-        await place.files.append("", file_id, memoryview(bytes(3000)))
-        assert refused == [4000]
+async def test_an_upload_holds_the_room_of_what_has_come(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer(), limits=StoreLimits(quota_bytes=40 * MIB)) as place:
+        first = await place.files.begin("anna", "in.jsonl", "batch", 30 * MIB)
+        second = await place.files.begin("bert", "in.jsonl", "batch", 30 * MIB)
+        for _ in range(12):
+            await place.files.append("anna", first, memoryview(bytes(MIB)))
         with pytest.raises(StoreFull):
-            await place.files.append("", file_id, memoryview(bytes(1)))
-        assert (await place.files.end("", file_id)).bytes == 3000
+            await place.files.begin("bert", "in.jsonl", "batch", 30 * MIB)
+        for _ in range(24):
+            await place.files.append("bert", second, memoryview(bytes(MIB)))
+        with pytest.raises(StoreFull):
+            await place.files.append("anna", first, memoryview(bytes(6 * MIB)))
+        await place.files.end("bert", second)
+        await place.files.abandon("anna", first)
+        assert (await place.documents.held("anna", "file"), await place.documents.held("bert", "file")) == (
+            (0, 0),
+            (1, 24 * MIB),
+        )
+
+
+async def test_an_upload_that_could_find_no_room_is_refused_before_its_bytes(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer(), limits=StoreLimits(quota_bytes=40 * MIB, key_share=0.5)) as place:
+        with pytest.raises(StoreFull, match="key"):
+            await place.files.begin("anna", "in.jsonl", "batch", 21 * MIB)
+        await place.files.begin("", "in.jsonl", "batch", 21 * MIB)
+
+
+async def test_what_tiny_files_take_of_the_disk_is_counted(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        for _ in range(300):
+            await place.uploaded(b"1", "anna")
+        counted = (await place.requests.counts(None)).held_bytes
+    assert _taken(tmp_path) < 1.25 * counted
+
+
+def _taken(folder: Path) -> int:
+    """Bytes of the disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+async def test_outputs_find_room_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    monkeypatch.setattr(batch_run, "COMMIT_BYTES", 0)
+    limits = StoreLimits(quota_bytes=128 << 10)
+    async with opened(tmp_path, FakeServer(), limits=limits) as place:
+        other = await place.uploaded(bytes(60 << 10))
+        batch_id = await place.made(joined(input_lines(300)))
+        running = asyncio.create_task(place.batches.run())
+        while "its output can't be kept" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert _taken(tmp_path / "files") <= limits.quota_bytes
+        assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes
+        assert await place.batches.delete_file("", other)
+        assert (await when_ended(place, batch_id))["request_counts"]["completed"] == 300
+        assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes
+        running.cancel()

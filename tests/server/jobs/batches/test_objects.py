@@ -121,8 +121,8 @@ async def test_an_output_whose_end_the_store_did_not_answer_leaves_no_copy(
         batch_id = await place.made(CONTENT)
         put, unanswered = place.files._documents.put, [True, True]
 
-        async def put_unanswered(document: Document) -> None:
-            await put(document)
+        async def put_unanswered(document: Document, *, needs: int | None = None) -> None:
+            await put(document, needs=needs)
             if unanswered:
                 raise StoreUnavailable(f"no answer {unanswered.pop()}")
 
@@ -158,7 +158,10 @@ async def test_servers_that_start_together_try_the_same_place(monkeypatch: pytes
     assert kept() == set()
 
 
-async def test_an_input_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
+async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run.BatchRun, "_seconds_left", lambda self: 0.0)
     async with opened(tmp_path, FakeServer(), Objects(URL)) as place:
         batch_id = await place.made(CONTENT)
         fsspec.filesystem("memory").store.clear()

@@ -18,7 +18,16 @@ from server.jobs.batches.outputs import Output
 from server.jobs.batches.state import state_of
 from server.jobs.store.errors import StoreUnavailable
 from server.jobs.types import Document
-from tests.server.jobs.batches.fake_batches import LEASE, FakeServer, Gate, input_lines, joined, shared, when_ended
+from tests.server.jobs.batches.fake_batches import (
+    LEASE,
+    FakeServer,
+    Gate,
+    input_lines,
+    joined,
+    opened,
+    shared,
+    when_ended,
+)
 from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, running, stand_still
 from tests.server.jobs.store.stores import Clock
 
@@ -30,6 +39,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
     monkeypatch.setattr(batches_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
 
 
 async def test_a_server_without_room_for_its_copy_gives_up_a_claim_that_is_over(
@@ -170,7 +180,6 @@ async def test_a_file_that_another_server_deletes_while_it_is_read_is_none(
 async def test_an_input_that_is_away_for_a_while_costs_time_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     refused = 0
 
     def away(path: Path, stops: Callable[[], bool]) -> Scan | None:
@@ -215,9 +224,83 @@ async def test_a_batch_whose_folder_is_away_waits(tmp_path: Path, caplog: pytest
         (tmp_path / "files").rename(tmp_path / "away")
         clock.now += LEASE + 1
         async with running(second):
-            while "its output can't be copied" not in caplog.text:  # noqa: ASYNC110
+            while "No such file" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             (tmp_path / "away").rename(tmp_path / "files")
             shown = await when_ended(second, batch_id)
     assert shown["status"] == "completed"
     assert len(server.asked) < 300
+
+
+async def test_a_server_that_lost_its_mount_leaves_the_batch_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 60.0)
+    gate, server = Gate(150), FakeServer()
+    async with shared(tmp_path, Clock(), gate, server) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+            (run,) = first.batches._running.values()
+
+            def lost(*_: object) -> None:
+                raise OSError(errno.EIO, "Input/output error")
+
+            monkeypatch.setattr(run._outputs, "write", lost)
+            gate.opens()
+            async with running(second):  # the clock stands still: no claim is over
+                shown = await when_ended(second, batch_id)
+        await assert_whole(second, tmp_path, shown)
+    assert len(server.asked) > 100
+
+
+async def test_a_server_whose_mount_hangs_does_not_renew_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, gate, server = Clock(), Gate(150), FakeServer()
+    hangs, goes_on = threading.Event(), threading.Event()
+    async with shared(tmp_path, clock, gate, server) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+            (run,) = first.batches._running.values()
+
+            def hang(*_: object) -> None:
+                hangs.set()
+                goes_on.wait()
+
+            monkeypatch.setattr(run._outputs, "write", hang)
+            gate.opens()
+            await asyncio.to_thread(hangs.wait)
+            clock.now += LEASE + 1
+            for _ in range(100):
+                await asyncio.sleep(0)  # it looks for what others have changed
+            async with running(second):
+                shown = await when_ended(second, batch_id)
+                goes_on.set()
+                while first.batches._running:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        await assert_whole(second, tmp_path, shown)
+
+
+async def test_batches_wait_for_a_folder_that_is_away_after_a_kill(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        ids = [await place.made(CONTENT) for _ in range(6)]
+        deleted = await place.uploaded(b"line")
+    (tmp_path / "files").rename(tmp_path / "away")
+    async with opened(tmp_path, FakeServer()) as place:
+        assert "the folder of files is away" in caplog.text
+        with pytest.raises(OSError, match="No such file"):
+            await place.uploaded(b"more")
+        with pytest.raises(OSError, match="No such file"):
+            await place.batches.delete_file("", deleted)
+        async with running(place):
+            while not all(f"{one} waits" in caplog.text for one in ids):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert {(await place.shown(one))["status"] for one in ids} == {"validating"}
+            (tmp_path / "away").rename(tmp_path / "files")
+            shown = [await when_ended(place, one) for one in ids]
+    assert {one["status"] for one in shown} == {"completed"}
+    assert {one["request_counts"]["completed"] for one in shown} == {300}

@@ -68,6 +68,15 @@ async def test_documents_are_found_by_their_state(store: Store) -> None:
     assert [(one.document_id, one.version) for one in found] == [("batch-1", 2)]
 
 
+async def test_documents_of_a_state_come_by_pages(store: Store) -> None:
+    for number in range(5):
+        await store.documents.put(batch(number))
+    first = await store.documents.in_state("batch", "validating", limit=2)
+    second = await store.documents.in_state("batch", "validating", after=first[-1].document_id, limit=10)
+    assert [one.document_id for one in first + second] == [f"batch-{number}" for number in range(5)]
+    assert await store.documents.in_state("batch", "validating", after="batch-9") == []
+
+
 async def test_of_two_who_change_a_document_one_does(store: Store) -> None:
     await store.documents.put(batch())
     kept = await store.documents.get("anna", "batch", "batch-1")

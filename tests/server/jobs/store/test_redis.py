@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from server.jobs.store.errors import StoreFull, StoreUnavailable, StoreUnusable
 from server.jobs.store.redis.opening import PREFIX, open_redis
 from server.jobs.store.store import StoreLimits
-from server.jobs.types import Finished, Status
+from server.jobs.types import Document, Finished, Status
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server.jobs.store.stores import ANSWER, SUCCESS, Stores, request
 
@@ -169,3 +169,48 @@ async def test_another_folder_of_files_is_refused(redis_url: str) -> None:
         await (await open_redis(redis_url, folder_id="one")).close()
     with pytest.raises(StoreUnusable, match="--jobs: the servers of this --jobs-redis keep their files in another"):
         await open_redis(redis_url, folder_id="two")
+
+
+async def test_an_emptied_redis_still_belongs_to_the_folder(
+    redis_url: str, redis_stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await open_redis(redis_url, folder_id="ours")
+    await store.requests.add(request())
+    await store.requests.counts(None)
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    await store.requests.add(request())
+    with pytest.raises(StoreUnusable, match="keep their files in another folder"):
+        await open_redis(redis_url, folder_id="theirs")
+    await store.requests.counts(None)
+    await store.requests.counts(None)
+    assert caplog.text.count("Redis has been emptied") == 1
+    await store.close()
+
+
+async def test_of_two_folders_one_has_a_redis_that_was_emptied(redis_url: str) -> None:
+    store = await open_redis(redis_url, folder_id="ours")
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    other = await open_redis(redis_url, folder_id="theirs")
+    with pytest.raises(StoreUnavailable, match="another folder"):
+        await store.requests.add(request())
+    await other.requests.add(request())
+    await store.close()
+    await other.close()
+
+
+async def test_a_store_of_an_earlier_version_is_counted_by_owner(redis_url: str, redis_stores: Stores) -> None:
+    limits = StoreLimits(quota_bytes=100 << 10, key_share=0.5)
+    store = await redis_stores.open(limits)
+    ids = [await store.requests.add(request(number)) for number in range(3)]
+    await store.requests.claim(2)
+    await store.requests.finish(ids[0], SUCCESS)
+    await store.documents.put(Document("file", "file-1", "anna", "ready", b"{}", created_at=0, held_bytes=40 << 10))
+    async with Redis.from_url(redis_url) as client:
+        usage = await client.hgetall(f"{PREFIX}usage")
+        await client.set(f"{PREFIX}version", 1)
+        await client.hdel(f"{PREFIX}usage", *(name for name in usage if b":" in name))
+        await redis_stores.reopen(limits)
+        counted = await client.hgetall(f"{PREFIX}usage")
+    assert counted == {name: value for name, value in usage.items() if "usual" not in repr(name)}

@@ -1,11 +1,13 @@
 """What a store does when it is full: it refuses new requests, and goes on when there is room again."""
 
+from dataclasses import replace
+
 import pytest
 
 from server.jobs.store.errors import StoreFull
 from server.jobs.store.store import OVERHEAD_BYTES, StoreLimits
 from server.jobs.types import Document, Finished, Result, Status
-from tests.server.jobs.store.stores import SUCCESS, Stores, request
+from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, request
 
 pytestmark = pytest.mark.asyncio
 KIB = 1024
@@ -36,12 +38,12 @@ async def test_nothing_is_claimed_until_results_find_room(stores: Stores) -> Non
     request_id = await store.requests.add(request())
     waiting = await store.requests.add(request())
     await store.requests.claim(1)
-    large = Result(200, (), b"x" * 8 * KIB)
+    large = Result(200, (), b"x" * 4 * KIB)
     assert await store.requests.finish(request_id, Finished(Status.SUCCEEDED, large))
     assert await store.requests.result("anna", request_id) == large
     assert await store.requests.claim(1) == []
     with pytest.raises(StoreFull):
-        await store.requests.add(request())
+        await store.requests.add(request(body=bytes(3 * KIB)))
     stores.clock.now += 60
     assert await store.requests.purge() == 1
     assert [claimed.request_id for claimed in await store.requests.claim(1)] == [waiting]
@@ -64,10 +66,108 @@ async def test_a_file_of_a_document_counts(stores: Stores) -> None:
     document = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=99 * KIB)
     with pytest.raises(StoreFull):
         await store.documents.put(document)
-    await store.documents.put(Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=98 * KIB))
+    await store.documents.put(Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=96 * KIB))
     with pytest.raises(StoreFull):
-        await store.requests.add(request())
+        await store.requests.add(request(body=bytes(2 * KIB)))
     with pytest.raises(StoreFull):
         await store.documents.replace(document)
     assert await store.documents.delete("anna", "file", "file-1")
     await store.requests.add(request())
+
+
+async def test_results_that_came_together_do_not_overrun_the_quota(stores: Stores) -> None:
+    limits = StoreLimits(quota_bytes=200 * KIB, result_ttl=60)
+    store = await stores.open(limits)
+    for number in range(40):
+        await store.requests.add(request(number))
+    claimed = await store.requests.claim(40)
+    assert 1 < len(claimed) < 40
+    large = Finished(Status.SUCCEEDED, Result(200, (), b"x" * 60 * KIB))
+    kept = 0
+    for one in claimed:
+        try:
+            kept += await store.requests.finish(one.request_id, large)
+        except StoreFull:
+            continue
+        assert (await store.requests.counts(None)).held_bytes <= limits.quota_bytes
+    assert kept == 2
+    assert await store.requests.claim(40) == []  # by now the size of results is known
+    stores.clock.now += 60
+    await store.requests.purge()
+    assert await store.requests.finish(claimed[-1].request_id, large)
+
+
+async def test_a_result_that_can_never_be_kept_is_not_waited_for(stores: Stores) -> None:
+    store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.5))
+    request_id = await store.requests.add(request())
+    await store.requests.claim(1)
+    assert await store.requests.finish(request_id, Finished(Status.SUCCEEDED, Result(200, (), bytes(50 * KIB))))
+    view = await store.requests.view("anna", request_id)
+    assert view is not None
+    assert view.status is Status.FAILED
+    assert "may hold of --jobs-quota" in view.errors[0].message
+
+
+async def test_an_owner_has_its_share_of_each_bound(stores: Stores) -> None:
+    store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.5, max_queued=8))
+    file = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=44 * KIB)
+    await store.documents.put(file)
+    for what in (request(body=bytes(5 * KIB)), request(body=bytes(30 * KIB))):
+        with pytest.raises(StoreFull, match="key"):
+            await store.requests.add(what)
+    with pytest.raises(StoreFull, match="key"):
+        await store.documents.replace(replace(file, held_bytes=48 * KIB + 1))
+    with pytest.raises(StoreFull, match="key"):
+        await store.documents.put(replace(file, document_id="file-2", held_bytes=8 * KIB))
+    await store.requests.add(request(owner="bert", body=bytes(20 * KIB)))
+    await store.documents.delete("anna", "file", "file-1")
+    for _ in range(4):
+        await store.requests.add(request())
+    with pytest.raises(StoreFull, match="4 requests of this key wait"):
+        await store.requests.add(request())
+
+
+async def test_an_owner_without_a_name_may_have_all(stores: Stores) -> None:
+    store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.01))
+    await store.documents.put(Document("file", "file-1", "", "stored", b"{}", created_at=0, held_bytes=90 * KIB))
+
+
+async def test_what_each_owner_has_is_known_after_the_next_start(stores: Stores) -> None:
+    limits = StoreLimits(quota_bytes=100 * KIB, key_share=0.5)
+    store = await stores.open(limits)
+    await store.documents.put(Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=40 * KIB))
+    await store.requests.add(request(owner="bert", body=bytes(20 * KIB)))
+    held = (await store.requests.counts(None)).held_bytes
+    store = await stores.reopen(limits)
+    assert (await store.requests.counts(None)).held_bytes == held
+    with pytest.raises(StoreFull, match="key"):
+        await store.requests.add(request(body=bytes(8 * KIB)))
+    with pytest.raises(StoreFull, match="key"):
+        await store.requests.add(request(owner="bert", body=bytes(8 * KIB)))
+    await store.requests.add(request(owner="carl", body=bytes(8 * KIB)))
+
+
+async def test_an_owner_without_room_for_results_delays_no_other(stores: Stores) -> None:
+    store = await stores.open(StoreLimits(quota_bytes=200 * KIB, key_share=0.5))
+    file = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=92 * KIB)
+    ids = [await store.requests.add(request(owner=owner)) for owner in ("anna", "anna", "bert")]
+    await store.documents.put(file)
+    assert [one.request_id for one in await store.requests.claim(9)] == ids[2:]
+    await store.documents.delete("anna", "file", "file-1")
+    assert [one.request_id for one in await store.requests.claim(9)] == ids[:2]
+    await store.requests.release(ids)
+    assert len(await store.requests.claim(9)) == 3
+
+
+async def test_results_of_one_owner_are_forgotten_at_once(stores: Stores) -> None:
+    store = await stores.open()
+    ids = []
+    for owner, webhook in (("anna", None), ("anna", WEBHOOK), ("bert", None), ("anna", None)):
+        ids.append(await store.requests.add(request(owner=owner, webhook_endpoint=webhook)))
+        await store.requests.claim(1)
+        await store.requests.finish(ids[-1], SUCCESS)
+    await store.requests.end_ttl("anna")
+    assert await store.requests.purge() == 2
+    assert await store.requests.view("anna", ids[1]) is not None
+    assert await store.requests.view("bert", ids[2]) is not None
+    assert set(await store.requests.holders()) == {"anna", "bert"}

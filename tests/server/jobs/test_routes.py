@@ -1,0 +1,130 @@
+"""The routes of files and batches over a real store: what a client may ask, and what it is told where that fails."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.http.get_routes import make_app
+from server.jobs import files as files_module
+from server.jobs.batches.batches import BatchProblem
+from server.jobs.documents import Documents
+from server.jobs.store.disk import read_at
+from tests.server.edge import Called, Edge, call
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
+from tests.server.jobs.connected import connected
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass
+class Asked:
+    """A frontend and the jobs process behind it."""
+
+    edge: Edge
+    place: Place
+
+    async def __call__(self, method: str, path: str) -> Called:
+        return await call(self.edge.app, method, path)
+
+
+@asynccontextmanager
+async def routes(folder: Path) -> AsyncIterator[Asked]:
+    async def metrics() -> str:
+        return ""
+
+    async with (
+        opened(folder, FakeServer()) as place,
+        connected(folder, Documents(place.files, place.batches).handlers()) as client,
+    ):
+        edge = Edge()
+        edge.app._fallback = make_app(edge.state, metrics, jobs=client)
+        yield Asked(edge, place)
+
+
+LIMITS = ("0", "101", "-1", "+1", "01", "0" * 8 + "1999999", "0" * 8 + "9" * 5000, "1.0", "1e1", "", " 1", "1_0")
+OTHER_DIGITS = ("\u0661", "\uff11")
+
+
+@pytest.mark.parametrize("limit", LIMITS + OTHER_DIGITS, ids=range(14))
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_a_limit_is_a_number_in_its_bounds(tmp_path: Path, path: str, limit: str) -> None:
+    async with routes(tmp_path) as ask:
+        called = await ask("GET", f"{path}?limit={limit}")
+    assert called.status == 400
+    assert called.error()["param"] == "limit"
+
+
+async def test_a_limit_bounds_a_page(tmp_path: Path) -> None:
+    async with routes(tmp_path) as ask:
+        for _ in range(3):
+            await ask.place.uploaded(b"line")
+        page = json.loads((await ask("GET", "/v1/files?limit=2")).body)
+    assert (len(page["data"]), page["has_more"]) == (2, True)
+
+
+async def test_head_of_a_file_reads_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def counted(path: Path, offset: int, count: int) -> bytes:
+        counts.append(count)
+        return read_at(path, offset, count)
+
+    async with routes(tmp_path) as ask:
+        file_id = await ask.place.uploaded(bytes(3 << 20))
+        monkeypatch.setattr(files_module, "read_at", counted)
+        called = await ask("HEAD", f"/v1/files/{file_id}/content")
+    assert (called.status, called.headers["content-length"], called.body) == (200, str(3 << 20), b"")
+    assert counts == [1]
+
+
+async def test_a_folder_of_files_that_fails_is_unavailable(tmp_path: Path) -> None:
+    async with routes(tmp_path) as ask:
+        file_id = await ask.place.uploaded(b"line")
+        (tmp_path / "files").rename(tmp_path / "away")
+        (tmp_path / "files").write_text("in its place")
+        called = await ask("GET", f"/v1/files/{file_id}/content")
+        head = await ask("HEAD", f"/v1/files/{file_id}/content")
+    assert (called.status, head.status) == (503, 503)
+    assert int(called.headers["retry-after"]) > 0
+    assert str(tmp_path) not in called.body.decode()
+
+
+async def test_a_batch_that_has_ended_can_be_deleted(tmp_path: Path) -> None:
+    async with routes(tmp_path) as ask:
+        batch_id = await ask.place.made(joined(input_lines(2)))
+        assert (await ask("DELETE", f"/v1/batches/{batch_id}")).status == 409
+        shown = await ended(ask.place, batch_id)
+        deleted = await ask("DELETE", f"/v1/batches/{batch_id}")
+        assert json.loads(deleted.body) == {"id": batch_id, "object": "batch", "deleted": True}
+        assert (await ask("DELETE", f"/v1/batches/{batch_id}")).status == 404
+        assert (await ask("GET", f"/v1/batches/{batch_id}")).status == 404
+        assert (await ask("GET", f"/v1/files/{shown['output_file_id']}")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_taken"),
+    [
+        ({f"k{n}": "v" for n in range(16)}, True),
+        ({f"k{n}": "v" for n in range(17)}, False),
+        ({"k" * 64: "\U0001f600" * 512}, True),
+        ({"k" * 65: "v"}, False),
+        ({"a": "v", "k": "v" * 513}, False),
+    ],
+)
+async def test_metadata_has_the_bounds_of_openai(tmp_path: Path, metadata: dict[str, str], is_taken: bool) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        if is_taken:
+            return await _is_kept(place, metadata)
+        with pytest.raises(BatchProblem) as refused:
+            await place.made(b"line", **metadata)
+    assert refused.value.param == "metadata"
+    assert not any(len(text) > 3 and text in str(refused.value) for pair in metadata.items() for text in pair)
+
+
+async def _is_kept(place: Any, metadata: dict[str, str]) -> None:
+    assert (await place.shown(await place.made(b"line", **metadata)))["metadata"] == metadata
