@@ -98,7 +98,7 @@ class TokenizerPool:
             shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
             texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
-            raise TextRefused(Refusal.TOO_MUCH, -1)
+            raise TextRefused(Refusal.TOO_MUCH, -1, max_chars=MAX_REPEATED_CHARS)
 
         def piece(start: int, stop: int) -> Piece:
             return Piece(
@@ -123,7 +123,7 @@ class TokenizerPool:
 
         Raises TextRefused with the index in `texts`: TOO_LARGE, FAILED.
         """
-        return await self._shortener(model, request_class, max_tokens, truncation, is_of_pair=False).texts(texts)
+        return await self._shortener(model, request_class, max_tokens, truncation, is_of_pair=False).spans(texts)
 
     async def tokenize_details(
         self,
@@ -140,7 +140,7 @@ class TokenizerPool:
         """
         assert texts, "a request without texts is refused at the edge"
         if sum(map(len, texts)) + len(prompt) * len(texts) > MAX_DETAIL_CHARS:
-            raise TextRefused(Refusal.TOO_MUCH, -1)
+            raise TextRefused(Refusal.TOO_MUCH, -1, max_chars=MAX_DETAIL_CHARS)
 
         def piece(start: int, stop: int) -> DetailPiece:
             return DetailPiece(model, request_class, texts[start:stop], prompt, add_special_tokens)

@@ -66,6 +66,7 @@ class Refusal(enum.IntEnum):
     NO_ROOM = 5  # the special tokens alone are as many as a text may have in this request
     NO_TEMPLATE = 6  # the model has no chat template
     TOO_LARGE = 7  # a text has not enough tokens as far as it is read
+    UNCUT = 8  # a text has no place to cut for too long, and not enough tokens before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +140,19 @@ class TextRefused(Exception):
     """An item has no answer; `index` is its place in the piece or request, -1 where it is not known.
 
     TOO_LONG carries what was given and what is allowed; num_tokens is 0 where they were not all counted.
-    NO_ROOM carries the number of special tokens and what is allowed.
+    NO_ROOM carries the number of special tokens and what is allowed. TOO_MUCH carries the characters that all items
+    of a request may have together, if these are too many.
     """
 
-    def __init__(self, reason: Refusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0) -> None:
+    def __init__(
+        self, reason: Refusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0, max_chars: int = 0
+    ) -> None:
         super().__init__(f"{reason.name} at index {index}")
         self.reason = reason
         self.index = index
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
+        self.max_chars = max_chars
 
 
 def encode_piece(piece: Piece) -> list[Buffer]:

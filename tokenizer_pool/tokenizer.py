@@ -100,7 +100,7 @@ class Tokenizer:
         hides_specials = piece.is_of_pair and self._template is not None and self._template.hides_specials
         backend.encode_special_tokens = hides_specials or as_loaded
         try:
-            found = self._scanner.scan(piece.text, num_repeated=piece.num_repeated, is_end=piece.is_end)
+            found = self._scanner.scan(piece)
         finally:
             backend.encode_special_tokens = as_loaded
         return replace(found, seconds=time.perf_counter() - start)

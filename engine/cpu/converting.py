@@ -61,14 +61,15 @@ def convert(folder: ModelFolder, choices: Choices, *, target: Path) -> Converted
 
 
 def _special(original: Original, tried: Trial) -> tuple[tuple[Reference, ...], tuple[str, ...]]:
-    """The rows of special ids inside of sequences and of neighbours full of them; or a note where it gives none."""
-    neighbours = [each for batch in tried.neighbours for each in batch]
+    """The rows of special ids inside of sequences, beside neighbours full of them; or a note where it gives none."""
     if not tried.special:
         return (), ()
     try:
-        return (original.reference([*tried.special, *neighbours], hides_tokens=False),), ()
+        inside = original.reference(tried.special, hides_tokens=False)
     except ModelError as error:
         return (), (f"the self-test at load left out token ids that have a role: {error}",)
+    neighbours = [each for batch in tried.neighbours for each in batch]
+    return (Reference([*inside.sequences, *neighbours], inside.rows),), ()
 
 
 def _original(folder: ModelFolder) -> Original:

@@ -64,8 +64,7 @@ def examine(
 
 
 def _difference(executor: Executor, converted: Converted, *, dtype: str) -> float:
-    pad_id = converted.pad_id
-    return max(selftest.check_difference(executor, each, pad_id=pad_id, dtype=dtype) for each in converted.references)
+    return selftest.check_difference(executor, converted.references, pad_id=converted.pad_id, dtype=dtype)
 
 
 def _fidelity(executor: Executor, *, converted: Converted, makers: Makers, is_new: bool) -> Fidelity:

@@ -4,6 +4,7 @@ on one that gets it from there. Imports no torch.
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ class Reference:
     """Sequences and the rows that the original gives for them, one sequence at a time."""
 
     sequences: Sequences  # int32 [S] each
-    rows: RowsOfEach
+    rows: RowsOfEach  # of the first ones; the others are there to stand beside them
     hides_tokens: bool = False  # whether the last half of each sequence is hidden from the other tokens
 
     @property
@@ -37,17 +38,18 @@ class Reference:
         return int(self.rows[0].shape[1])
 
 
-def check_difference(executor: Executor, reference: Reference, *, pad_id: int, dtype: str) -> float:
+def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:
     """The largest difference: see Agreement. Raises ModelError if rounding does not explain it.
 
-    The sequences are computed together on one core, and each alone on all cores.
+    The sequences of each reference are computed together on one core, and each alone on all cores. Their rows are
+    compared as one, since a few scores near zero say nothing of the size of others.
     """
-    expected = np.concatenate(reference.rows)
+    expected = np.concatenate([row for each in references for row in each.rows])
     differences = []
-    for rows in _rows(executor, reference, pad_id=pad_id):
-        found = agreement(np.concatenate(rows), expected, dtype=dtype)
+    for rows in zip(*(_rows(executor, each, pad_id=pad_id) for each in references), strict=True):
+        found = agreement(np.concatenate([row for part in rows for row in part]), expected, dtype=dtype)
         if not is_near(found, dtype=dtype):
-            longest = max(map(len, reference.sequences))
+            longest = max(len(sequence) for each in references for sequence in each.sequences)
             raise RowsDiffer(f"the compiled model's rows are not the original's: {found.in_words}", longest)
         differences.append(found.difference)
     return max(differences)
@@ -82,7 +84,7 @@ def _rows(
     """Of each sequence, computed together on one core, and each alone on all, or every _STEPth. Raises ModelError."""
     wide = executor.wide or executor.streams[-1]
     batch = _batch(reference.sequences, hides_tokens=reference.hides_tokens)
-    together = _run(executor.streams[0], executor, batch, pad_id=pad_id)
+    together = _run(executor.streams[0], executor, batch, pad_id=pad_id)[: len(reference.rows)]
     alone = list(together)
     for number in range(0, len(together), 1 if each_alone else _STEP):
         one = _batch([reference.sequences[number]], hides_tokens=reference.hides_tokens)

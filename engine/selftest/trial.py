@@ -28,7 +28,8 @@ _SEQLENS = (5, 17, 1, 5, 40, 9, 30)
 _MAX_WORK = {"cpu": 2e10, "cuda": 4e13}
 _NUM_INSIDE = 8  # special ids in one sequence, or full neighbours in one batch
 _MIN_SEQLEN = 3  # tokens that it takes to have an id between two others
-_FULL = 16  # tokens of one id in a neighbour
+# Tokens of one id in a neighbour. On a GPU rounding hides more, and tokens cost less.
+_FULL = {"cpu": 6, "cuda": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,12 @@ class Trial:
     notes: tuple[str, ...]  # for /info
 
 
-def trial(folder: ModelFolder, *, kind: str, seqlens: Iterable[int] = (), is_whole: bool = True) -> Trial:
+def trial(
+    folder: ModelFolder, *, kind: str, seqlens: Iterable[int] = (), is_whole: bool = True, has_longest: bool = True
+) -> Trial:
     """kind: of the device, "cpu" or "cuda". seqlens: more lengths, which the engine can afford. is_whole: False where
-    special ids and the longest sequence have been tried at another start.
+    special ids and the longest sequence have been tried at another start. has_longest: False where no code depends on
+    the length beyond what config.json says.
 
     Raises ModelError if a file of the folder can't be read.
     """
@@ -61,13 +65,13 @@ def trial(folder: ModelFolder, *, kind: str, seqlens: Iterable[int] = (), is_who
     lengths = (*_SEQLENS, *tried, *seqlens)
     if not is_whole:
         return Trial(arbitrary(folder, lengths), [], (), (note,) if note else ())
-    last = min(affordable, LONGEST, folder.max_seqlen)
+    last = min(affordable, LONGEST, folder.max_seqlen) if has_longest else 0
     longer = () if last <= min(max(lengths), folder.max_seqlen) else (last,)
     roles, others = special(folder) if folder.max_seqlen >= _MIN_SEQLEN else ([], [])
     return Trial(
         arbitrary(folder, (*lengths, *longer)),
         list(_inside(folder, [*roles, *others])),
-        tuple(_neighbours(folder, roles, others)),
+        tuple(_neighbours(folder, roles, others, num_full=_FULL[kind])),
         (note,) if note else (),
     )
 
@@ -86,10 +90,10 @@ def _inside(folder: ModelFolder, special_ids: list[int]) -> Iterator[NDArray[np.
         yield sequence
 
 
-def _neighbours(folder: ModelFolder, roles: list[int], others: list[int]) -> Iterator[Sequences]:
+def _neighbours(folder: ModelFolder, roles: list[int], others: list[int], *, num_full: int) -> Iterator[Sequences]:
     """Full of one id each. Those with a role have a batch of their own, of which they are the larger part."""
     for ids in (*_parts(roles, 1), *_parts(others, _NUM_INSIDE)):
-        neighbours = arbitrary(folder, [_FULL + 2] * len(ids))
+        neighbours = arbitrary(folder, [num_full + 2] * len(ids))
         for token_id, neighbour in zip(ids, neighbours, strict=True):
             neighbour[1:-1] = token_id
         yield neighbours

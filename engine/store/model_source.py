@@ -70,7 +70,10 @@ def find_here(
     if found := placeholder(folder):
         raise ModelError(f"--model-id: {found}")
     if not _REPOSITORY.fullmatch(model_id):
-        raise ModelError(f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub")
+        advice = "; mount or copy what an object store holds" if "://" in model_id else ""
+        raise ModelError(
+            f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub{advice}"
+        )
     return _from_cache(model_id, revision, cache_dir, more=more) or _from_package(model_id, revision)
 
 

@@ -1,5 +1,6 @@
 """The library's configuration of a model, from config.json or from what the folder's own code means by it."""
 
+import codecs
 import contextlib
 from collections.abc import Iterator
 
@@ -19,6 +20,10 @@ def read_config(folder: ModelFolder) -> PretrainedConfig:
             return _config(folder)
     except Exception as error:  # transformers has no exception class for the many ways in which a file can be wrong
         file = folder.weights_folder / "config.json"
+        if file.read_bytes().startswith(codecs.BOM_UTF8):
+            raise ModelError(
+                f"{file} begins with a byte order mark, which transformers does not read: save it without one"
+            ) from error
         raise ModelError(f"transformers can't read {file}: {one_line(error)}") from error
 
 

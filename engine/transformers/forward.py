@@ -8,6 +8,7 @@ same. Batches with hidden tokens are always padded: the mask that hides the padd
 Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longest in a group, D numbers a row.
 """
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +23,13 @@ from transformers import PreTrainedModel
 
 from engine.model.positions import position_ids
 from engine.rows.pooling_torch import on_device
-from engine.transformers.prepack import is_prepacked, rows_with_code
+from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 
 # Of a padded group. On a CPU larger groups are no faster and have more padding.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
+_MAX_CHECKED_TOKENS = 16_384  # classes with more positions number them by angles, which end nowhere
 
 
 class Forward(Protocol):
@@ -62,7 +64,25 @@ class PackedForward:
         """Of each layer. Not told earlier, because it needs a run of the model."""
         token_id = 1 if self._padding_idx == 0 else 0  # positions count each token but padding
         one = Batch("", OutputKind.TOKENS, np.full(NUM_TOKENS, token_id, np.int32), np.array([0, NUM_TOKENS], np.int32))
+        self._check_row_length()
         return visibilities(self.model, lambda: self._run(one, {}))
+
+    def _check_row_length(self) -> None:
+        """Raises what the class raises for a row of more tokens than it has positions, as CLIP's does, although no
+        sequence of the row has more. The row goes no farther than the tables of tokens and positions, so it costs
+        little.
+        """
+        num_tokens = 1 + (getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 0)
+        if num_tokens > _MAX_CHECKED_TOKENS:
+            return
+        beyond = [module for module in self.model.modules() if _follows_tables(module)]
+        handles = [module.register_forward_pre_hook(_stop) for module in beyond]
+        try:
+            with contextlib.suppress(_Stopped):
+                self._run(_single_tokens(num_tokens), {})
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _run(self, batch: Batch, seen: Mapping[nn.Module, Visibility]) -> Tensor:
         num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
@@ -89,6 +109,24 @@ class PackedForward:
         return on_device(_with_zeros(values, num_filler), self._device)[None]
 
 
+class _Stopped(Exception):
+    """A row has passed the tables."""
+
+
+def _stop(*_: Any) -> None:
+    raise _Stopped
+
+
+def _follows_tables(module: nn.Module) -> bool:
+    has_matrix = isinstance(module, PrepackedLinear) or any(tensor.dim() > 1 for tensor in module.parameters(False))
+    return has_matrix and not isinstance(module, nn.Embedding) and not any(True for _ in module.children())
+
+
+def _single_tokens(num_tokens: int) -> Batch:
+    """As many sequences."""
+    return Batch("", OutputKind.TOKENS, np.ones(num_tokens, np.int32), np.arange(num_tokens + 1, dtype=np.int32))
+
+
 class PaddedForward:
     """Runs batches padded, or one sequence at a time. The model itself numbers positions and masks the padding."""
 
@@ -99,6 +137,7 @@ class PaddedForward:
         self._pad_id = getattr(model.config, "pad_token_id", None) or 0
         self._takes_types = _takes_types(model)
         self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
+        self._takes_mask = _takes(model, "attention_mask")
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
@@ -124,7 +163,8 @@ class PaddedForward:
             types["token_type_ids"] = on_device(_token_type_ids(batch)[index] * is_token, self._device)
         is_hidden = _is_hidden(batch)
         mask = is_token if is_hidden is None else is_token & ~is_hidden[index]
-        masks = {} if self._each_alone and mask.all() else {"attention_mask": on_device(mask, self._device)}
+        is_needed = self._takes_mask or not mask.all()
+        masks = {"attention_mask": on_device(mask, self._device)} if is_needed else {}
         output = self._model(
             input_ids=on_device(np.where(is_token, batch.token_ids[index], self._pad_id), self._device),
             **masks,

@@ -79,11 +79,17 @@ def choose_forward(
     more sequences, so that only its way is tried. least_tried: tokens of a sequence that must be tried. Raises
     ModelError if no way is right; the model must not be used then.
     """
-    tried = trial(folder, kind=whole.device.type, seqlens=(least_tried,) if least_tried else (), is_whole=known is None)
-    reference = run_alone(whole, folder, tried)
-    made = makers_of(folder, whole, reference)
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
+    tried = trial(
+        folder,
+        kind=whole.device.type,
+        seqlens=(least_tried,) if least_tried else (),
+        is_whole=known is None,
+        has_longest=not _is_told_by_masks(model),
+    )
+    reference = run_alone(whole, folder, tried)
+    made = makers_of(folder, whole, reference)
     keeps_state = reference.keeps_state or (known is not None and known.keeps_state)
     prepacked = (prepack(model),) if prepacks and not keeps_state else ()
     if keeps_state:
@@ -130,6 +136,12 @@ def _try(
         return forward, ""
     model.set_attn_implementation(own)
     return None, f"{way} {problem}"
+
+
+def _is_told_by_masks(model: PreTrainedModel) -> bool:
+    """Whether the class's own attention obeys masks alone, so that no long sequence is needed to learn what it sees:
+    see engine.transformers.visibility."""
+    return bool(model._supports_sdpa and model._can_set_attn_implementation())
 
 
 def _is_reentrant(model: PreTrainedModel) -> bool:

@@ -51,8 +51,9 @@ def _copy(value: Any) -> Any:
 
 
 def _restore(held: dict[str, Any], kept: dict[str, Any]) -> bool:
-    names = filter(_counts, held.keys() | kept.keys())
-    changed = [name for name in names if not _is_same(held.get(name, _ABSENT), kept.get(name, _ABSENT))]
+    differing = [name for name in held.keys() | kept.keys() if held.get(name, _ABSENT) is not kept.get(name, _ABSENT)]
+    counting = filter(_counts, differing)
+    changed = [name for name in counting if not _is_same(held.get(name, _ABSENT), kept.get(name, _ABSENT))]
     for name in changed:
         if name not in kept:
             del held[name]

@@ -12,6 +12,7 @@ from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.locations import lies_in
 from server.backfill.out import manifest
 from server.backfill.out.files import Files
+from server.backfill.out.folder import Folder
 from server.backfill.out.opening import files_at
 from server.backfill.plan import Plan
 from server.backfill.progress import Progress
@@ -125,7 +126,8 @@ class Job:
         BackfillError."""
         assert self._files is not None
         files, mine = self._files, plan.shards_of(*self._options.worker)
-        done = parts.done(files, plan, mine, reads_rows=True)  # of an earlier run, which may be long ago
+        # of an earlier run, perhaps long ago; an object store has sums of its own
+        done = parts.done(files, plan, mine, reads_rows=isinstance(files, Folder))
         progress = Progress(
             sum(len(plan.rows_of(shard)) for shard in mine), sum(counts.num_rows for counts in done.values())
         )

@@ -19,7 +19,7 @@ from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS
-from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES
+from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES, MAX_UNCUT_CHARS
 from tokenizer_pool.messages import TextRefused
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
@@ -51,7 +51,7 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
         case tokenizing.Refusal.FAILED:
             problem = "can't be tokenized"
         case tokenizing.Refusal.TOO_MUCH:
-            problem = _TOO_MUCH
+            problem = _too_much(refused.max_chars, is_pair=is_pair)
         case tokenizing.Refusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
         case tokenizing.Refusal.TOO_LARGE:
@@ -59,7 +59,20 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
                 f"has not enough tokens for the limit of {refused.max_tokens} in its first {MAX_TEXT_BYTES} bytes in "
                 "UTF-8, and a text is read no further"
             )
+        case tokenizing.Refusal.UNCUT:
+            problem = (
+                f"has {MAX_UNCUT_CHARS} characters without a place to cut, before there are enough tokens for the "
+                f"limit of {refused.max_tokens}"
+            )
     return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
+
+
+def _too_much(max_chars: int, *, is_pair: bool) -> str:
+    """`max_chars` is 0 where it is the answer of a worker that is too large."""
+    if not max_chars:
+        return _TOO_MUCH
+    counted = ", a query counted with each document" if is_pair else ", a prompt counted with each text"
+    return f"is too large for one request, which may have {max_chars} characters together{counted}; send fewer items"
 
 
 def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest) -> RequestError:

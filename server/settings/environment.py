@@ -1,8 +1,10 @@
-"""The environment of a start: what SageMaker and Vertex AI set in it, and which names are not a flag's any more.
+"""The environment of a start: what SageMaker, Vertex AI and Kubernetes set in it, and which names are not a flag's any
+more.
 
-Both platforms choose the port, whatever an image has in PORT. Knows no value but a port and a model's name.
+The first two choose the port, whatever an image has in PORT. Knows no value but a port and a model's name.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,10 @@ _SAGEMAKER_MODEL = Path("/opt/ml/model")  # where it unpacks the artifacts of a 
 _SAGEMAKER_NAMES = {"SAGEMAKER_BIND_TO_PORT": "PORT", "HF_MODEL_ID": "MODEL_ID", "HF_MODEL_REVISION": "REVISION"}
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 _VERTEX_PORT = "AIP_HTTP_PORT"
+_VERTEX_ARTIFACTS = "AIP_STORAGE_URI"  # gs://…, which the start refuses, or a folder; empty for a model without any
+# https://kubernetes.io/docs/tutorials/services/connect-applications-service/: a Service that is called prometheus gives
+# every pod beside it this PROMETHEUS_PORT.
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 _SECURITY = "Security"
 
 
@@ -22,9 +28,13 @@ def of_platform(
     environment: Mapping[str, str], *, is_sagemaker: bool, artifacts: Path = _SAGEMAKER_MODEL
 ) -> Mapping[str, str]:
     """The environment in the names that flags read. On SageMaker the model is that of MODEL_ID, of HF_MODEL_ID, or of
-    the artifacts, in this order."""
+    the artifacts, in this order; on Vertex AI that of MODEL_ID, or of the artifacts. The ports of other services of a
+    Kubernetes namespace are left out."""
+    environment = {name: value for name, value in environment.items() if not _is_a_services(name, value)}
     if environment.get(_VERTEX_PORT):
-        return {**environment, "PORT": environment[_VERTEX_PORT]}
+        model = environment.get("MODEL_ID") or environment.get(_VERTEX_ARTIFACTS)
+        own = {"MODEL_ID": model} if model else {}
+        return {**environment, "PORT": environment[_VERTEX_PORT], **own}
     if not is_sagemaker:
         return environment
     own = {ours: environment[theirs] for theirs, ours in _SAGEMAKER_NAMES.items() if environment.get(theirs)}
@@ -33,6 +43,10 @@ def of_platform(
     if environment.get("MODEL_ID"):
         own = {name: value for name, value in own.items() if name == "PORT"}
     return {**environment, "PORT": _SAGEMAKER_PORT, **own}
+
+
+def _is_a_services(name: str, value: str) -> bool:
+    return name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
 
 
 def passed_over(flags: list[Flag], environment: Mapping[str, str]) -> list[str]:

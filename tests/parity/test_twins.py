@@ -32,7 +32,17 @@ from tests.tiers import full_but
 pytestmark = pytest.mark.holds("What a model is for")
 
 MIN_COSINE = 0.9999
-COMMON = ("BERT", "ModernBERT", "Qwen3", "Gemma 2", "EmbeddingGemma", "Llama 4", "Llama 4 without scales", "Cohere 2")
+COMMON = (
+    "BERT",
+    "ModernBERT",
+    "Qwen3",
+    "Gemma 2",
+    "EmbeddingGemma",
+    "Llama 4",
+    "Llama 4 without scales",
+    "Cohere 2",
+    "ESM, rotary",
+)
 COMMON_TWO_WAYS = ("Mistral, bidirectional", "Qwen3, bidirectional")
 SERVED = [*ARCHITECTURES, *OTHERS]
 # What OpenVINO has no form for, such as most layers of experts, or computes otherwise; with what it says.

@@ -56,6 +56,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "OPT": ("opt", _FFN),
     "CTRL": ("ctrl", {**_GPT, "dff": 52}),
     "ESM": ("esm", {**_OFFSET, "position_embedding_type": "absolute"}),
+    "ESM, rotary": ("esm", {**_OFFSET, "position_embedding_type": "rotary"}),
     "Longformer": ("longformer", {**_OFFSET, "attention_window": SIZE}),
     "DeBERTa": (
         "deberta",

@@ -215,6 +215,21 @@ async def test_no_more_of_a_long_text_is_scanned_than_must_be(truncation: Trunca
         assert MAX_SEQLEN < max(len(text) for one in pieces[len(slices) :] for text in one.piece.texts) < 6000
 
 
+async def test_others_have_their_turn_between_two_slices() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        long = ask(pool, ["2" * (4 * LONG_TEXT_CHARS)], truncation=Truncation.LEFT)
+        slice_ = await worker.asked.get()
+        query = ask(pool, ["1"])
+        await asyncio.sleep(0)
+        slice_.answer()
+        turn = await worker.asked.get()
+        assert numbers(turn) == [1]
+        turn.answer()
+        await query
+        assert not long.done()
+        await answer_all([worker], long)
+
+
 async def test_a_worker_that_dies_while_it_scans_costs_nothing() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         request = ask(pool, ["1", "2" * (2 * LONG_TEXT_CHARS)])

@@ -15,7 +15,10 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.lane import AnyJob, Lane
+from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
+from tokenizer_pool.pieces import Part
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
 from wire.child import Child
@@ -217,3 +220,24 @@ async def test_a_lone_surrogate_in_a_long_text_is_refused_by_its_index(tmp_path:
         with pytest.raises(TextRefused) as caught:
             await pool.tokenize(["go", " " * 60_000 + "\ud800"], model=0, request_class=BULK)
         assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+
+
+@pytest.mark.holds("Limits")
+@pytest.mark.parametrize("filling", [" ", "\u200b", "\u00ad", "x", " \u200b", "x\u00ad", "\u0301"])
+async def test_no_call_is_for_much_of_a_text_without_a_place_to_cut(tmp_path: Path, filling: str) -> None:
+    """A piece of another may run between any two, and the text that is tokenized in the end is short."""
+    text = filling * (1_000_000 // len(filling)) + f" {_SENTENCE}"
+    longest = 0
+    async with serving(tmp_path, replace(SPEC, max_seqlen=64)) as (pool, _):
+        send = Lane.send
+
+        def count(lane: Lane, job: AnyJob, part: Part) -> None:
+            nonlocal longest
+            longest = max(longest, part.piece.num_chars)
+            send(lane, job, part)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Lane, "send", count)
+            found = await pool.tokenize([text], model=0, request_class=BULK, prompt="query: ")
+    assert found.token_ids.tolist() == Tokenizer(SPEC).encode(["query: " + text]).token_ids.tolist()
+    assert longest < LONG_TEXT_CHARS + 2

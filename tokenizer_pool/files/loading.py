@@ -7,6 +7,7 @@ front. transformers 5 builds normalizer and pre-tokenizer of many classes anew, 
 What it has built so it saves, and then tokenizer.json is right again.
 """
 
+import codecs
 from pathlib import Path
 
 import tokenizers
@@ -88,7 +89,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise TokenizerError(f"{path.parent} has no tokenizer.json; save the model with a fast tokenizer")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises a plain Exception, and panics as a BaseException

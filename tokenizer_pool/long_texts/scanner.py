@@ -4,11 +4,16 @@ A library's tokenizer goes from left to right, and what it makes of a word depen
 to it: normalizers work on characters or on clusters of them, pre-tokenizers look a character ahead, models see one word
 at a time. Only an added token reaches further, and no further than it is long. So the tokens of a slice hold up to
 some words before its end, and from there on a slice that begins some words earlier has the same. The latter is tried
-each time: a tokenizer that cuts by counts of characters is found out, and then no slice of it counts before the last.
+each time: a tokenizer that cuts by counts of characters is found out.
+
+Inside of a long word, what a BPE or a Unigram model makes of its start soon stops to depend on what follows. There a
+slice is cut some dozens of tokens before its end, and it is also tried that other ends change nothing before the cut.
 """
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 import tokenizers
@@ -16,10 +21,17 @@ from numpy.typing import NDArray
 from tokenizers import models
 
 from tokenizer_pool.guarded import of_each
-from tokenizer_pool.long_texts.scan import ScannedPiece
+from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
+from tokenizer_pool.long_texts.stretches import Stretches
 
 _LOOKAHEAD = 8  # words behind a cut, besides as many as the longest added token has characters
 _LEAD_IN = 8  # words before a cut that the next slice begins with; the last half of them must come out the same
+
+# The same of a cut inside of a word, in tokens.
+_TOKENS_BEHIND = 64
+_TOKENS_LEAD_IN = 64
+_ENDINGS = 8  # as many characters are left out at the end, one after the other
+_PROBE = "a"  # what may follow a slice
 
 _SPACE = "▁"  # of SentencePiece, in tokens
 _SPACE_INSIDE = re.compile(f"[^{_SPACE}]{_SPACE}")
@@ -30,24 +42,62 @@ class Scanner:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
+        self._stretches = Stretches(self._encode)
 
-    def scan(self, text: str, *, num_repeated: int, is_end: bool) -> ScannedPiece:
-        """`num_repeated` tokens of the slice were counted before. Raises TextRefused (FAILED)."""
+    def scan(self, piece: ScanPiece) -> ScannedPiece:
+        """What its first tokens are of the whole text. Raises TextRefused (FAILED)."""
+        text, num_repeated = piece.text, piece.num_repeated
+        if shorter := self._stretches.known(piece):
+            return ScannedPiece(0, 0, num_repeated, shorter=shorter)
         encoding = self._encode(text)
-        if is_end:
+        if piece.is_end:
             return ScannedPiece(len(encoding) - num_repeated, 0, 0)
+        if self._counts_characters:
+            return ScannedPiece(self._num_certain(encoding, text, num_repeated), 0, num_repeated)
+        found = self._cut_between_words(encoding, text, num_repeated)
+        if shorter := self._stretches.shorter(piece, encoding, at_least=len(text) // 2 if found else 1):
+            return ScannedPiece(0, 0, num_repeated, shorter=shorter)
+        found = found or self._cut_inside_of_a_word(encoding, piece)
+        return found or ScannedPiece(self._num_certain(encoding, text, num_repeated), 0, num_repeated)
+
+    def _cut_between_words(self, encoding: tokenizers.Encoding, text: str, num_repeated: int) -> ScannedPiece | None:
         starts = self._last_words(encoding, text)
-        nothing = ScannedPiece(0, 0, num_repeated)
         if len(starts) < self._num_behind + _LEAD_IN:
-            return nothing
+            return None
         cut, synced = starts[-self._num_behind], starts[-self._num_behind - _LEAD_IN // 2]
         restart = encoding.offsets[starts[-self._num_behind - _LEAD_IN]][0]
         if cut <= num_repeated or not restart:
-            return nothing
+            return None
         again = self._encode(text[restart:])
-        if again.ids[-(len(encoding) - synced) :] != encoding.ids[synced:]:
-            return nothing
+        if not _ends_alike(again, encoding, len(encoding) - synced):
+            return None
         return ScannedPiece(cut - num_repeated, restart, len(again) - (len(encoding) - cut))
+
+    def _cut_inside_of_a_word(self, encoding: tokenizers.Encoding, piece: ScanPiece) -> ScannedPiece | None:
+        """Of two ways to cut a word that score the same, a Unigram model takes one by how it has rounded since the
+        start of the word. So the end of a text may not begin in there."""
+        num_tokens, text = len(encoding), piece.text
+        cut = num_tokens - _TOKENS_BEHIND
+        if (piece.keeps_end and isinstance(self._backend.model, models.Unigram)) or cut <= piece.num_repeated:
+            return None
+        restart = _last_begin(encoding, cut - _TOKENS_LEAD_IN)
+        if not restart:
+            return None
+        again = self._encode(text[restart:])
+        if not _ends_alike(again, encoding, num_tokens - cut + _TOKENS_LEAD_IN // 2):
+            return None
+        num_repeated = len(again) - _TOKENS_BEHIND
+        endings = [text[restart:-left_out] for left_out in range(1, _ENDINGS + 1)] + [text[restart:] + _PROBE]
+        if any(self._encode(each).ids[:num_repeated] != again.ids[:num_repeated] for each in endings):
+            return None
+        return ScannedPiece(cut - piece.num_repeated, restart, num_repeated)
+
+    def _num_certain(self, encoding: tokenizers.Encoding, text: str, num_repeated: int) -> int:
+        """Tokens that other ends do not change, where nothing says where the next slice could begin."""
+        if len(encoding) <= num_repeated + _TOKENS_BEHIND:
+            return 0
+        num_same = min(_num_same(encoding.ids, self._encode(each).ids) for each in (text[:-1], text + _PROBE))
+        return max(num_same - _TOKENS_BEHIND - num_repeated, 0)
 
     def _encode(self, text: str) -> tokenizers.Encoding:
         """With offsets, which encode_batch_fast leaves out."""
@@ -85,6 +135,11 @@ class Scanner:
         return np.flatnonzero(begins)
 
     @cached_property
+    def _counts_characters(self) -> bool:
+        """Then words begin elsewhere in each slice, which a text that repeats itself would hide."""
+        return "FixedLength" in repr(self._backend.pre_tokenizer)
+
+    @cached_property
     def _num_behind(self) -> int:
         added = self._backend.get_added_tokens_decoder().values()
         return _LOOKAHEAD + max((len(token.content) for token in added), default=0)
@@ -96,3 +151,23 @@ class Scanner:
         if not isinstance(self._backend.model, models.BPE) or self._backend.token_to_id(_SPACE) is None:
             return False
         return not any(map(_SPACE_INSIDE.search, self._backend.get_vocab(with_added_tokens=False)))
+
+
+def _ends_alike(again: tokenizers.Encoding, encoding: tokenizers.Encoding, num_tokens: int) -> bool:
+    return again.ids[-num_tokens:] == encoding.ids[-num_tokens:]
+
+
+def _last_begin(encoding: tokenizers.Encoding, stop: int) -> int:
+    """The last character before token `stop` at which a token begins that is not a part of it; where there are several
+    words behind it, at which a word begins: words may be counts of characters."""
+    offsets, words = encoding.offsets, encoding.word_ids
+    for place in range(stop - 1, max(stop - _TOKENS_LEAD_IN, 0), -1):
+        is_allowed = words[place] == words[-1] or words[place] != words[place - 1]
+        if is_allowed and offsets[place][0] >= offsets[place - 1][1]:
+            return offsets[place][0]
+    return 0
+
+
+def _num_same(first: Sequence[int], second: Sequence[int]) -> int:
+    """At their starts."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -8,16 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tokenizer_pool.long_texts.reading import Reading, Shortened
 from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 
 # A shorter text is tokenized in one go, about 50 ms of work.
 LONG_TEXT_CHARS = 50_000
-# In UTF-8, of one text: as far as is read until there are enough tokens. A text without words can't be cut, and takes
-# up to 200 times its bytes of memory while it is tokenized.
+# In UTF-8, of one text: as far as is read until there are enough tokens.
 MAX_TEXT_BYTES = 1 << 22
+# Of a slice in which no place to cut is found: it may take 200 times as many bytes of memory while it is tokenized.
+MAX_UNCUT_CHARS = 1 << 18
 
-_GROWTH = 4  # of a slice that is too short to count anything
+_GROWTH = 4  # of a slice in which no place to cut is found
 
 Scan = Callable[[ScanPiece], Awaitable[ScannedPiece]]  # raises TextRefused
 
@@ -27,7 +29,7 @@ class Shortener:
     """For texts of one request."""
 
     scan: Scan
-    piece: partial[ScanPiece]  # lacks the text, num_repeated and is_end
+    piece: partial[ScanPiece]  # lacks the text, num_repeated and what has a default
     slice_chars: int
     max_tokens: int  # that may be kept of a text
     truncation: Truncation
@@ -41,85 +43,106 @@ class Shortener:
         """
         if pair_texts:
             return await self._pairs(texts, pair_texts)
-        return await self.texts(texts, prompt=prompt), ()
+        return [part.text if part else text for text, part in await self._parts(texts, prompt)], ()
 
-    async def texts(self, texts: Sequence[str], *, prompt: str = "") -> Sequence[str]:
-        """The same for texts alone."""
-        shortened = list(texts)
-        for index, text in enumerate(texts):
-            if len(text) > LONG_TEXT_CHARS:
-                part = await self._part_of(prompt + text, index)
-                if part is not None and self.truncation is Truncation.LEFT:
-                    shortened[index] = text[-len(part) :]
-                elif part is not None:
-                    shortened[index] = part[len(prompt) :]
-        return shortened
+    async def spans(self, texts: Sequence[str]) -> Sequence[str]:
+        """Texts with more than `max_tokens` tokens cut down to a part with a few more, which stands so in the text."""
+        parts = await self._parts(texts, "")
+        return [text[part.start : part.stop] if part and part.is_cut else text for text, part in parts]
+
+    async def _parts(self, texts: Sequence[str], prompt: str) -> list[tuple[str, Shortened | None]]:
+        """Each text, and what matters of it if it is long."""
+        return [
+            (text, await self._part_of(text, index, prompt) if len(text) > LONG_TEXT_CHARS else None)
+            for index, text in enumerate(texts)
+        ]
 
     async def _pairs(self, texts: Sequence[str], pair_texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Where both texts of a pair have more tokens than are kept, both stay whole: of two such texts the longer may
         keep one token more. So does the first with left truncation, for in a template a query still loses its end."""
         firsts, seconds = list(texts), list(pair_texts)
-        known: dict[str, str | None] = {}  # a query is the same text for all its documents
+        known: dict[str, Shortened] = {}  # a query is the same text for all its documents
         for index, pair in enumerate(zip(texts, pair_texts, strict=True)):
             if not has_long(pair):
                 continue
             for text in pair:
                 if text not in known:
                     known[text] = await self._part_of(text, index)
-            first, second = map(known.get, pair)
-            if first is None:
-                seconds[index] = second or pair[1]
-            elif second is None:
-                firsts[index] = pair[0] if self.truncation is Truncation.LEFT else first
+            first, second = (known[text] for text in pair)
+            if not first.is_cut:
+                firsts[index], seconds[index] = first.text, second.text
+            elif not second.is_cut:
+                firsts[index] = pair[0] if self.truncation is Truncation.LEFT else first.text
+                seconds[index] = second.text
             elif any(num_readable(text) < len(text) for text in pair):
                 raise TextRefused(Refusal.TOO_LARGE, index, max_tokens=self.max_tokens)
         return firsts, seconds
 
-    async def _part_of(self, text: str, index: int) -> str | None:
+    async def _part_of(self, text: str, index: int, prompt: str = "") -> Shortened:
         try:
-            return await self.part(text)
+            return await self.part(text, prompt)
         except TextRefused as refused:
             refused.index = index
             raise
 
-    async def part(self, text: str) -> str | None:
-        """A part with more than `max_tokens` tokens, of which those that are kept are those of the whole text; None
-        where the text has no more than these.
+    async def part(self, text: str, prompt: str = "") -> Shortened:
+        """What matters of a text behind its prompt: all of it, or more than `max_tokens` tokens, of which those that
+        are kept are those of the whole text.
 
-        Raises TextRefused: TOO_LONG with Truncation.NONE, TOO_LARGE, FAILED; its index is 0.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, TOO_LARGE, UNCUT, FAILED; its index is 0.
         """
+        whole = prompt + text
         is_left = self.truncation is Truncation.LEFT
-        readable = num_readable(text)
-        if is_left and readable < len(text):
-            raise TextRefused(Refusal.TOO_LARGE, 0, max_tokens=self.max_tokens)
-        counted = [(0, 0)]  # where slices begin, and how many tokens are counted before
-        num_tokens = num_repeated = start = 0
-        size = self.slice_chars
+        readable = num_readable(whole)
+        if is_left and readable < len(whole):
+            raise self._refused(Refusal.TOO_LARGE)
+        reading = Reading(whole, prompt=prompt, readable=readable, slice_chars=self.slice_chars)
         while True:
-            stop = min(start + size, readable)
-            is_end = stop == len(text)
-            scanned = await self.scan(self.piece(text[start:stop], num_repeated, is_end))
-            num_tokens += scanned.num_tokens
-            if num_tokens > self.max_tokens and not is_left:
-                return self._first(text[:stop])
-            if is_end:
-                return self._last(text, counted, num_tokens) if num_tokens > self.max_tokens else None
-            if scanned.restart:
-                start, num_repeated, size = start + scanned.restart, scanned.num_repeated, self.slice_chars
-                counted.append((start, num_tokens))
-            elif stop == readable:
-                raise TextRefused(Refusal.TOO_LARGE, 0, max_tokens=self.max_tokens)
-            else:
-                size *= _GROWTH
+            reading.extend()
+            scanned = await self._scan_slice(reading)
+            num_tokens = reading.num_tokens + scanned.num_tokens
+            is_cut = num_tokens > self.max_tokens
+            if is_cut and not is_left:
+                return self._first(reading)
+            if reading.is_end:
+                return reading.part(num_tokens - self.max_tokens - 1 if is_cut else 0, is_cut=is_cut)
+            self._go_on(reading, scanned)
 
-    def _first(self, part: str) -> str:
+    async def _scan_slice(self, reading: Reading) -> ScannedPiece:
+        """The slice, or a shorter text that reads the same. Raises TextRefused."""
+        while True:
+            scanned = await self.scan(
+                self.piece(
+                    reading.slice,
+                    reading.num_repeated,
+                    reading.is_end,
+                    keeps_end=self.truncation is Truncation.LEFT,
+                    num_fixed=reading.num_fixed,
+                )
+            )
+            if not scanned.shorter:
+                return scanned
+            reading.shrink(scanned.shorter)
+            reading.extend()
+
+    def _go_on(self, reading: Reading, scanned: ScannedPiece) -> None:
+        """To the next slice. Raises TextRefused."""
+        if scanned.restart:
+            reading.restart(scanned)
+        elif reading.is_all:
+            raise self._refused(Refusal.TOO_LARGE)
+        elif len(reading.slice) >= MAX_UNCUT_CHARS:
+            raise self._refused(Refusal.UNCUT)
+        else:
+            reading.size = min(len(reading.slice) * _GROWTH, MAX_UNCUT_CHARS)
+
+    def _first(self, reading: Reading) -> Shortened:
         if self.truncation is Truncation.NONE:
-            raise TextRefused(Refusal.TOO_LONG, 0, max_tokens=self.max_tokens)
-        return part
+            raise self._refused(Refusal.TOO_LONG)
+        return reading.part(0, is_cut=True)
 
-    def _last(self, text: str, counted: Sequence[tuple[int, int]], num_tokens: int) -> str:
-        """From the last place that leaves enough tokens."""
-        return text[max(start for start, before in counted if num_tokens - before > self.max_tokens) :]
+    def _refused(self, reason: Refusal) -> TextRefused:
+        return TextRefused(reason, 0, max_tokens=self.max_tokens)
 
 
 def has_long(texts: Sequence[str]) -> bool:

@@ -35,9 +35,8 @@ def compute_reference(model: Graph, state: State, sequences: Sequences, *, hides
 
 @torch.inference_mode()
 def _run_original(model: Graph, sequence: NDArray[np.int32], hidden: int) -> NDArray[np.float32]:
-    ids, mask = torch.tensor(sequence, dtype=torch.int64)[None], None
-    if hidden:
-        mask = torch.ones_like(ids)
-        mask[:, -hidden:] = 0
+    ids = torch.tensor(sequence, dtype=torch.int64)[None]
+    mask = torch.ones_like(ids)  # without one, some classes (XLM) take each padding id for padding
+    mask[:, len(sequence) - hidden :] = 0
     rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
     return rows if model.is_per_token else rows[None]

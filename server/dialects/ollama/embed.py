@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
@@ -59,8 +60,19 @@ class OllamaPromptBody(msgspec.Struct, kw_only=True):
     keep_alive: str | float | None = None  # without effect: models stay loaded
 
 
+class _Texts(msgspec.Struct):
+    """The names that texts have on the routes of this server."""
+
+    input: msgspec.Raw | UnsetType = UNSET
+    inputs: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    text: msgspec.Raw | UnsetType = UNSET
+    texts: msgspec.Raw | UnsetType = UNSET
+
+
 _EMBED = BodyReader(OllamaEmbedBody)
 _EMBEDDINGS = BodyReader(OllamaPromptBody)
+_TEXTS = msgspec.json.Decoder(_Texts)
 
 
 def decode_embed(call: Call, body: bytes) -> EmbedRequest:
@@ -70,7 +82,9 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     call.set_form(FLOATS)
     allows_errors = read_on_error(fields.on_error, call)
     given = Inputs(texts=[])
-    if _NOTHING.fullmatch(bytes(fields.input)) is None:
+    if _NOTHING.fullmatch(bytes(fields.input)):
+        _check_no_text(body, "input")
+    else:
         given = read_texts(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
     dimensions = read_dimensions(fields.dimensions or None, model.dimensions)
     rest = {"dimensions": dimensions, "normalize": True, "allows_errors": allows_errors}
@@ -83,7 +97,16 @@ def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(FLOATS)
     given = Inputs(texts=[fields.prompt] if fields.prompt else [], is_single=True)
+    if not fields.prompt:
+        _check_no_text(body, "prompt")
     return _request(call, fields, given, model, field="prompt")
+
+
+def _check_no_text(body: bytes, own: str) -> None:
+    """Raises InvalidRequest where a body without a text has one by another route's name: it would get no row."""
+    for name, value in msgspec.structs.asdict(_TEXTS.decode(body)).items():
+        if value is not UNSET and _NOTHING.fullmatch(bytes(value)) is None:
+            raise InvalidRequest(f"{name} is not supported on this route; its name here is {own}", param=name)
 
 
 def _request(

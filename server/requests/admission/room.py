@@ -17,8 +17,8 @@ class Room:
 
     def __init__(self, max_bytes: int, *, max_wait: float, max_of_key: int | None = None) -> None:
         """`max_wait` is in seconds. Without `max_of_key` a key may take all."""
-        self.max_bytes = max_bytes
-        self._max_of_key = max_bytes if max_of_key is None else max_of_key
+        self.max_bytes = max(1, max_bytes)  # or as many as there are would count as none
+        self._max_of_key = self.max_bytes if max_of_key is None else max(1, max_of_key)
         self._max_wait = max_wait
         self._waiting: dict[str, _Waiting] = {}  # by key, in the order in which their first ones came
         self._held = Counter[str]()  # by key

@@ -35,7 +35,8 @@ async def tokenize_cut(
         try:
             kept = await _cut(pipeline, request, [shortened[place] for place in places], max_tokens, request_class)
         except TextRefused as refused:
-            refused.index = first + places[refused.index] if refused.index >= 0 else -1
+            is_one = refused.index >= 0 or len(places) == 1
+            refused.index = first + places[max(refused.index, 0)] if is_one else -1
             raise
         for place, text in zip(places, kept, strict=True):
             is_cut[place], documents[place] = len(text) < len(documents[place]), text

@@ -26,7 +26,7 @@ from wire.vocabulary import RequestClass
 
 # Stands in the place of a text that no decoder takes. No client knows it.
 UNREADABLE = secrets.token_hex(16)
-IS_NO_TEXT = "is not valid JSON in UTF-8 (half of a surrogate pair is not)"
+IS_NO_TEXT = "is not valid JSON in UTF-8 (another encoding, as Latin-1, and half of a surrogate pair are not)"
 
 
 class _NothingLeft(Exception):

@@ -17,7 +17,9 @@ from engine.fused.assembly import Model, ModelCompute
 from engine.fused.engine import FusedEngine
 from engine.fused.runner.packing import Packer, Shape, views
 from engine.messages import LoadOptions
-from engine.types import Batch, EngineError, EngineErrorKind, ModelError
+from engine.selftest import selfcheck
+from engine.selftest.sample_ids import Sequences
+from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, RowsDiffer
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
 
@@ -55,6 +57,22 @@ def test_options_that_can_not_be_are_refused_in_one_line(others: dict[str, Any],
     with pytest.raises(ModelError, match=why) as refused:
         load(tiny, **others)
     assert "\n" not in str(refused.value)
+
+
+def test_rows_that_depend_on_a_neighbour_full_of_padding_are_refused(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of = selfcheck.rows_of
+
+    def leaking(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
+        rows = rows_of(engine, sequences)
+        is_beside = len(sequences) > 1 and any(len(each) > 3 and (each[1:-1] == 0).all() for each in sequences)
+        return rows * np.float32(1 + 0.1 * is_beside)
+
+    load(tiny).close()
+    monkeypatch.setattr(selfcheck, "rows_of", leaking)
+    with pytest.raises(RowsDiffer, match="rows depend on the batch"):
+        load(tiny)
 
 
 def test_an_unknown_architecture_names_the_engine_that_may_know_it(tmp_path: Path) -> None:

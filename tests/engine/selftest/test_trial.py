@@ -58,6 +58,21 @@ def test_what_costs_too_much_is_left_out_and_named(tmp_path: Path, monkeypatch: 
     assert trial(read, kind="cpu", seqlens=(60,)).notes == ()
 
 
+def test_a_sparse_attention_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save("bert", tmp_path / "model")
+    change(folder / "config.json", model_type="big_bird", block_size=8, num_random_blocks=0)
+    read = dataclasses.replace(model_folder.read(folder), max_seqlen=64)
+    assert trial(read, kind="cpu").notes == ()
+    monkeypatch.setitem(module._MAX_WORK, "cpu", 41 * module.num_layer_parameters(read) - 1)
+    assert "left out texts of 41 tokens" in trial(read, kind="cpu").notes[0]
+
+
+def test_the_longest_is_tried_only_where_code_may_depend_on_it(tmp_path: Path) -> None:
+    read = dataclasses.replace(model_folder.read(save("bert", tmp_path / "model")), max_seqlen=64)
+    longest = [max(map(len, trial(read, kind="cpu", has_longest=has).sequences)) for has in (True, False)]
+    assert longest == [64, 40]
+
+
 def test_special_ids_are_tried_inside_and_beside(tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change(folder / "config.json", mask_token_id=70, image_token_ids=[71, 900])

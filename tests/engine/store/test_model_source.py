@@ -197,3 +197,8 @@ def test_a_folder_in_one_that_is_not_for_this_user(tmp_path: Path, monkeypatch: 
 def test_a_home_that_nobody_knows() -> None:
     with pytest.raises(ModelError, match="is neither a local folder nor the name of a repository"):
         model_source.find_here("~nobody-of-this-name/model")
+
+
+def test_an_object_store() -> None:
+    with pytest.raises(ModelError, match=r"^--model-id 'gs://bucket/mine' is neither .*; mount or copy what"):
+        model_source.find_here("gs://bucket/mine")

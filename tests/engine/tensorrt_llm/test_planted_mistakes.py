@@ -149,14 +149,14 @@ HIDDEN: list[tuple[str, Plant, str]] = [
     ("yes and no swapped", yes_and_no_swapped, ANSWERS),
     ("yes alone", another_head(no_id=None), ANSWERS),
     ("the embedding for the vocabulary's scores", in_models("score_rows", rows_of_the_embedding), ANSWERS),
+]
+# These the library refuses, or they come out differently in different batches, which the engine itself finds.
+NOTICED: list[tuple[str, Plant, str]] = [
     (
         "a table of tokens that was not loaded",
         in_models("with_or_without_prefix", without_prefix_in_layers_alone),
         CAUSAL,
     ),
-]
-# These the library refuses, or they come out differently in different batches, which the engine itself finds.
-NOTICED: list[tuple[str, Plant, str]] = [
     ("a mean of padded sequences", in_models("pool", mean_of_padded), BIDIRECTIONAL),
     ("the neighbour's first token counts", in_models("pool", the_neighbours_first_token_counts), BIDIRECTIONAL),
     ("padding that counts for the last sequence", in_models("pool", padding_counts_for_the_last), GRAPHS),

@@ -37,6 +37,11 @@ def refusal(action: Callable[[], Any]) -> str:
     return message
 
 
+def test_a_byte_order_mark_that_transformers_does_not_read_is_named(tiny: Path) -> None:
+    (tiny / "config.json").write_bytes(b"\xef\xbb\xbf" + (tiny / "config.json").read_bytes())
+    assert "config.json begins with a byte order mark" in refusal(lambda: load(tiny))
+
+
 def test_a_tiny_model_in_bfloat16(tiny: Path) -> None:
     sequences = arbitrary((5, 9, 3))
     half, whole = load(tiny, dtype="bfloat16"), load(tiny, dtype="float32")

@@ -118,6 +118,7 @@ def test_a_model_that_is_larger_than_the_memory(minilm_folder: Path, monkeypatch
 def test_one_thread_and_short_batches(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for the GPU, so that the model can be loaded."""
     monkeypatch.setattr(Place, "is_gpu", True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     loaded = load(minilm_folder)
     loaded.close()
     assert (loaded.limits.streams, loaded.limits.depth) == (1, 2)

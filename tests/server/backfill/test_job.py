@@ -80,16 +80,16 @@ def test_numpys_format_has_the_ids_beside_it(source: Path, out: Place, fake_serv
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
 def test_a_part_that_changed_on_the_disk_is_made_again(
-    kind: str, source: Path, out: Place, fake_server: Server
+    kind: str, source: Path, folder: Path, fake_server: Server
 ) -> None:
     """By one bit of the rows."""
-    run(options(source, out, format=kind), url_of(fake_server))
+    run(options(source, folder, format=kind), url_of(fake_server))
     name = f"part-00001.{kind}"
-    whole = out.read(name)
+    whole = (folder / name).read_bytes()
     middle = len(whole) // 2
-    out.write(name, whole[:middle] + bytes((whole[middle] ^ 1,)) + whole[middle + 1 :])
-    run(options(source, out, format=kind, resume=True), url_of(fake_server))
-    assert out.read(name) == whole
+    (folder / name).write_bytes(whole[:middle] + bytes((whole[middle] ^ 1,)) + whole[middle + 1 :])
+    run(options(source, folder, format=kind, resume=True), url_of(fake_server))
+    assert (folder / name).read_bytes() == whole
 
 
 def test_numbers_that_float16_lacks_are_bad_rows(source: Path, folder: Path, fake_server: Server) -> None:

@@ -70,6 +70,27 @@ def test_without_a_text_there_is_no_row_and_nothing_is_computed(fields: dict[str
     assert json.loads(older.body) == {"embedding": []}
 
 
+@pytest.mark.holds("Ollama's routes")
+@pytest.mark.parametrize(
+    ("path", "name", "text"),
+    [
+        ("/api/embeddings", "input", ["a"]),  # the newer route's
+        ("/api/embeddings", "inputs", "a"),
+        ("/api/embed", "prompt", "a"),
+        ("/api/embed", "inputs", ["a"]),
+        ("/api/embed", "texts", ["a"]),
+        ("/api/embed", "text", "a"),
+    ],
+)
+def test_a_text_by_another_routes_name_is_refused_and_not_left_out(path: str, name: str, text: Any) -> None:
+    called = ask(path, {"model": "m", name: text}, OutputKind.POOLED)
+
+    assert called.status == 400
+    assert json.loads(called.body)["error"].startswith(f"{name} is not supported on this route")
+    empty = ask(path, {"model": "m", name: type(text)(), "stream": False}, OutputKind.POOLED)
+    assert empty.status == (400 if name == "prompt" else 200)
+
+
 @pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
 def test_raw_bytes(path: str) -> None:
     body = {"model": "m", "input": "a", "prompt": "a"} if path == "/api/embeddings" else {"model": "m", "input": "a"}

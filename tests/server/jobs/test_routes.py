@@ -46,7 +46,7 @@ async def routes(folder: Path) -> AsyncIterator[Asked]:
         yield Asked(edge, place)
 
 
-LIMITS = ("0", "101", "-1", "+1", "01", "0" * 8 + "1999999", "0" * 8 + "9" * 5000, "1.0", "1e1", "", " 1", "1_0")
+LIMITS = ("0", "101", "-1", "+1", "01", "0" * 8 + "1999999", "0" * 8 + "9" * 5000, "1.5", "1e1", "", " 1", "1_0")
 OTHER_DIGITS = ("\u0661", "\uff11")
 
 

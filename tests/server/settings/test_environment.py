@@ -1,6 +1,6 @@
 """The environment of a start: platforms that set it, variables that flags take, and those that they pass over."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,34 @@ def test_vertex_chooses_the_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
     assert run.settings().port == 8085
     assert run.settings("--port", "8086").port == 8086
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "model"),
+    [
+        ({"AIP_STORAGE_URI": "gs://bucket/mine"}, (), "gs://bucket/mine"),  # refused, where the default was served
+        ({"AIP_STORAGE_URI": "gs://bucket/mine", "MODEL_ID": ""}, (), "gs://bucket/mine"),
+        ({"AIP_STORAGE_URI": "gs://bucket/mine", "MODEL_ID": "org/model"}, (), "org/model"),
+        ({"AIP_STORAGE_URI": "gs://bucket/mine"}, ("--model-id", "org/model"), "org/model"),
+        ({"AIP_STORAGE_URI": ""}, (), "sentence-transformers/all-MiniLM-L6-v2"),  # a model without artifacts
+    ],
+)
+def test_vertex_s_artifacts_are_never_passed_over_for_the_default_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], words: Sequence[str], model: str
+) -> None:
+    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert run.settings(*words).models[0].model_id == model
+
+
+def test_the_address_of_a_service_is_no_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubernetes sets it where a Service is called prometheus."""
+    monkeypatch.setenv("PROMETHEUS_PORT", "tcp://10.96.1.1:9090")
+    assert run.settings().prometheus_port is None
+    monkeypatch.setenv("PROMETHEUS_PORT", "9100")
+    assert run.settings().prometheus_port == 9100
 
 
 def test_names_that_other_programs_use_are_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

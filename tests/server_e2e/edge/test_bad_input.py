@@ -297,8 +297,8 @@ def test_a_text_that_is_too_long_where_truncation_is_off(slow: Server, given: ob
     check_error(slow.embed([[101, 5, 102], [101, *[5] * 255, 102]]), 400, "input[1]")
 
 
-def test_a_text_of_far_too_many_characters_where_truncation_is_off(slow: Server) -> None:
-    check_error(slow.embed(["a", "word" * 100_000]), 400, "input[1]")
+def test_a_text_of_far_too_many_tokens_where_truncation_is_off(slow: Server) -> None:
+    check_error(slow.embed(["a", "word " * 100_000]), 400, "input[1]")
 
 
 def test_one_request_more_than_may_be_open_is_429(slow: Server) -> None:

@@ -52,6 +52,14 @@ def test_bert(tmp_path: Path, config: dict[str, Any]) -> None:
     assert_equal_to_transformers(bert_folder(tmp_path, **config))
 
 
+def test_a_byte_order_mark_before_any_file(tmp_path: Path) -> None:
+    expected = load(bert_folder(tmp_path, tokenizer_class="BertTokenizer")).encode("a text").ids
+    for file in tmp_path.glob("*.json"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+
+    assert load(tmp_path).encode("a text").ids == expected
+
+
 def test_bert_saved_without_its_casing(tmp_path: Path) -> None:
     """transformers takes the configuration's word, or else its own default, over tokenizer.json's."""
     folder = bert_folder(tmp_path, lowercase=False, tokenizer_class="BertTokenizer")

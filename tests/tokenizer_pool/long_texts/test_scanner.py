@@ -10,7 +10,9 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from tests.tokenizer_pool.builders import CORPUS, byte_level, qwen, roberta, unigram, word_piece
 from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool.long_texts.scan import ScanPiece
 from tokenizer_pool.long_texts.scanner import Scanner
+from wire.vocabulary import RequestClass
 
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -126,23 +128,33 @@ def odd_text(chance: random.Random, num_parts: int) -> str:
     return "".join(part + (" " if chance.random() < 0.85 else "") for part in parts)
 
 
-def scanned(scanner: Scanner, backend: tokenizers.Tokenizer, text: str, size: int) -> tuple[list[int], int]:
+def scanned(
+    scanner: Scanner, backend: tokenizers.Tokenizer, text: str, size: int, *, keeps_end: bool = False
+) -> tuple[list[int], int]:
     """The ids that the slices count, and how many slices counted some; none of them may be those of the whole alone."""
     ids: list[int] = []
-    start = num_repeated = num_slices = 0
-    wanted = size
+    num_repeated = num_slices = position = 0
+    part, wanted = "", size
     while True:
-        part = text[start : start + wanted]
-        is_end = start + wanted >= len(text)
-        found = scanner.scan(part, num_repeated=num_repeated, is_end=is_end)
+        added = text[position : position + max(wanted - len(part), size // 2)]
+        part, position = part + added, position + len(added)
+        is_end = position == len(text)
+        piece = ScanPiece(0, RequestClass.BULK, part, num_repeated, is_end, keeps_end=keeps_end)
+        found = scanner.scan(piece)
+        if found.shorter:
+            assert len(found.shorter) < len(part)
+            part, wanted = found.shorter, size
+            continue
         counted = backend.encode(part, add_special_tokens=False).ids[num_repeated : num_repeated + found.num_tokens]
         assert len(counted) == found.num_tokens
+        if is_end:
+            return ids + counted, num_slices + 1
+        if not found.restart:
+            wanted = 2 * len(part)
+            continue
         ids += counted
         num_slices += bool(counted)
-        if is_end:
-            return ids, num_slices
-        wanted = size if found.restart else 2 * wanted
-        start, num_repeated = start + found.restart, found.num_repeated
+        part, wanted, num_repeated = part[found.restart :], size, found.num_repeated
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -170,6 +182,38 @@ def by_counts_of_characters() -> tokenizers.Tokenizer:
     ids=["by counts of characters", "a merge goes over the end of a word"],
 )
 def test_what_can_not_be_cut_is_scanned_whole(backend: tokenizers.Tokenizer) -> None:
-    text = odd_text(random.Random(5), 900)
-    ids, _ = scanned(Scanner(backend), backend, text, 301)
-    assert ids == backend.encode(text, add_special_tokens=False).ids
+    chance = random.Random(5)
+    for text in (odd_text(chance, 900), "x" + odd_text(chance, 30).join(_long_parts(chance))):
+        ids, _ = scanned(Scanner(backend), backend, text, 301)
+        assert ids == backend.encode(text, add_special_tokens=False).ids
+
+
+def _long_parts(chance: random.Random) -> list[str]:
+    """Without a place to cut, most of them; some make no token, or one."""
+    length = chance.randrange(200, 2500)
+    letters = [chr(number) for number in (*range(97, 123), 0x4E2D, 0x5C71, 0xE9, 0x1F642, 0x301, 0x200B)]
+    return [
+        *(
+            each * (length // len(each))
+            for each in (" ", "\u200b", "\u00ad", "a", "中", "\n", "▁", "=", "7", "é", "他们")
+        ),
+        *(each * (length // len(each)) for each in (" \u200b", "x\u00ad", "\u0301", "\t\u0301 ", "-_", "aB", "🙂")),
+        "".join(chance.choice(letters) for _ in range(length)),
+        "".join(chance.choice("  \n\t\u200b\u00ad\u3000") for _ in range(length)),
+        "".join(chance.choice("eirtheansdo") for _ in range(length)),
+    ]
+
+
+@pytest.mark.parametrize("keeps_end", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_slices_of_stretches_without_a_place_to_cut(form: str, keeps_end: bool) -> None:
+    backend, chance = FORMS[form](), random.Random(form)
+    scanner = Scanner(backend)
+    for _ in range(10):
+        parts = [
+            odd_text(chance, 30) if chance.random() < 0.4 else chance.choice(_long_parts(chance)) for _ in range(6)
+        ]
+        text = chance.choice(["", " "]).join(parts)
+        whole = backend.encode(text, add_special_tokens=False).ids
+        ids, _ = scanned(scanner, backend, text, chance.randrange(100, 2000), keeps_end=keeps_end)
+        assert ids == whole

@@ -104,7 +104,8 @@ def test_batches_in_flight_keep_apart(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
-def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path) -> None:
+def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "check", lambda engine, folder, *, dtype: None)  # it has sequences that hold it
     engine = load(tiny, pooling=pooling)
     before = [rows_by(engine, sequences()) for rows_by in (called, replayed)]
     tensors = load_file(tiny / "model.safetensors")

@@ -217,8 +217,9 @@ def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", *full("mean", "last-token")])
-def test_nan_in_padding_changes_nothing(pooling: str, tmp_path: Path) -> None:
+def test_nan_in_padding_changes_nothing(pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word 0 is what padding looks up, and no sequence holds it. tests/engine/fused/gpu has the same on a GPU."""
+    monkeypatch.setattr(selfcheck, "check", lambda engine, folder, *, dtype: None)  # it has sequences that hold it
     folder, sequences = save("bert", tmp_path / "model"), arbitrary((5, 17, 1, 30, 9, 40))
     before = _rows(folder, sequences, pooling)
     tensors = load_file(folder / "model.safetensors")

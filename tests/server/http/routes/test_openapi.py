@@ -69,7 +69,7 @@ def test_every_route_is_there_once(schema: Any) -> None:
         *((method, "/v1/files/{file_id}") for method in ("get", "delete")),
         ("get", "/v1/files/{file_id}/content"),
         *((method, "/v1/batches") for method in ("get", "post")),
-        ("get", "/v1/batches/{batch_id}"),
+        *((method, "/v1/batches/{batch_id}") for method in ("get", "delete")),
         ("post", "/v1/batches/{batch_id}/cancel"),
         ("get", "/pipelines"),
         ("post", "/pipelines/{name}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from server.jobs.batches import answers
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
 from server.jobs.store import removal
@@ -161,7 +162,7 @@ async def test_servers_that_start_together_try_the_same_place(monkeypatch: pytes
 async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_run.BatchRun, "_seconds_left", lambda self: 0.0)
+    monkeypatch.setattr(answers.LineAnswers, "seconds_left", 0.0)
     async with opened(tmp_path, FakeServer(), Objects(URL)) as place:
         batch_id = await place.made(CONTENT)
         fsspec.filesystem("memory").store.clear()
