@@ -94,7 +94,7 @@ class TokenizerPool:
         max_seqlen = self._max_seqlens[model]
         if max_tokens is not None:
             max_tokens = max_seqlen = min(max_tokens, max_seqlen)
-        if has_long(texts) or has_long(pair_texts):
+        if has_long(texts) or (pair_texts and has_long(pair_texts)):
             shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
             texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:

@@ -67,9 +67,8 @@ class Watched:
     @contextlib.contextmanager
     def _doing(self, beside: Callable[[int], None] | None, found: Period) -> Iterator[None]:
         """It again and again while the block runs, once at least."""
-        ended = threading.Event()
 
-        def do() -> None:
+        def do(ended: threading.Event) -> None:
             while beside is not None:
                 began = time.perf_counter()
                 try:
@@ -81,26 +80,27 @@ class Watched:
                 if ended.wait(_BESIDE_SECONDS):
                     return
 
-        thread = threading.Thread(target=do)
-        thread.start()
-        try:
+        with _in_a_thread(do):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     @contextlib.contextmanager
     def _looking_at_memory(self, found: Period) -> Iterator[None]:
-        ended = threading.Event()
-
-        def look() -> None:
+        def look(ended: threading.Event) -> None:
             while not ended.wait(_LOOK_SECONDS):
                 found.pss_mb = max(found.pss_mb, tree_pss_mb(self._pid))
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        try:
+        with _in_a_thread(look):
             yield
-        finally:
-            ended.set()
-            thread.join()
+
+
+@contextlib.contextmanager
+def _in_a_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """While the block runs; then the event is set, and the work waited for."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -67,11 +67,60 @@ class _Shared:
 async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
     page = Page.attach(start.page_fd)
-    rule = TokenIds(start.token_ids)
-    vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
-    state = ServerState(page, strict_model_name=start.strict_model_name, decodes_ids=vocabulary is not None)
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
+    log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
+    shared = _share(child, start, page, tokenizers, managers, log)
+    app = _make_app(start, shared, _make_fallback(child, start, shared))
+    server = _make_server(start, app, Share(page, child.index))
+    steps = HttpServer(app, [socket.socket(fileno=start.pipelines.listener_fd)]) if start.pipelines else None
+    grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
+    child.metrics.watch("embedline_open_requests", child.title, level=lambda: shared.admission.requests.num_open)
+    child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
+    child.holds = tokenizers.holds
+    own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
+    others: list[TokenizerPool | BatchManagers | JobsClient | PipelinesClient] = [tokenizers, managers]
+    others += [each for each in (shared.jobs, shared.pipelines) if each is not None]
+    for other in others:
+        other.open()
+    may_accept = await _follow_state(child, shared.state, server, grpc)
+    if steps is not None:
+        await steps.start()
+    accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
+    child.ready()
+    await child.stopping.wait()
+    shared.state.draining = True
+    accepting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await accepting
+    await _stop(server, grpc, steps, seconds=start.shutdown_timeout)
+    for other in others:
+        other.close()
+    if own is not None:
+        own[1].close()
+        await own[0].finish()
+    await log.close()
+    await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
+
+
+async def _stop(server: HttpServer, grpc: "GrpcServer | None", steps: HttpServer | None, *, seconds: float) -> None:
+    """Open requests have so many seconds to finish, all together."""
+    deadline = time.monotonic() + seconds
+    await asyncio.gather(*(each.stop(seconds) for each in (server, grpc) if each is not None))
+    if steps is not None:  # only now: the runs that were open needed it
+        await steps.stop(max(0.0, deadline - time.monotonic()))
+
+
+def _share(
+    child: Child,
+    start: FrontendStart,
+    page: Page,
+    tokenizers: TokenizerPool,
+    managers: BatchManagers,
+    log: RequestLog,
+) -> _Shared:
+    rule = TokenIds(start.token_ids)
+    vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
     admission = Admission(
         page,
         frontend=child.index,
@@ -80,18 +129,16 @@ async def serve(child: Child, start: FrontendStart) -> None:
         max_held_bytes=start.max_held_bytes,
         keys=start.keys,
     )
-    log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
-    pipeline = Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary))
-    shared = _Shared(
-        state,
-        admission,
-        pipeline,
-        BodyReader(
+    return _Shared(
+        state=ServerState(page, strict_model_name=start.strict_model_name, decodes_ids=vocabulary is not None),
+        admission=admission,
+        pipeline=Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary)),
+        bodies=BodyReader(
             max_bytes=start.payload_limit,
             max_total_bytes=start.open_payload_limit,
             are_keys_several=admission.are_keys_several,
         ),
-        Keys(
+        keys=Keys(
             start.keys,
             metrics_need_a_key=start.metrics_auth,
             file=start.key_file,
@@ -99,55 +146,21 @@ async def serve(child: Child, start: FrontendStart) -> None:
             jobs_secret=start.jobs.secret if start.jobs else None,
             pipelines_secret=start.pipelines.secret if start.pipelines else None,
         ),
-        _Finished(child.metrics, log),
-        JobsClient(start.jobs.path) if start.jobs else None,
-        PipelinesClient(start.pipelines.path) if start.pipelines else None,
+        finished=_Finished(child.metrics, log),
+        jobs=JobsClient(start.jobs.path) if start.jobs else None,
+        pipelines=PipelinesClient(start.pipelines.path) if start.pipelines else None,
     )
-    fallback = make_app(
-        state,
+
+
+def _make_fallback(child: Child, start: FrontendStart, shared: _Shared) -> FastAPI:
+    return make_app(
+        shared.state,
         _metrics(child),
         jobs=shared.jobs,
         pipelines=shared.pipelines,
         needs_key=bool(start.keys),
         metrics_need_a_key=start.metrics_auth,
     )
-    app = _make_app(start, shared, fallback)
-    server = _make_server(start, app, Share(page, child.index))
-    steps = HttpServer(app, [socket.socket(fileno=start.pipelines.listener_fd)]) if start.pipelines else None
-    grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
-    child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.requests.num_open)
-    child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
-    child.holds = tokenizers.holds
-    own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
-    tokenizers.open()
-    managers.open()
-    for beside in (shared.jobs, shared.pipelines):
-        if beside is not None:
-            beside.open()
-    may_accept = await _follow_state(child, state, server, grpc)
-    if steps is not None:
-        await steps.start()
-    accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
-    child.ready()
-    await child.stopping.wait()
-    state.draining = True
-    accepting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await accepting
-    deadline = time.monotonic() + start.shutdown_timeout
-    await asyncio.gather(*(each.stop(start.shutdown_timeout) for each in (server, grpc) if each is not None))
-    if steps is not None:  # only now: the runs that were open needed it
-        await steps.stop(max(0.0, deadline - time.monotonic()))
-    tokenizers.close()
-    if own is not None:
-        own[1].close()
-        await own[0].finish()
-    managers.close()
-    for beside in (shared.jobs, shared.pipelines):
-        if beside is not None:
-            beside.close()
-    await log.close()
-    await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
 
 class _Finished:

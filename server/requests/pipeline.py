@@ -91,10 +91,18 @@ class Pipeline:
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
-        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
-        asked = asked._replace(least_tokens=sum(min(len(ids), request.max_seqlen) for ids in request.token_ids or ()))
-        if self._admission.num_kept_back and bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding):
-            asked = asked._replace(needs_room=True)
+        asked = Asked(
+            model.index,
+            request_class,
+            num_tokens,
+            request.deadline,
+            trace.key,
+            request.num_items,
+            needs_room=bool(
+                self._admission.num_kept_back and bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding)
+            ),
+            least_tokens=_least_tokens(request),
+        )
         with self._admission.admit(asked) as admitted:
             return await self._answer(
                 request, trace, admitted, tokenize or partial(self.token_ids, request, key=trace.key)
@@ -273,6 +281,11 @@ class Pipeline:
 
 def _begin(request: Request, trace: Trace) -> None:
     trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+
+
+def _least_tokens(request: Work) -> int:
+    """It has no fewer: of texts nobody knows how many there are, since blanks may be none."""
+    return sum(min(len(ids), request.max_seqlen) for ids in request.token_ids) if request.token_ids else 0
 
 
 def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestClass:

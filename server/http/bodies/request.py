@@ -4,12 +4,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from server.http.bodies import compression
 from server.http.bodies.decoding import BodyDecoder, DecodeMarked
-from server.http.body import SMALL_BYTES, BodyReader, Scope, Send, TimedReceive, decoded_bytes
+from server.http.body import SMALL_BYTES, WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes
 from server.http.passed_on import Read
 from server.http.paths import Place
 from server.requests.admission.open_requests import OpenRequest
@@ -19,7 +18,7 @@ _COPIES = 4  # of a body that goes on to another process: decoded, written to it
 _Decoded = TypeVar("_Decoded")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes twice as long to make
 class HttpRequest:
     """One request as it came."""
 
@@ -50,19 +49,19 @@ class HttpRequest:
         length = self.headers.get(b"content-length")  # a number: the HTTP parser has checked it
         body = await bodies.read(self.scope, self.receive, None if length is None else int(length))
         trace.num_body_bytes = len(body)
-        self.open.let_in(trace.key)  # others were, while it waited for its body
+        if WHOLE_BODY not in self.scope:
+            self.open.let_in(trace.key)  # others were, while it waited for its body
         trace.read_seconds = time.perf_counter() - began
-        decoded = partial(self.decoder.decoded, decode=decode, decode_marked=decode_marked)
         if coding is not None:
             async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:
                 trace.read_seconds = time.perf_counter() - began
                 bodies.check(decoded_bytes(whole) - len(whole), held=len(body) + len(whole))
-                return await decoded(whole) if is_json else decode(whole)
+                return await self.decoder.decoded(whole, decode, decode_marked) if is_json else decode(whole)
         if len(body) <= SMALL_BYTES:
-            return await decoded(body) if is_json else decode(body)
+            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
         with bodies.held(len(body)):
             bodies.check(decoded_bytes(body) - len(body), held=len(body))
-            return await decoded(body) if is_json else decode(body)
+            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
 
     def holding(self, bodies: BodyReader, held: contextlib.ExitStack) -> Read:
         """Reads a body that goes on to another process: its copies count as open until `held` is closed."""

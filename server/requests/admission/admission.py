@@ -122,10 +122,13 @@ class Admission:
             return
         ratio = max(0, num_tokens - _SPECIAL_TOKENS * num_texts) / num_characters
         counted = min(num_characters, _HISTORY)
+        weight = counted / (counted + _HISTORY)
         ratios = self._tokens_per_character[model]
-        for name in {"", key}:
-            old = ratios.get(name, ratios[""])
-            ratios[name] = old + (ratio - old) * counted / (counted + _HISTORY)
+        of_all = ratios[""]
+        if key:
+            own = ratios.get(key, of_all)
+            ratios[key] = own + (ratio - own) * weight
+        ratios[""] = of_all + (ratio - of_all) * weight
 
     def room_of(self, request_class: str) -> Room:
         """Where large rows and answers of a class are counted; "" is of what no engine computes."""

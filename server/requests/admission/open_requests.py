@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -29,26 +28,30 @@ class OpenRequests:
         """A key may have as many that wait for their bodies."""
         self.num_open = 0  # from their heads to their answers' last bytes; to be read only
         self._max_in_work = max_in_work
-        self._in_work = Counter[str]()  # by key; none is 0
+        self._in_work: dict[str, int] = {}  # by key; none is 0
         self._num_in_work = 0
         self._clocks: dict[str, dict[asyncio.Timeout, None]] = {}  # of those that wait for bodies; by key, by age
 
     def begin(self, key: str) -> None:
         """One more is worked on."""
-        self._in_work[key] += 1
+        self._in_work[key] = self._in_work.get(key, 0) + 1
         self._num_in_work += 1
 
     def end(self, key: str) -> None:
         """One less."""
         self._num_in_work -= 1
-        self._in_work[key] -= 1
-        if not self._in_work[key]:
+        left = self._in_work[key] - 1
+        if left:
+            self._in_work[key] = left
+        else:
             del self._in_work[key]
 
     def check(self, key: str) -> None:
         """Raises Overloaded if too many are worked on, one of this key included."""
+        if self._num_in_work <= self._max_in_work:
+            return
         part = max(1, self._max_in_work // max(1, len(self._in_work)))
-        if self._num_in_work > self._max_in_work and self._in_work[key] > part:
+        if self._in_work.get(key, 0) > part:
             message = "too many requests are open; see --max-concurrent-requests"
             raise Overloaded(message, retry_after=1.0, reason="concurrency")
 

@@ -10,8 +10,11 @@ from server.requests.time_slices import NUMBERS_A_STEP, SharedSlice, TimeSlice, 
 from tests.server.loop_share import turns_during
 
 
-def test_a_slice_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, num_pauses = 0.0, 0
+@pytest.mark.parametrize("kind", [TimeSlice, SharedSlice])
+def test_a_slice_ends_when_its_time_is_over(
+    kind: type[TimeSlice | SharedSlice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, num_pauses = 5.0, 0
     monkeypatch.setattr(time_slices, "SECONDS", 1.0)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
@@ -23,7 +26,7 @@ def test_a_slice_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def work() -> None:
         nonlocal now
-        time_slice = TimeSlice()
+        time_slice = kind()
         for _ in range(80):
             now += 0.125
             await time_slice.end_if_over()
@@ -74,25 +77,3 @@ def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.M
 
     assert max(asyncio.run(run())) == 1
     assert had == list(range(5)) * 4
-
-
-def test_a_shared_slice_lasts_as_long_as_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, num_pauses = 5.0, 0
-    monkeypatch.setattr(time_slices, "SECONDS", 1.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-
-    async def pause(seconds: float) -> None:
-        nonlocal num_pauses
-        num_pauses += 1
-
-    monkeypatch.setattr(asyncio, "sleep", pause)
-
-    async def work() -> None:
-        nonlocal now
-        shared = SharedSlice()
-        for _ in range(80):
-            await shared.end_if_over()
-            now += 0.125
-
-    asyncio.run(work())
-    assert num_pauses == 10

@@ -365,32 +365,27 @@ def test_frontends_and_the_jobs_process_reach_each_other(folder: SocketFolder) -
     assert (jobs.start.folder, jobs.start.waits_for_folder) == ("/jobs", False)
 
 
-def test_the_server_is_ready_without_its_jobs_process(folder: SocketFolder) -> None:
-    chosen = settings(jobs="/jobs")
+def without_jobs(folder: SocketFolder, *, takeover: bool) -> tuple[Readiness, FakeChild]:
+    """A server whose other processes are ready, and its jobs process."""
+    chosen = settings(jobs="/jobs", takeover=takeover)
     with bind("127.0.0.1", 0, "--port") as http:
         topology = topology_of(chosen, folder, http)
         children = [FakeChild(plan) for plan in topology.plans()]
     topology.page.engines_ready[:] = 1
-    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
     (jobs,) = [child for child in children if child.plan.role == "jobs"]
     jobs.is_ready = False
-    at_first = readiness.why_not_ready()
+    return Readiness(children, plan_models(chosen), page=topology.page, limits={}), jobs  # type: ignore[arg-type]
+
+
+def test_the_server_is_ready_without_its_jobs_process(folder: SocketFolder) -> None:
+    readiness, jobs = without_jobs(folder, takeover=False)
+    assert readiness.why_not_ready() == "no jobs is ready"  # another server may have its folder
     jobs.is_ready = True
     assert readiness.why_not_ready() is None
     jobs.is_ready = False
-
-    assert at_first == "no jobs is ready"  # another server may have its folder
     assert readiness.why_not_ready() is None
 
 
 def test_a_server_that_takes_over_is_ready_before_it_has_the_folder(folder: SocketFolder) -> None:
-    chosen = settings(jobs="/jobs", takeover=True)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children = [FakeChild(plan) for plan in topology.plans()]
-    topology.page.engines_ready[:] = 1
-    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
-    (jobs,) = [child for child in children if child.plan.role == "jobs"]
-    jobs.is_ready = False
-
+    readiness, _ = without_jobs(folder, takeover=True)
     assert readiness.why_not_ready() is None

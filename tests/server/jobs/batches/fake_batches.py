@@ -143,15 +143,22 @@ def joined(lines: Sequence[bytes]) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    """Killed after the block: it releases nothing."""
+    task = asyncio.create_task(place.batches.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
 async def ended(place: Place, batch_id: str) -> dict[str, Any]:
     """Runs batches until this one has ended."""
-    running = asyncio.create_task(place.batches.run())
-    try:
+    async with running(place):
         return await when_ended(place, batch_id)
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
 async def when_ended(place: Place, batch_id: str) -> dict[str, Any]:

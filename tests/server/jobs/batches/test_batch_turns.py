@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,16 @@ from server.jobs.batches.gauges import BatchGauges
 from server.jobs.batches.slots import Slots
 from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane, Pace
-from tests.server.jobs.batches.fake_batches import JSON, FakeServer, Place, ended, input_lines, joined, opened
+from tests.server.jobs.batches.fake_batches import (
+    JSON,
+    FakeServer,
+    Place,
+    ended,
+    input_lines,
+    joined,
+    opened,
+    running,
+)
 from wire.metrics import Recorder
 
 pytestmark = pytest.mark.asyncio
@@ -29,17 +37,6 @@ pytestmark = pytest.mark.asyncio
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "TURN_SECONDS", 0.02)  # none at all would be too short for any line
     monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
-
-
-@asynccontextmanager
-async def running(place: Place) -> AsyncIterator[None]:
-    task = asyncio.create_task(place.batches.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def when_ended(place: Place, batch_id: str, owner: str) -> dict[str, Any]:

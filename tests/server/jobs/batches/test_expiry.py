@@ -6,8 +6,7 @@ import pytest
 
 from server.jobs.batches import expiry as expiry_module
 from server.jobs.batches.expiry import Expiry
-from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, shared, when_ended
-from tests.server.jobs.batches.test_shared_batches import running
+from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, running, shared, when_ended
 from tests.server.jobs.store.stores import Clock
 
 pytestmark = pytest.mark.asyncio

@@ -3,8 +3,6 @@
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from tests.server.jobs.batches.fake_batches import (
     Place,
     input_lines,
     joined,
+    running,
     shared,
     when_ended,
 )
@@ -62,18 +61,6 @@ class Stopping:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.documents, name)
-
-
-@asynccontextmanager
-async def running(place: Place) -> AsyncIterator[None]:
-    """Killed after the block: it releases nothing."""
-    task = asyncio.create_task(place.batches.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def assert_whole(place: Place, folder: Path, shown: dict[str, Any]) -> None:

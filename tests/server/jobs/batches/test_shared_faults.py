@@ -25,10 +25,11 @@ from tests.server.jobs.batches.fake_batches import (
     input_lines,
     joined,
     opened,
+    running,
     shared,
     when_ended,
 )
-from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, running, stand_still
+from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, stand_still
 from tests.server.jobs.store.stores import Clock
 
 pytestmark = pytest.mark.asyncio
