@@ -207,8 +207,8 @@ MISTAKES = (
     Mistake(
         "One request too many is let in",
         "server",
-        "if self._num_in_work > self._max_in_work and",
-        "if self._num_in_work > self._max_in_work + 1 and",
+        "if self._num_in_work <= self._max_in_work:",
+        "if self._num_in_work <= self._max_in_work + 1:",
         "tests/server/requests",
     ),
     Mistake(
@@ -228,8 +228,8 @@ MISTAKES = (
     Mistake(
         "The characters of a text are never learnt",
         "server",
-        "(ratio - old) * counted / (counted + _HISTORY)",
-        "(ratio - old) * 0",
+        "weight = counted / (counted + _HISTORY)",
+        "weight = 0.0",
         "tests/server/requests",
     ),
     Mistake(

