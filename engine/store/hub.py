@@ -51,10 +51,10 @@ def fetch(
         raise
     except Exception as error:  # HTTP, TLS, proxies, disks: the libraries below raise what they like
         if isinstance(error, errors.IncompleteSnapshotError):
-            check_snapshot(Path(error.snapshot_path), needs_modules=needs_modules)
+            check_snapshot(Path(error.snapshot_path), needs_modules=needs_modules, more=more)
         raise ModelError(_why(error, model_id, revision)) from error
     # Where the hub can't be reached, the library gives the folder as it is, if it has no listing of the repository.
-    check_snapshot(Path(path), needs_modules=needs_modules)
+    check_snapshot(Path(path), needs_modules=needs_modules, more=more)
     return Path(path)
 
 

@@ -45,12 +45,13 @@ def is_needed(file: str, more: Sequence[str] = ()) -> bool:
     return _matches(file, (*_NEEDED_PATTERNS, *more)) and not _matches(file, IGNORE_PATTERNS)
 
 
-def check_snapshot(folder: Path, *, needs_modules: bool = True) -> None:
+def check_snapshot(folder: Path, *, needs_modules: bool = True, more: Sequence[str] = ("*",)) -> None:
     """Raises ModelError if the folder lacks files that its repository has, or may have: nobody completes it.
 
     That can be told of the hub's cache, and of what `hf download --local-dir` made. Other folders are whole.
 
-    needs_modules: False where flags say what modules.json would.
+    needs_modules: False where flags say what modules.json would. more: patterns of the files that can run code and must
+    be there too.
     """
     snapshot = folder.resolve()
     listed = _listed(_listing_of(snapshot))
@@ -59,7 +60,8 @@ def check_snapshot(folder: Path, *, needs_modules: bool = True) -> None:
     is_whole_else = listed is None and _is_downloaded(snapshot)
     telling = () if is_whole_else else telling_files(snapshot)
     groups = [group for group in telling if needs_modules or group != (MODULES,)]
-    if missing := _missing(snapshot, [*groups, *needed_files(snapshot)], listed):
+    needed = listed and [file for file in listed if is_needed(file, more)]
+    if missing := _missing(snapshot, [*groups, *needed_files(snapshot)], needed):
         raise _incomplete(snapshot, missing, is_certain=listed is not None)
 
 

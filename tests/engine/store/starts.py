@@ -19,14 +19,14 @@ import json, resource, sys
 from pathlib import Path
 from engine.store.model_source import resolve
 from engine.types import ModelError
-model_id, revision, cache, token, patience, largest_file, needs_modules = json.loads(sys.argv[1])
+model_id, revision, cache, token, patience, largest_file, needs_modules, more = json.loads(sys.argv[1])
 if patience:
     import engine.store.hub
     engine.store.hub._TIMEOUT = patience
 if largest_file:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 try:
-    options = {"cache_dir": Path(cache) if cache else None, "token": token, "needs_modules": needs_modules}
+    options = {"cache_dir": Path(cache) if cache else None, "token": token, "needs_modules": needs_modules, "more": more}
     found = resolve(model_id, revision, **options)
     answer = {"path": str(found.path), "source": found.source, "revision": found.revision, "error": ""}
 except ModelError as error:
@@ -62,7 +62,7 @@ class Starter:
     def __call__(self, model_id: str = MODEL, revision: str | None = None, **options: Any) -> Found:
         cache = options.pop("cache", self.cache)
         given = [options.pop(name, None) for name in ("token", "patience", "largest_file")]
-        given.append(options.pop("needs_modules", True))
+        given += [options.pop("needs_modules", True), options.pop("more", ())]
         ended = subprocess.run(
             [sys.executable, "-P", "-c", START, json.dumps([model_id, revision, cache and str(cache), *given])],
             env={**self.environment(), **options},

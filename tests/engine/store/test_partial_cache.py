@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.store.hub_cache import PICKLED_PATTERNS
 from engine.store.model_source import find_here
 from engine.types import ModelError
 from tests.engine.folder_files import NO_TENSORS, write
@@ -141,6 +142,17 @@ def test_a_missing_shard(hub: LocalHub, start: Starter, missing: int) -> None:
     fetch(start, *TRANSFORMERS_ALONE, "model.safetensors.index.json", shards[1 - missing], *SENTENCE)
     assert f"may lack {shards[missing]}; " in start(HF_HUB_OFFLINE="1").error
     assert (start().path / shards[missing]).is_file()
+
+
+def test_weights_that_are_pickles_are_missed_by_who_converts_them_alone(hub: LocalHub, start: Starter) -> None:
+    """A start asks what else there is first, and then for the pickles that it lacks safetensors of."""
+    (hub.folder / "model.safetensors").rename(hub.folder / "pytorch_model.bin")
+    folder = start().path
+    assert not (folder / "pytorch_model.bin").exists()
+    assert start(more=PICKLED_PATTERNS).path == folder
+    (folder / "pytorch_model.bin").unlink()
+    for found in (start(more=PICKLED_PATTERNS, HF_HUB_OFFLINE="1"), start(str(folder), HF_HUB_OFFLINE="1")):
+        assert f"{folder} was fetched in part: it lacks pytorch_model.bin; " in found.error
 
 
 def test_a_link_to_a_blob_that_was_removed(start: Starter) -> None:
