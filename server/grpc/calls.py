@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from grpc.aio import ServicerContext
@@ -23,7 +24,7 @@ from server.grpc.rpc import deadline_of, headers_of, initial_metadata, next_mess
 from server.grpc.statuses import Refusal, refusal
 from server.http.answers import to_hold
 from server.http.auth import Keys
-from server.http.body import BodyReader
+from server.http.body import SMALL_BYTES, BodyReader, decoded_bytes
 from server.http.headers import read_options, request_id, request_ids
 from server.requests.admission.admission import Admission
 from server.requests.admission.open_requests import OpenRequest, OpenRequests
@@ -129,8 +130,9 @@ class Calls:
             try:
                 call = self._new_call(headers, deadline, trace, opened)
                 with contextlib.ExitStack() as held:
-                    message = await self._read(method, context, _Reading(trace, opened, held))
-                    answer = await self._answer(method, call, message)
+                    # no name here is the message's: a refusal keeps this frame until the garbage is collected
+                    reading = _Reading(trace, opened, held)
+                    answer = await self._answer(method, call, await self._read(method, context, reading))
                 opened.end_work()
                 await context.send_initial_metadata(initial_metadata(trace))
                 with self._admission.unread.one_of(trace.key):
@@ -171,9 +173,7 @@ class Calls:
         async def read() -> bytes | None:
             return await next_message(context, _PAUSE_SECONDS)
 
-        async def work(message: bytes) -> _Done:
-            return await self._answer_one(method, call, message)
-
+        work = partial(self._answer_one, method, call)
         async with InOrder(read, work, max_open=_max_open(method, call), dropped=self._drop) as stream:
             self._streams.add(stream)
             if self._is_stopping:  # it was on its way
@@ -197,8 +197,10 @@ class Calls:
         trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
         trace.num_body_bytes = len(message)
         try:
-            with self._bodies.of(stream.key).whole(message):
-                answer = await self._answer(method, replace(call, trace=trace), method.parsed(message))
+            with _held(self._bodies.of(stream.key), message, before=SMALL_BYTES):
+                parsed = [method.parsed(message, self._max_items)]
+                del message
+                answer = await self._answer(method, replace(call, trace=trace), parsed.pop())
             return _Done(trace, answer, None)
         except asyncio.CancelledError:
             with self._reported(trace):
@@ -216,6 +218,7 @@ class Calls:
         """Raises RequestError."""
         trace = call.trace
         work = method.decode(call, message)
+        del message  # the request has copies of its texts
         if call.form is not None:
             trace.encoding = call.form.label
         result = await method.run(self._pipeline, work, trace)
@@ -229,9 +232,9 @@ class Calls:
         trace, bodies = reading.trace, self._bodies.of(reading.trace.key)
         began, messages = time.perf_counter(), list[Any]()
         while (data := await next_message(context, _MESSAGE_SECONDS, reading.opened)) is not None:
-            reading.held.enter_context(bodies.whole(data))
+            reading.held.enter_context(_held(bodies, data, before=trace.num_body_bytes))
             trace.num_body_bytes += len(data)
-            messages.append(method.parsed(data))
+            messages.append(method.parsed(data, self._max_items))
             if method.reads is Reads.ONE:
                 break
             check_num_items(len(messages), "the stream", max_items=self._max_items)
@@ -274,6 +277,13 @@ class Calls:
             trace.status = trace.status or _CLIENT_LEFT
             trace.end()
             self._finished(trace)
+
+
+def _held(bodies: BodyReader, data: bytes, *, before: int = 0) -> contextlib.AbstractContextManager[None]:
+    """Counts a message as what its texts take. Raises Overloaded, unless it is small with what came `before` it."""
+    num_bytes = decoded_bytes(data)
+    bodies.check(before + num_bytes, held=before)
+    return bodies.held(num_bytes)
 
 
 def _max_open(method: Method, call: Call) -> int:

@@ -50,6 +50,7 @@ class GrpcServer:
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE),
                 ("grpc.max_allowed_incoming_connections", max_connections),
                 ("grpc.max_concurrent_streams", max_rpcs),  # of a connection; a client's further RPCs wait there
+                ("grpc.http2.bdp_probe", 0),  # or up to 16 MiB of each stream would come before anybody reads them
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_MS),
                 ("grpc.keepalive_timeout_ms", _PONG_MS),

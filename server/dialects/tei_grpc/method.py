@@ -25,6 +25,10 @@ _DIRECTIONS = {
 }
 _NANOSECONDS = 1_000_000_000
 _LENGTH_DELIMITED = 2  # protobuf's wire type of texts, messages and packed numbers
+_FOUR_BYTES = 5  # the last of the wire types
+_VARINT_BYTES = 10  # at most
+_SMALL_BYTES = 64 * 1024  # a message of so few can't have too many fields
+_OTHER_FIELDS = 64  # beside texts; a client may know more of them than we do
 _SEVEN_BITS = 0x7F
 _MORE = 0x80
 
@@ -55,12 +59,51 @@ class Method:
         """As HTTP/2 has it."""
         return f"/tei.v1.{self.service}/{self.name}"
 
-    def parsed(self, data: bytes) -> Any:
-        """A message. Raises MalformedBody."""
+    def parsed(self, data: bytes, max_items: int) -> Any:
+        """A message. Raises MalformedBody, and InvalidRequest for far more than `max_items` texts."""
+        if len(data) > _SMALL_BYTES and _has_lists_of_texts(self.message):
+            _check_num_fields(data, max_items)
         try:
             return self.message.FromString(data)
         except DecodeError:
-            raise MalformedBody(f"the message is not of the type {self.message.DESCRIPTOR.full_name}") from None
+            name = self.message.DESCRIPTOR.full_name
+            raise MalformedBody(f"the message is not of the type {name}, or a text in it is not UTF-8") from None
+
+
+def _has_lists_of_texts(message: type[Any]) -> bool:
+    fields: Any = message.DESCRIPTOR.fields
+    return any(field.is_repeated and field.type == field.TYPE_STRING for field in fields)
+
+
+def _check_num_fields(data: bytes, max_items: int) -> None:
+    """Raises InvalidRequest. Two bytes are an empty text, for which the parser takes thirty. It may be no message."""
+    at, wire_type = 0, 0
+    for _ in range(max_items + _OTHER_FIELDS):
+        if at >= len(data) or wire_type > _FOUR_BYTES:
+            return  # what ends here, or is wrong, is the parser's
+        tag, at = _read_varint(data, at)
+        wire_type = tag & 7
+        if wire_type == _LENGTH_DELIMITED:
+            length, at = _read_varint(data, at)
+            at += length
+        elif wire_type == 0:
+            at = _read_varint(data, at)[1]
+        else:
+            at += {1: 8, _FOUR_BYTES: 4}.get(wire_type, 0)
+    raise InvalidRequest(
+        f"the message has far more fields than the maximum allowed batch size of {max_items} (--max-client-batch-size)"
+    )
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where the next field begins."""
+    number = shift = 0
+    for byte in data[at : at + _VARINT_BYTES]:
+        number |= (byte & _SEVEN_BITS) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & _MORE:
+            break
+    return number, at
 
 
 def read_text(text: str, field: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.tei_grpc import embed, predict, rerank, tei_pb2, tokens
-from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.rerank import Ranked
 from server.requests.work import Embedded
 from tests.server.edge import new_call, one_model
@@ -140,3 +140,22 @@ def test_entries_scores_ranks_and_tokens() -> None:
     written = tei_pb2.EncodeResponse.FromString(asyncio.run(tokens.encode_tokens(call, None, found))).tokens  # type: ignore[arg-type]
     assert [(token.id, token.text, token.special) for token in written] == [(101, "[CLS]", True), (7, "a", False)]
     assert [(token.HasField("start"), token.start, token.stop) for token in written] == [(False, 0, 0), (True, 0, 1)]
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xfa\x01\x00" * 40_000], ids=["texts", "texts and unknown fields"])
+def test_far_too_many_texts_are_refused_before_each_is_one(rest: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="--max-client-batch-size"):
+        rerank.RERANK.parsed(b"\x0a\x01a" + b"\x12\x00" * 40_000 + rest, 2048)
+
+
+def test_fields_of_every_wire_type_are_passed() -> None:
+    text = "a" * 100_000
+    fields = b"\x58\xff\xff\x03" + b"\x61" + b"8" * 8 + b"\x6d" + b"4" * 4 + b"\x73\x74"  # 11 to 14, unknown
+    message = tei_pb2.RerankRequest(query="q", texts=[text, "b"], raw_scores=True)
+    assert list(rerank.RERANK.parsed(fields * 10 + message.SerializeToString(), 8).texts) == [text, "b"]
+
+
+@pytest.mark.parametrize("end", [b"\x12", b"\x12\xff\xff\xff\xff\x0f", b"\x17", b"\xff" * 12, b"\x6dab"])
+def test_what_is_no_message_is_left_to_the_parser(end: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        rerank.RERANK.parsed(tei_pb2.RerankRequest(query="q" * 70_000).SerializeToString() + end, 2048)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from server.dialects.tei_grpc import tei_pb2
+from server.dialects.tei_grpc.method import Method
 from server.grpc import calls, reflection
 from server.grpc.statuses import CODES
 from server.requests import errors
@@ -122,7 +125,8 @@ def test_what_is_no_message_or_no_task_of_the_model() -> None:
         async with serving() as port:
             raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
             code = grpc.StatusCode.INVALID_ARGUMENT
-            assert await error_of(raw) == (code, "the message is not of the type tei.v1.EmbedRequest")
+            problem = "the message is not of the type tei.v1.EmbedRequest, or a text in it is not UTF-8"
+            assert await error_of(raw) == (code, problem)
 
             unsupported = await error_of(port.ask("/tei.v1.Predict/Predict", tei_pb2.PredictRequest(inputs="a")))
             assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
@@ -294,3 +298,45 @@ def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) 
             assert "no message came" in await stream.details()
 
     asyncio.run(run())
+
+
+class Kept:
+    """A message that can be watched."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", [EMBED, f"{EMBED}Stream"])
+def test_nothing_keeps_a_message_that_is_decoded_or_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny body may be a large message, and the garbage of large objects is collected late."""
+    parsed, kept = Method.parsed, list[weakref.ref[Kept]]()
+
+    def watched(method: Method, data: bytes, max_items: int) -> Any:
+        message = Kept(parsed(method, data, max_items))
+        kept.append(weakref.ref(message))
+        return message
+
+    monkeypatch.setattr(Method, "parsed", watched)
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.managers.gate = asyncio.Event()
+        async with serving(edge) as port:
+            wrong = port.stream(path, iter([tei_pb2.EmbedRequest(inputs="a", dimensions=999)]))
+            assert await wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
+            right = port.stream(path, iter([HELLO]))
+            await edge.managers.arrivals.get()
+            assert [one() for one in kept] == [None, None]
+            edge.managers.gate.set()
+            assert (await right.read()).embeddings
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()

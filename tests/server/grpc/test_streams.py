@@ -9,6 +9,7 @@ import pytest
 
 from server.dialects.tei_grpc import tei_pb2
 from server.grpc import calls
+from server.http.body import BodyReader
 from tests.server.edge import Edge
 from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
 
@@ -157,5 +158,32 @@ def test_ranks_of_a_stream_that_is_too_long_or_empty() -> None:
             code, message = await error_of(port.collect(path, iter(many)))
             assert (code, "--max-client-batch-size" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
             assert (await error_of(port.collect(path, iter(()))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC", "Every bound")
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (STREAM, tei_pb2.EmbedRequest(inputs="x" * 9000)),
+        ("/tei.v1.Rerank/RerankStream", tei_pb2.RerankStreamRequest(query="a", text="x" * 9000)),
+    ],
+    ids=["answered one by one", "answered together"],
+)
+def test_small_messages_of_streams_count_together(path: str, message: Any) -> None:
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.managers.gate = asyncio.Event()
+        async with serving(edge, max_items=100) as port:
+            port.calls._bodies = bodies = BodyReader(max_bytes=MAX_BYTES, max_total_bytes=100_000)
+            with bodies.held(20_000):  # of another client
+                stream = port.stream(path, iter([message] * 20))
+                reading = asyncio.ensure_future(error_of(all_of(stream)))
+                while bodies._open.num_bytes < 70_000 and not reading.done():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                edge.managers.gate.set()
+                await reading  # one that still sends may be told something else
+        assert "open_payload" in {trace.reason for trace in port.traces}
 
     asyncio.run(run())
