@@ -39,6 +39,7 @@ from server.requests.errors import (
 from server.requests.in_order import InOrder
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
@@ -99,6 +100,7 @@ class Calls:
         self._request_ids = request_ids()
         self._streams = set[InOrder[bytes, _Done]]()
         self._is_stopping = False
+        self._slices = SharedSlice()  # in which messages of all streams begin, so that other requests run in between
 
     @property
     def streams(self) -> OpenRequests:
@@ -171,6 +173,7 @@ class Calls:
         """The status that it ends with, None for the good end. Raises RequestError."""
 
         async def read() -> bytes | None:
+            await self._slices.end_if_over()
             return await next_message(context, _PAUSE_SECONDS)
 
         work = partial(self._answer_one, method, call)

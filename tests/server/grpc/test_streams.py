@@ -10,6 +10,7 @@ import pytest
 from server.dialects.tei_grpc import tei_pb2
 from server.grpc import calls
 from server.http.body import BodyReader
+from server.requests.time_slices import SharedSlice
 from tests.server.edge import Edge
 from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
 
@@ -173,17 +174,31 @@ def test_ranks_of_a_stream_that_is_too_long_or_empty() -> None:
 )
 def test_small_messages_of_streams_count_together(path: str, message: Any) -> None:
     async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES)
-        edge.managers.gate = asyncio.Event()
-        async with serving(edge, max_items=100) as port:
+        async with serving(max_items=100) as port:
             port.calls._bodies = bodies = BodyReader(max_bytes=MAX_BYTES, max_total_bytes=100_000)
-            with bodies.held(20_000):  # of another client
-                stream = port.stream(path, iter([message] * 20))
-                reading = asyncio.ensure_future(error_of(all_of(stream)))
-                while bodies._open.num_bytes < 70_000 and not reading.done():  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-                edge.managers.gate.set()
-                await reading  # one that still sends may be told something else
+            with bodies.held(70_000):  # of another client
+                await error_of(all_of(port.stream(path, iter([message] * 20))))  # it may be told something else
         assert "open_payload" in {trace.reason for trace in port.traces}
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_messages_of_all_streams_share_slices_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = asyncio.Semaphore(2)
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        async with serving(edge) as port:
+            monkeypatch.setattr(SharedSlice, "end_if_over", lambda _: turn.acquire())
+            streams = [port.stream(STREAM, iter(messages("a", "b"))) for _ in range(2)]
+            reading = [asyncio.ensure_future(all_of(stream)) for stream in streams]
+            for _ in range(2):
+                await edge.managers.arrivals.get()
+            await port.ask("/tei.v1.Tokenize/Tokenize", tei_pb2.EncodeRequest(inputs="in between"))
+            assert len(edge.managers.submitted) == 2
+            for _ in range(4):  # two more messages, and two ends
+                turn.release()
+            assert [len(answers) for answers in await asyncio.gather(*reading)] == [2, 2]
 
     asyncio.run(run())
