@@ -42,7 +42,7 @@ async def _run_one(node: Node, given: dict[str, Any], run_step: RunStep) -> Any:
             return await run_step(node, given)
         async with asyncio.timeout(node.work.timeout) as limit:
             return await run_step(node, given)
-    except (StepFailed, InvalidInput, KeyboardInterrupt, GeneratorExit):  # from another process, or on purpose
+    except (StepFailed, InvalidInput, KeyboardInterrupt):  # from another process, or on purpose
         raise
     except asyncio.CancelledError:
         task = asyncio.current_task()

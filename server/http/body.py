@@ -92,7 +92,7 @@ class _Open:
 
     def __init__(self, max_bytes: int, max_of_key: int) -> None:
         self._max_bytes = max_bytes
-        self._max_of_key = max_of_key
+        self.max_of_key = max_of_key
         self.num_bytes = 0
         self._of_key = Counter[str]()
 
@@ -103,7 +103,7 @@ class _Open:
     def are_too_many(self, key: str, *, more: int = 0, but: int = 0) -> bool:
         """With so many more, where there are others but so many."""
         of_all, of_key = self.num_bytes, self._of_key[key]
-        return (of_all + more > self._max_bytes and of_all > but) or (of_key + more > self._max_of_key and of_key > but)
+        return (of_all + more > self._max_bytes and of_all > but) or (of_key + more > self.max_of_key and of_key > but)
 
 
 class BodyReader:
@@ -120,6 +120,11 @@ class BodyReader:
         self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
         self._key = ""
         self._of_keys: dict[str, BodyReader] = {}
+
+    @property
+    def max_of_key(self) -> int:
+        """The bytes that one key may have open."""
+        return self._open.max_of_key
 
     def of(self, key: str) -> "BodyReader":
         """The same for one key."""

@@ -3,7 +3,11 @@
 In JSON arrays are lists of numbers. In msgpack they are their bytes, in the form of the package msgpack-numpy.
 """
 
+import itertools
+import math
 import re
+import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,9 +18,11 @@ from embedline.pipelines import Pipeline
 from embedline.pipelines.type_fit import in_words
 from server.dialects.reading.json_body import BOM, parse
 from server.dialects.reading.lossless import LosslessDecoder
+from server.dialects.reading.nesting import MAX_LISTS
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
 from server.requests.errors import EngineFailed, RequestError
+from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice
 
 MAX_ANSWER_BYTES = 256 << 20
 _TOO_LARGE = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
@@ -64,15 +70,60 @@ class Bodies:
             raise EngineFailed(f"pipeline {self.listed.name}: its input failed: {type(error).__name__}") from None
         return {name: getattr(found, name) for name in self._names}
 
-    def write(self, output: Any, *, is_msgpack: bool) -> bytes:
-        """Raises ValueError and TypeError for what is not of the pipeline's type and has no form in JSON."""
-        if is_msgpack:
-            body = msgspec.msgpack.encode(output, enc_hook=_packed)
-        else:
-            body = msgspec.json.encode(output, enc_hook=_plain)
-        if len(body) > MAX_ANSWER_BYTES:
+    async def write(self, output: Any, *, is_msgpack: bool) -> list[bytes]:
+        """The body in parts. Raises ValueError and TypeError for what is not of the pipeline's type and has no form in
+        JSON."""
+        parts = [msgspec.msgpack.encode(output, enc_hook=_packed)] if is_msgpack else await _json(output)
+        if sum(map(len, parts)) > MAX_ANSWER_BYTES:
             raise ValueError(_TOO_LARGE)
-        return body
+        return parts
+
+
+async def _json(output: Any) -> list[bytes]:
+    """Large arrays are written in slices of time: whole they would be Python objects, and hold all other runs."""
+    arrays, mark = list[NDArray[Any]](), secrets.token_hex(16).encode()  # no output has it
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and _num_values(value) > NUMBERS_A_STEP:
+            is_float = value.size and value.dtype.kind == "f"
+            if _num_values(value) * (_FLOAT_BYTES if is_float else _NUMBER_BYTES) > MAX_ANSWER_BYTES:
+                raise ValueError(_TOO_LARGE)  # at once
+            arrays.append(value)
+            return msgspec.Raw(mark)
+        return _plain(value)
+
+    first, *others = msgspec.json.encode(output, enc_hook=plain).split(mark)
+    parts, num_bytes, time_slice = [first], 0, TimeSlice()
+    for array, after in zip(arrays, others, strict=True):
+        for piece in _pieces(array):
+            num_bytes += len(piece)
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise ValueError(_TOO_LARGE)
+            parts.append(piece)
+            await time_slice.end_if_over()
+        parts.append(after)
+    return parts
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[bytes]:
+    """An array in JSON, about NUMBERS_A_STEP values at a time."""
+    if array.ndim == 0 or _num_values(array) <= NUMBERS_A_STEP:
+        yield msgspec.json.encode(_plain(array))
+        return
+    num_rows, before = max(1, NUMBERS_A_STEP * len(array) // _num_values(array)), b"["
+    for start in range(0, len(array), num_rows):
+        yield before
+        before = b","
+        if num_rows == 1:
+            yield from _pieces(array[start])
+        else:
+            yield msgspec.json.encode(_plain(array[start : start + num_rows]))[1:-1]
+    yield b"]"
+
+
+def _num_values(array: NDArray[Any]) -> int:
+    """Numbers, and empty lists: there may be a billion of these in an array that has no bytes."""
+    return math.prod(itertools.takewhile(bool, array.shape))
 
 
 def _numbers(kind: Any, value: Any) -> Any:
@@ -116,6 +167,8 @@ def _unpacked(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
         raise ValueError("Expected an array: type, as <f4, shape and data in msgpack, or lists of numbers")
     try:
         array = np.frombuffer(data, dtype).reshape(shape)
+        if _num_values(array) > max(array.size, MAX_LISTS):
+            raise ValueError
         return array.astype(array.dtype.newbyteorder("="))  # a copy, so that steps may write to it
     except (ValueError, TypeError):
         raise ValueError("Expected as many bytes of data as type and shape say") from None
@@ -130,8 +183,6 @@ def _packed(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        if value.size * (_FLOAT_BYTES if value.dtype.kind == "f" else _NUMBER_BYTES) > MAX_ANSWER_BYTES:
-            raise ValueError(_TOO_LARGE)  # before each number is a Python object
         return value.tolist()
     raise TypeError(f"{in_words(type(value))} has no form in JSON")
 

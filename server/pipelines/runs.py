@@ -5,7 +5,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from embedline.pipelines import InvalidInput, Pipeline, PipelineTimeout, StepFai
 from server.pipelines.bodies import Bodies
 from server.pipelines.messages import Listed, Run
 from server.pipelines.msgpack_size import check_msgpack
+from server.pipelines.service import Body
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -29,6 +30,7 @@ from wire.metrics import Recorder
 
 _RETRY_SECONDS = 1.0
 _MAX_OF_KEY = 3  # runs of a key for each place that is free
+_MAX_CHARACTERS = 1000  # of what a step says of a wrong input
 _BUSY = {429: Overloaded, 503: NotReady}  # what this server answered to a step, again and again
 
 logger = logging.getLogger("embedline.server")
@@ -76,7 +78,7 @@ class Runs:
         return [bodies.listed for _, bodies in self._pipelines.values()]
 
     @asynccontextmanager
-    async def run(self, run: Run) -> AsyncIterator[Callable[[], bytes]]:
+    async def run(self, run: Run) -> AsyncIterator[Body]:
         """What makes the answer's body, when it has run; the run is open until the block ends. Raises RequestError."""
         if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
@@ -102,7 +104,7 @@ class Runs:
     def _has_its_share(self, owner: str) -> bool:
         return owner != "" and self._of_keys[owner] >= _MAX_OF_KEY * (self._most - self.num_open)
 
-    async def _answer(self, run: Run) -> Callable[[], bytes]:
+    async def _answer(self, run: Run) -> Body:
         pipeline, bodies = self._pipelines[run.pipeline]
         if run.is_msgpack:
             await check_msgpack(run.body)
@@ -111,7 +113,8 @@ class Runs:
             async with asyncio.timeout(run.seconds):
                 output = await pipeline.run(self._clients.of(run.owner), **inputs)
         except InvalidInput as error:
-            raise InvalidRequest(str(error).encode(errors="replace").decode()) from None  # any text can be sent then
+            message = str(error)[:_MAX_CHARACTERS]  # or it could be as large as the input
+            raise InvalidRequest(message.encode(errors="replace").decode()) from None  # any text can be sent then
         except (StepTimeout, PipelineTimeout) as error:
             raise DeadlineExceeded(str(error)) from None
         except TimeoutError:
@@ -121,9 +124,9 @@ class Runs:
         return partial(_body, run, bodies, output)
 
 
-def _body(run: Run, bodies: Bodies, output: Any) -> bytes:
+async def _body(run: Run, bodies: Bodies, output: Any) -> list[bytes]:
     try:
-        return bodies.write(output, is_msgpack=run.answers_msgpack)
+        return await bodies.write(output, is_msgpack=run.answers_msgpack)
     except Exception as error:
         logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
         raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -13,7 +14,8 @@ from server.pipelines.messages import Listed, Run
 from server.requests.errors import EngineFailed, RequestError
 from wire.connection import Connection, serve
 
-Running = AbstractAsyncContextManager[Callable[[], bytes]]  # of a run; what makes the body of its answer
+Body = Callable[[], Awaitable[list[bytes]]]  # what makes the body of a run's answer, in parts
+Running = AbstractAsyncContextManager[Body]
 
 logger = logging.getLogger("embedline.server")
 
@@ -22,7 +24,7 @@ class Service:
     """A run whose frontend is gone is cancelled.
 
     For a frontend one answer at a time is made and sent, so that large ones are not all in memory: it counts each as
-    held before the next has come.
+    held before the next has come. Keys take turns.
     """
 
     def __init__(self, listing: Sequence[Listed], run: Callable[[Run], Running]) -> None:
@@ -30,7 +32,8 @@ class Service:
         self._listing = listing
         self._run = run
         self._tasks: dict[Connection, dict[int, asyncio.Task[None]]] = {}
-        self._turns: dict[Connection, asyncio.Lock] = {}
+        # None is the connection's, for which one answer of each key waits
+        self._turns: dict[Connection, defaultdict[str | None, asyncio.Lock]] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -45,7 +48,7 @@ class Service:
             connection.close()
 
     def _accepted(self, connection: Connection) -> None:
-        self._tasks[connection], self._turns[connection] = {}, asyncio.Lock()
+        self._tasks[connection], self._turns[connection] = {}, defaultdict(asyncio.Lock)
         connection.send(messages.LISTING, 0, [msgspec.msgpack.encode(self._listing)])
 
     def _left(self, connection: Connection) -> None:
@@ -65,9 +68,10 @@ class Service:
         task.add_done_callback(lambda _: tasks.pop(frame_id, None))
 
     async def _answer(self, connection: Connection, frame_id: int, run: Run) -> None:
+        turns = self._turns[connection]
         try:
-            async with self._run(run) as body, self._turns[connection]:
-                connection.send(messages.RESULT, frame_id, [body()])
+            async with self._run(run) as body, turns[run.owner], turns[None]:
+                connection.send(messages.RESULT, frame_id, await body())
                 await connection.drained()
         except RequestError as error:
             connection.send(messages.REFUSED, frame_id, [messages.encode_refused(error)])

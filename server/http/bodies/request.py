@@ -15,6 +15,7 @@ from server.requests.admission.open_requests import OpenRequest
 from server.requests.trace import Trace
 
 _COPIES = 4  # of a body that goes on to another process: decoded, written to it, read there and kept there
+_VALUE_BYTES = 32  # what a number of such a body takes there: two bytes may be one
 _Decoded = TypeVar("_Decoded")
 
 
@@ -68,7 +69,8 @@ class HttpRequest:
 
         async def read(decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
             def decode_and_hold(body: bytes) -> _Decoded:
-                num_bytes = _COPIES * len(body)
+                values = _VALUE_BYTES * body.count(b",") if is_json else 0
+                num_bytes = max(_COPIES * len(body), min(values, bodies.max_of_key))
                 bodies.check(num_bytes, held=2 * len(body))
                 decoded = decode(body)
                 held.enter_context(bodies.held(num_bytes))

@@ -190,7 +190,28 @@ def _client_named(client: np.float32, self: str) -> np.float32:
 _client_named.__name__ = "client_named"
 client_named = pipeline(_client_named)
 
-FAILING = (panics, refuses_unsendably, holds_itself, picks, client_named)
+
+@step
+async def leaving(text: str) -> str:
+    raise GeneratorExit
+
+
+@pipeline
+def leaves(text: str) -> str:
+    return leaving(text)
+
+
+@step
+async def repeating(text: str) -> str:
+    raise InvalidInput(text)
+
+
+@pipeline
+def repeats(text: str) -> str:
+    return repeating(text)
+
+
+FAILING = (leaves, repeats, panics, refuses_unsendably, holds_itself, picks, client_named)
 ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing, *FAILING)
 
 

@@ -114,7 +114,55 @@ def test_the_name_of_an_unknown_field_is_cut() -> None:
 def test_an_array_that_is_too_large_for_json_is_refused_before_it_is_a_list() -> None:
     endless = np.broadcast_to(np.float32(0), (1 << 40,))  # has one number
     with pytest.raises(ValueError, match="the answer has more than 268435456 bytes"):
-        Bodies(chooses).write(endless, is_msgpack=False)
+        asyncio.run(Bodies(chooses).write(endless, is_msgpack=False))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(100_000, dtype=np.float32) / 7,
+        np.arange(120_000, dtype=np.int64).reshape(3, 40_000, 1),
+        np.arange(99_999, dtype=np.float64).reshape(3, -1, 3)[::-1],
+        np.full((40_000, 2), np.nan, np.float16),
+        np.zeros((50_000, 0), np.float32),
+        np.zeros((0, 50_000), np.float32),
+        np.array(["a", "b"] * 20_000),
+    ],
+    ids=lambda array: str(array.shape),
+)
+def test_a_large_array_is_written_as_a_small_one(array: Any) -> None:
+    output = {"first": array, "text": "between", "second": [array[:3], array]}
+    parts = asyncio.run(Bodies(chooses).write(output, is_msgpack=False))
+    whole = msgspec.json.encode(
+        {"first": array.tolist(), "text": "between", "second": [array[:3].tolist(), array.tolist()]}
+    )
+    assert b"".join(parts) == whole
+    assert max(map(len, parts)) < 1 << 19
+
+
+def test_others_run_while_a_large_array_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.requests.time_slices.SECONDS", 0.0)
+
+    async def run() -> int:
+        writing = asyncio.create_task(Bodies(chooses).write(np.zeros(1_000_000, np.float32), is_msgpack=False))
+        num_turns = 0
+        while not writing.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+        return num_turns
+
+    assert asyncio.run(run()) > 50
+
+
+@pytest.mark.holds("Every bound")
+def test_an_array_of_a_billion_empty_rows_is_none() -> None:
+    endless = np.broadcast_to(np.zeros((1, 0), np.float32), (1_000_000_000, 0))
+    with pytest.raises(ValueError, match="the answer has more than 268435456 bytes"):
+        asyncio.run(Bodies(chooses).write(endless, is_msgpack=False))
+    described = {b"type": "<f4", b"shape": [1_000_000_000, 0], b"data": b""}
+    with pytest.raises(ValueError, match="as many bytes of data"):
+        _numbers(NDArray[np.float32], described)
+    assert _numbers(NDArray[np.float32], {**described, b"shape": [5, 0]}).shape == (5, 0)
 
 
 def test_a_parameter_whose_name_no_field_can_have_is_refused() -> None:

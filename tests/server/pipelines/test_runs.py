@@ -139,6 +139,7 @@ async def test_the_listing_has_the_schemas(tmp_path: Path) -> None:
         ("sends_nothing", None, EngineFailed, "pipeline sends_nothing gave an output that can't be sent"),
         ("panics", None, EngineFailed, "step panicking failed: Panic"),
         ("refuses_unsendably", None, InvalidRequest, "no index ?"),
+        ("leaves", None, EngineFailed, "step leaving failed: GeneratorExit"),
         ("holds_itself", None, EngineFailed, "pipeline holds_itself gave an output that can't be sent"),
         ("picks", {"one": {"text": SECRET_TEXT}}, EngineFailed, "pipeline picks: its input failed: KeyError"),
         ("hangs", None, DeadlineExceeded, "pipeline hangs did not end within 0.001 s; under way: waiting"),
@@ -152,6 +153,13 @@ async def test_what_goes_wrong_is_stated(
             await run(client, name, body)
     assert message in refused.value.message
     assert SECRET_TEXT not in refused.value.message + caplog.text
+
+
+async def test_what_a_step_says_of_a_wrong_input_is_cut(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        with pytest.raises(InvalidRequest) as refused:
+            await run(client, "repeats", {"text": "x" * 100_000})
+    assert refused.value.message == "x" * 1000
 
 
 async def test_a_request_ends_at_its_deadline(tmp_path: Path) -> None:
@@ -232,9 +240,9 @@ async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch:
     """A frontend that reads none has one in its connection; all others are not made yet."""
     made: list[str] = []
 
-    def large(run: Run, *_: object) -> bytes:
+    async def large(run: Run, *_: object) -> list[bytes]:
         made.append(run.pipeline)
-        return b'"%s"' % (b"x" * (8 << 20))
+        return [b'"%s"' % (b"x" * (8 << 20))]
 
     monkeypatch.setattr("server.pipelines.runs._body", large)
     async with connected(tmp_path, most=8) as (client, process):
@@ -249,6 +257,29 @@ async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch:
         client._link._connection._transport.resume_reading()  # type: ignore[union-attr]
         assert [len(answer) for answer in await asyncio.gather(*runs)] == [8 << 20] * 5
         assert process.runs.num_open == 0
+
+
+@pytest.mark.holds("Fair shares")
+async def test_keys_take_turns_with_their_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    async def large(run: Run, *_: object) -> list[bytes]:
+        made.append(run.owner)
+        return [b"x" * (8 << 20)]
+
+    monkeypatch.setattr("server.pipelines.runs._body", large)
+    async with connected(tmp_path, most=64) as (client, process):
+        await client.listing()
+        client._link._connection._transport.pause_reading()  # type: ignore[union-attr]
+        runs = []
+        for owner in "aaaaab":
+            asked = Run("search", owner, None, b'{"text": "a", "scores": [3.0]}')
+            runs.append(asyncio.create_task(client.run(asked, time.monotonic() + 60)))
+        while not made or process.runs.num_open < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        client._link._connection._transport.resume_reading()  # type: ignore[union-attr]
+        await asyncio.gather(*runs)
+    assert "b" in made[:3]
 
 
 @pytest.mark.holds("Fair shares")
