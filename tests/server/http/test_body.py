@@ -1,6 +1,7 @@
 """Reading a body: whole, or refused at the first moment at which it is known to be too large."""
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -8,9 +9,12 @@ from collections.abc import Iterable
 import pytest
 
 from server.http import body
+from server.http.bodies.decoding import BodyDecoder
+from server.http.bodies.request import HttpRequest
 from server.http.body import BodyReader, ClientLeft, Message, Receive, TimedReceive, decoded_bytes
 from server.requests.admission.open_requests import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.trace import Trace
 from tests.server.edge import aiter_of
 
 LIMIT = 100
@@ -232,3 +236,27 @@ def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only
         bodies.check(much, held=LIMIT)
         with bodies.held(1), pytest.raises(Overloaded):
             bodies.check(much, held=LIMIT)
+
+
+@pytest.mark.holds("Every bound")
+@pytest.mark.parametrize(("num_values", "are_several", "held"), [(1000, False, 32_000), (60_000, True, 1 << 20)])
+def test_a_body_that_goes_on_counts_its_values(num_values: int, are_several: bool, held: int) -> None:
+    """Of two bytes each, which another process makes numbers of; not as more than a key may have."""
+    content = b"[" + b"0," * num_values + b"0]"
+    bodies = BodyReader(max_bytes=1 << 20, max_total_bytes=2 << 20, are_keys_several=are_several)
+    opened = OpenRequest(OpenRequests(10))
+
+    async def read() -> int:
+        received: Receive = Connection([content]).receive
+        receive = TimedReceive(received, opened, is_whole=False)
+        request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder())
+        with contextlib.ExitStack() as kept:
+            await request.holding(bodies.of("a"), kept)(bytes)
+            return bodies._open.num_bytes
+
+    assert asyncio.run(read()) == held
+    assert bodies._open.num_bytes == 0
+
+
+async def _send_nothing(message: Message) -> None:
+    raise AssertionError
