@@ -21,13 +21,16 @@ from server.dialects.reading.lossless import LosslessDecoder
 from server.dialects.reading.nesting import MAX_LISTS
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
-from server.requests.errors import EngineFailed, RequestError
+from server.pipelines.msgpack_size import MAX_VALUES
+from server.requests.errors import EngineFailed, MalformedBody, RequestError
 from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice
 
 MAX_ANSWER_BYTES = 256 << 20
 _TOO_LARGE = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
 _FLOAT_BYTES, _NUMBER_BYTES = 4, 2  # at least, in JSON: `0.0,` and `0,`
+_MAX_JSON_VALUES = 16_000_000  # with more than these, or MAX_VALUES keys, the process is busy for seconds
 _KINDS = "biuf"  # of dtypes
+_KEY_END = re.compile(rb'"[ \t\n\r]*:')
 _DTYPE = re.compile("[<>|=]?(b1|[iu][1248]|f[248])")
 
 
@@ -58,6 +61,8 @@ class Bodies:
 
     def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
         """All inputs by name. Raises MalformedBody, InvalidRequest, which names the field, and EngineFailed."""
+        if not is_msgpack and (_has_many_keys(body) or body.count(b",") > _MAX_JSON_VALUES):
+            raise MalformedBody(f"the body has more than {MAX_VALUES} keys or {_MAX_JSON_VALUES} values")
         try:
             found = (
                 parse(self._from_msgpack, body, form="msgpack")
@@ -77,6 +82,10 @@ class Bodies:
         if sum(map(len, parts)) > MAX_ANSWER_BYTES:
             raise ValueError(_TOO_LARGE)
         return parts
+
+
+def _has_many_keys(body: bytes) -> bool:
+    return body.count(b":") > MAX_VALUES and sum(1 for _ in _KEY_END.finditer(body)) > MAX_VALUES
 
 
 async def _json(output: Any) -> list[bytes]:

@@ -85,6 +85,15 @@ def test_msgpack_of_too_many_values_is_refused(value: bytes, count: int, problem
         asyncio.run(check_msgpack(b"\xdd" + count.to_bytes(4, "big") + value * count))
 
 
+@pytest.mark.parametrize(("item", "problem"), [(b'"a":1,', "keys"), (b'"a" \n:1,', "keys"), (b"0,", "16000000 values")])
+def test_json_of_too_many_values_is_refused(item: bytes, problem: str) -> None:
+    most = MAX_VALUES if problem == "keys" else 16_000_000
+    with pytest.raises(MalformedBody, match=problem):
+        Bodies(chooses).read(b'{"kind": [' + item * (most + 1) + b"]}", is_msgpack=False)
+    with pytest.raises(InvalidRequest, match="kind"):
+        Bodies(chooses).read(b'{"kind": ["' + b":" * (MAX_VALUES + 1) + b'"]}', is_msgpack=False)
+
+
 def test_all_forms_of_msgpack_are_passed() -> None:
     """Each to its last byte: from any other place what follows would be counted wrong."""
     sizes = (1, 20, 40, 300, 70_000)
