@@ -98,6 +98,7 @@ class BatchRoutes:
         return JSONResponse({"id": request.path_params["batch_id"], "object": "batch", "deleted": True})
 
     async def _page(self, what: str, request: Request) -> Response:
+        _check_list(request)
         limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
         fields = {"after": request.query_params.get("after"), "limit": limit}
         return JSONResponse((await self._call(what, request, fields)).fields)
@@ -133,6 +134,13 @@ def in_pieces(
                 return  # fewer bytes than announced: the client sees that it is not whole
 
     return StreamingResponse(pieces(), status_code=status, headers={**headers, "content-length": str(num_bytes)})
+
+
+def _check_list(request: Request) -> None:
+    """Raises InvalidRequest for what would choose or order what is listed in another way."""
+    for name, value in request.query_params.multi_items():
+        if name not in ("limit", "after") and (name, value) != ("order", "desc"):
+            raise InvalidRequest("a list takes limit, after and order=desc, the newest first", param=name)
 
 
 def _integer(request: Request, name: str, default: int, *, most: int) -> int:

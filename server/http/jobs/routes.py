@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.http.jobs.async_predict import NO_JOBS, PLACE
-from server.http.jobs.batch_routes import OWNER, BatchRoutes, in_pieces
+from server.http.jobs.batch_routes import IS_HEAD, OWNER, BatchRoutes, in_pieces
 from server.http.jobs.documented import documented
 from server.http.jobs.refusals import calling
 from server.jobs.client import JobsClient
@@ -67,6 +67,9 @@ class _Routes:
                 return JSONResponse(_shown(view), status_code=202, headers=_ASK_AGAIN)
             raise Conflict(f"this request has no result: its status is {view['status']}")
         headers = {**dict(result["headers"]), "content-type": result["content_type"]}
+        if request.scope.get(IS_HEAD, False):
+            headers["content-length"] = str(result["bytes"])
+            return Response(status_code=result["status_code"], headers=headers)
 
         async def more(offset: int) -> Buffer:
             assert self._jobs is not None

@@ -14,6 +14,8 @@ from server.requests.errors import InvalidRequest, MalformedBody, UnsupportedMed
 
 _MAX_FIELD_BYTES = 1024
 _MAX_HEAD_BYTES = 8192  # of all headers of a part
+_MAX_PARTS = 2  # the file and its purpose: each more would cost time and no byte that counts
+_OTHER_FORM = "the form may have one file and one purpose, and nothing else"
 _MAX_NAME = 255  # characters of a file's name
 _PURPOSE = "batch"
 _END_SECONDS = 900.0  # for all of it to be put where --jobs-files says
@@ -29,10 +31,15 @@ class _Form:
     chunks: bytearray = field(default_factory=bytearray)
     header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     num_head_bytes: int = 0
+    num_parts: int = 0
     has_ended: bool = False
 
     def begin_part(self) -> None:
-        self.name, self.num_head_bytes = "", 0
+        self.name, self.num_head_bytes, self.num_parts = "", 0, self.num_parts + 1
+
+    def end_head(self) -> None:
+        if self.num_parts > _MAX_PARTS:
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
 
     def header_piece(self, which: int, data: bytes, start: int, end: int) -> None:
         self.num_head_bytes += end - start
@@ -55,8 +62,7 @@ class _Form:
         elif self.name == "purpose" and self.name not in self.fields:
             self.fields[self.name] = bytearray()
         else:
-            param = self.name[:_MAX_NAME]
-            raise InvalidRequest("the form may have one file and one purpose, and nothing else", param=param)
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
 
     def data(self, data: bytes, start: int, end: int) -> None:
         if self.name == "file":
@@ -127,6 +133,7 @@ def _parser(request: Request, form: _Form) -> MultipartParser:
             "on_header_field": lambda data, start, end: form.header_piece(0, data, start, end),
             "on_header_value": lambda data, start, end: form.header_piece(1, data, start, end),
             "on_header_end": form.end_header,
+            "on_headers_finished": form.end_head,
             "on_part_data": form.data,
             "on_end": form.end,
         },

@@ -26,7 +26,7 @@ from server.jobs.batches.state import SERVER_FAULT, BatchError, BatchState
 from server.jobs.files import Files
 from server.jobs.pace import Lane, Postponed
 from server.jobs.store.disk import FULL_ERRORS, DiskWait
-from server.jobs.store.errors import StoreError
+from server.jobs.store.errors import StoreError, StoreFull
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
@@ -36,6 +36,7 @@ _MIN_IN_FLIGHT = 4
 _READ_LINES = 16  # at a time
 COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at the latest then
 FULL_PAUSE = 5.0  # until a full disk or store is tried again
+_NO_ROOM = "the completion window was over before there was room for the answers that are left"
 _MANY_SECONDS = 900.0  # for a whole file: to copy it, to look through it, to put it where --jobs-files says
 
 _Value = TypeVar("_Value")
@@ -68,6 +69,7 @@ class BatchRun:
         self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[Answered | None]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
+        self._needed = 0  # bytes of outputs that found no room in the last turn
         self._usual = MAX_BYTES_IN_FLIGHT // _READ_LINES  # bytes of the largest answers of late; a guess at first
         dtype = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
         self._outputs = Outputs(files, self.kept, dtype)
@@ -105,8 +107,10 @@ class BatchRun:
     async def _run(self) -> None:
         found: Scan | None = None
         is_answered = False
-        path = Path() if self._is_over else await self._retried("its input can't be copied", self._outputs.input_path)
+        path = Path() if self._is_over else await self._input_path()
         while not (is_answered or self._is_over):
+            if not await self._has_room():
+                return await self._end("expired", errors=(BatchError("no_room", _NO_ROOM),))
             self._lane = Lane(self.owner)
             with contextlib.suppress(Postponed):
                 async with self._slots.turn(self._lane):
@@ -114,6 +118,31 @@ class BatchRun:
                         return
                     is_answered = await self._answer_lines(path, found)
         await self._end()
+
+    async def _input_path(self) -> Path:
+        """Raises FileNotFoundError where it can't be had before the batch is cancelled or its window is over."""
+
+        async def copied() -> Path:
+            try:
+                return await self._outputs.input_path()
+            except (OSError, StoreError) as error:
+                if self._is_over or self._answers.seconds_left <= 0:
+                    raise FileNotFoundError("its input can't be copied, and nobody waits for it any more") from error
+                raise
+
+        return await self._retried("its input can't be copied", copied)
+
+    async def _has_room(self) -> bool:
+        """Once what found no room in the last turn finds some; not if the window is over before."""
+        while self._needed and not self._is_over:
+            try:
+                await self.kept.reserve(self._needed)
+                return True
+            except StoreFull as error:
+                if self._answers.seconds_left <= 0:
+                    return False
+                await self._pause("its output can't be kept", error)
+        return True
 
     async def _checked(self, path: Path) -> Scan | None:
         """What is in the input; None if the batch has failed because of that."""
@@ -201,7 +230,7 @@ class BatchRun:
         return max(_MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, MAX_BYTES_IN_FLIGHT // max(1, self._usual)))
 
     async def _commit(self, answered: list[Answered]) -> None:
-        """All of `answered`, which is empty afterwards; as often as it takes where the disk is full."""
+        """All of `answered`, which is empty afterwards; as often as it takes where the disk is full. As `_reserve`."""
         if not answered:
             return
         num_failed, last = sum(one.has_failed for one in answered), answered[-1].line
@@ -217,7 +246,7 @@ class BatchRun:
         }
         while True:
             try:
-                await self.kept.reserve(changes["output_bytes"] + changes["error_bytes"])
+                await self._reserve(changes["output_bytes"] + changes["error_bytes"])
                 with self._disk.asked():
                     await asyncio.to_thread(self._outputs.write, self._output, self._error, sizes)
                 await self.kept.change(lambda state: msgspec.structs.replace(state, **changes))
@@ -227,6 +256,16 @@ class BatchRun:
         answered.clear()
         self._output.clear()
         self._error.clear()
+
+    async def _reserve(self, num_bytes: int) -> None:
+        """Raises Postponed where there is no room: others have this turn meanwhile, and the lines are asked again."""
+        try:
+            await self.kept.reserve(num_bytes)
+        except StoreFull as error:
+            self._needed = num_bytes
+            self._output.clear()
+            self._error.clear()
+            raise Postponed from error
 
     async def give_up(self) -> None:
         """End it as failed by our own fault, with what has been answered if that can be had. Raises what `run` does."""

@@ -111,7 +111,10 @@ class RequestStore(Protocol):
         ...
 
     async def expire(self) -> int:
-        """End requests that waited too long as EXPIRED, and make their webhooks due. How many; at most 1,000 a call."""
+        """End requests that waited too long as EXPIRED, and make their webhooks due; at most 1,000 a call.
+
+        How many, and what claims have ended so since the last call.
+        """
         ...
 
     async def purge(self) -> int:

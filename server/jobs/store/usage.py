@@ -61,11 +61,14 @@ class Usage:
         self._usual[owner] = usual_after(self.usual_result(owner, limits), size, limits.quota_of(owner))
 
     def has_room_for_result(self, owner: str, limits: StoreLimits) -> bool:
-        """Whether one more request may run: each that runs may need as much room as the latest results did."""
+        """Whether one more request may run: each that runs may need as much room as its owner's latest results did."""
         usual = self.usual_result(owner, limits)
+        running = ((name, one.num_running) for name, one in self.by_owner.items() if one.num_running)
+        reserved = sum(count * self.usual_result(name, limits) for name, count in running)
         its = self.by_owner.get(owner, Held())
-        pairs = ((self.total, limits.quota_bytes), (its, limits.quota_of(owner)))
-        return all(one.held_bytes + (one.num_running + 1) * usual <= most for one, most in pairs)
+        if its.held_bytes + (its.num_running + 1) * usual > limits.quota_of(owner):
+            return False
+        return self.total.held_bytes + reserved + usual <= limits.quota_bytes
 
     def _apply(self, owner: str, change: tuple[int, int, int, int]) -> None:
         self.total.add(*change)

@@ -67,6 +67,16 @@ async def test_a_limit_bounds_a_page(tmp_path: Path) -> None:
     assert (len(page["data"]), page["has_more"]) == (2, True)
 
 
+@pytest.mark.parametrize("query", ["order=asc", "purpose=batch", "before=file-1", "order=desc&order=asc", "Limit=2"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_what_would_list_otherwise_is_refused_by_its_name(tmp_path: Path, path: str, query: str) -> None:
+    async with routes(tmp_path) as ask:
+        called = await ask("GET", f"{path}?limit=2&{query}")
+        assert (await ask("GET", f"{path}?limit=2&order=desc")).status == 200
+    assert called.status == 400
+    assert called.error()["param"] == query.partition("=")[0]
+
+
 async def test_head_of_a_file_reads_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 

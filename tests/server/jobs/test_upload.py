@@ -103,8 +103,10 @@ async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:
         (FILE + part("purpose", b"x" * 2000) + END, {}, MalformedBody, None),
         (part("file", b"lines", "; filename=" + "x" * 9000) + END, {}, MalformedBody, None),
         (FILE + PURPOSE, {}, MalformedBody, None),
+        (b"--cut\r\n\r\n\r\n" * 3 + FILE + PURPOSE + END, {}, InvalidRequest, ""),
+        (FILE + PURPOSE + b"--cut\r\nx: y\r\n\r\n\r\n" + END, {}, InvalidRequest, ""),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 async def test_another_form_is_refused_and_leaves_nothing(
     form: bytes, headers: dict[str, str], kind: type[RequestError], param: str | None

@@ -2,8 +2,8 @@
 
 Keys, all with one prefix: `request:ID` is a hash; `queue:PRIORITY` a stream with the group "servers", whose pending
 entries are claims; `waiting:PRIORITY`, `running` and `outbox` are sorted sets, once for all and once for each owner;
-`owners:waiting` and `owners:outbox` are the owners of theirs, and sometimes one that has no more; `expiring` and
-`purging` are sorted by time; `keys` has the idempotency keys, `usage` what is held.
+`owners:waiting`, `owners:running` and `owners:outbox` are the owners of theirs, and sometimes one that has no more;
+`expiring` and `purging` are sorted by time; `keys` has the idempotency keys, `usage` what is held.
 
 Every script gets the prefix, a key that names the folder of files, and the arguments: now, seconds of the results' TTL,
 the errors of an expired request and its size, then its own. Redis without memory refuses a script at its first write
@@ -30,11 +30,14 @@ local function row(id) return P .. 'request:' .. id end
 local function into(name, owner, id, score)
   call('ZADD', P .. name, text(score), id)
   call('ZADD', P .. name .. ':' .. owner, text(score), id)
-  if name ~= 'running' then call('SADD', P .. 'owners:' .. string.match(name, '%a+'), owner) end
+  call('SADD', P .. 'owners:' .. string.match(name, '%a+'), owner)
 end
 local function out_of(name, owner, id)
   call('ZREM', P .. name, id)
   call('ZREM', P .. name .. ':' .. owner, id)
+  if name == 'running' and call('EXISTS', P .. 'running:' .. owner) == 0 then
+    call('SREM', P .. 'owners:running', owner)
+  end
 end
 local function use(owner, held, open, count)
   for _, whose in ipairs({'', ':' .. owner}) do
@@ -57,11 +60,20 @@ end
 local function usual_result(owner, quota)
   return tonumber(call('HGET', P .. 'usage', 'usual:' .. owner) or math.min(1048576, math.floor(quota / 16)))
 end
+local function reserved(limits)  -- for the results of all that run
+  local bytes = 0
+  for _, owner in ipairs(call('SMEMBERS', P .. 'owners:running')) do
+    local count = call('ZCARD', P .. 'running:' .. owner)
+    local _, its_quota = bounds(limits, owner)
+    bytes = bytes + count * usual_result(owner, its_quota)
+  end
+  return bytes
+end
 local function has_room_for_result(limits, owner)
   local quota, its_quota = bounds(limits, owner)
   local held, _, _, its = usage(owner)
   local usual = usual_result(owner, its_quota)
-  return held + (call('ZCARD', P .. 'running') + 1) * usual <= quota
+  return held + reserved(limits) + usual <= quota
      and its + (call('ZCARD', P .. 'running:' .. owner) + 1) * usual <= its_quota
 end
 local function finish(id, status, errors, size, result)
@@ -179,7 +191,7 @@ return {'kept', id}
 CLAIM = """
 local limit, limits, lease = tonumber(ARGV[5]), ARGV[6], ARGV[7]
 local holder, most_bytes, priorities = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
-expire()
+local expired = expire()
 for priority = 0, priorities - 1 do  -- what a dead server has claimed waits again
   local queue, cursor = queue_of(priority), '0-0'
   repeat
@@ -200,6 +212,7 @@ local function take(id)
   local r = call('HMGET', row(id), 'expires_at', 'size', 'owner', 'priority', 'entry')
   if tonumber(r[1]) <= now then
     finish(id, 'EXPIRED', EXPIRY_ERRORS, EXPIRY_SIZE, {})
+    expired = expired + 1
     return true
   end
   total = total + r[2]
@@ -219,7 +232,7 @@ for priority = 0, priorities - 1 do  -- an owner whose requests earlier servers 
   if id then call('SADD', P .. 'owners:waiting', call('HGET', row(id), 'owner')) end
 end
 take_in_turn('owners:waiting', 11, first, take)
-return claimed
+return {expired, claimed}
 """
 
 # who renews, then ids

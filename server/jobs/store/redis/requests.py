@@ -59,6 +59,7 @@ class RedisRequests:
         self._limits = connection.limits
         self._holder = secrets.token_hex(8)
         self._emptied: bytes | None = None  # how often Redis was, as far as is known
+        self._num_expired = 0  # by claims, since `expire` told of them
         self._claimable = Signal()
         self._webhook_due = Signal()
 
@@ -96,7 +97,8 @@ class RedisRequests:
         self._claimable.clear()
         lease = int(self._limits.claim_lease * 1000)
         given = (limit, limits_text(self._limits), lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
-        rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
+        num_expired, rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
+        self._num_expired += num_expired
         self._webhook_due.set()  # some may have expired
         return [_claimed(*row) for row in rows]
 
@@ -179,8 +181,9 @@ class RedisRequests:
         )
 
     async def expire(self) -> int:
-        num_expired = int(await self._connection.run(scripts.EXPIRE))
+        self._num_expired += int(await self._connection.run(scripts.EXPIRE))
         self._webhook_due.set()
+        num_expired, self._num_expired = self._num_expired, 0
         return num_expired
 
     async def purge(self) -> int:

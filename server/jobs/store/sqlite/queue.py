@@ -40,9 +40,9 @@ UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND st
 """
 
 
-def claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> list[Claimed]:
-    """None of an owner whose results might find no room."""
-    expire(transaction, limits)
+def claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> tuple[list[Claimed], int]:
+    """None of an owner whose results might find no room; and how many have expired."""
+    num_expired = expire(transaction, limits)
     ask, usage = transaction.connection.execute, transaction.usage
 
     def first(owner: str) -> tuple[int, int] | None:
@@ -59,7 +59,7 @@ def claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turn
         if claimed and total > MAX_CLAIM_BYTES:
             break
         claimed.append(_claim_one(transaction, seq))
-    return claimed
+    return claimed, num_expired
 
 
 def _claim_one(transaction: Transaction, seq: int) -> Claimed:

@@ -51,6 +51,7 @@ class SqliteRequests:
         self._reader = reader
         self._limits = limits
         self._clock = clock
+        self._num_expired = 0  # by claims, since `expire` told of them
         self._claimable = Signal()
         self._webhook_due = Signal()
 
@@ -63,9 +64,12 @@ class SqliteRequests:
     async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         try:
-            return await self._writer.do(partial(queue.claim, limits=self._limits, limit=limit, turns=turns))
+            operation = partial(queue.claim, limits=self._limits, limit=limit, turns=turns)
+            claimed, num_expired = await self._writer.do(operation)
         finally:
             self._webhook_due.set()  # some may have expired
+        self._num_expired += num_expired
+        return claimed
 
     async def renew(self, request_ids: Sequence[str]) -> None:
         return
@@ -102,9 +106,11 @@ class SqliteRequests:
 
     async def expire(self) -> int:
         try:
-            return await self._writer.do(partial(queue.expire, limits=self._limits))
+            self._num_expired += await self._writer.do(partial(queue.expire, limits=self._limits))
         finally:
             self._webhook_due.set()
+        num_expired, self._num_expired = self._num_expired, 0
+        return num_expired
 
     async def purge(self) -> int:
         try:

@@ -129,6 +129,18 @@ def test_a_body_that_stops_coming_ends_the_request(method: str, path: str, monke
 
 
 @pytest.mark.holds("Every bound")
+@pytest.mark.parametrize("path", [path for method, path in EVERY_ROUTE if method == "GET"])
+def test_head_reads_one_piece_at_most(path: str) -> None:
+    jobs = Jobs()
+
+    async def test() -> None:
+        await call(edge(jobs=jobs).app, "HEAD", path)
+
+    run(test())
+    assert len(jobs.asked) == len(set(jobs.asked)), "it went on reading what nobody is sent"
+
+
+@pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("reads", ["stream", "body", "json", "form"])
 def test_a_route_that_is_added_later_has_the_clock_too(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)

@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
-from contextlib import suppress
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from server.jobs.batches import batches as batches_module
 from server.jobs.batches import lines as batch_lines
 from server.jobs.batches import run as batch_run
 from server.jobs.batches import slots as slots_module
+from server.jobs.batches.answers import LineAnswers
 from server.jobs.batches.batches import TooManyBatches
 from server.jobs.batches.gauges import BatchGauges
 from server.jobs.batches.slots import Slots
 from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane, Pace
+from server.jobs.store.store import StoreLimits
 from tests.server.jobs.batches.fake_batches import (
     JSON,
     FakeServer,
@@ -87,6 +91,59 @@ async def test_batches_of_keys_over_their_ceilings_hold_no_slot(tmp_path: Path) 
         async with running(place):
             shown = await when_ended(place, await place.made(joined(input_lines(300)), owner="z"), "z")
     assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+
+
+@asynccontextmanager
+async def without_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[tuple[Place, list[str], str]]:
+    """Four batches of a key wait, as its files leave no room for their answers; and the file that takes most of it."""
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    monkeypatch.setattr(batch_run, "COMMIT_BYTES", 1000)
+    limits = StoreLimits(quota_bytes=400 << 10, key_share=0.5)
+    async with opened(folder, Paced(), limits=limits) as place:
+        input_id = await place.uploaded(joined(input_lines(100)), "a")
+        filler = await place.uploaded(bytes(110 << 10), "a")
+        ids = [await place.made(b"", owner="a", input_id=input_id) for _ in range(4)]
+        async with running(place):
+            while not all(f"{one} waits, as its output can't be kept" in caplog.text for one in ids):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            yield place, ids, filler
+
+
+@pytest.mark.holds("Fair shares")
+@pytest.mark.holds("Each line of a batch has exactly one line of output")
+async def test_batches_of_a_key_without_room_hold_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with without_room(tmp_path, monkeypatch, caplog) as (place, ids, filler):
+        shown = await when_ended(place, await place.made(joined(input_lines(200)), owner="b"), "b")
+        assert shown["request_counts"]["completed"] == 200
+        await place.batches.delete_file("a", filler)
+        for batch_id in ids:
+            output_id = (await when_ended(place, batch_id, "a"))["output_file_id"]
+            content = await place.files.read("a", output_id, 0, 1 << 20)
+            assert content is not None
+            assert [json.loads(line)["custom_id"] for line in content.splitlines()] == [f"c{n}" for n in range(100)]
+
+
+async def test_a_batch_without_room_ends_when_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with without_room(tmp_path, monkeypatch, caplog) as (place, ids, _):
+        await place.batches.cancel("a", ids[0])
+        assert (await when_ended(place, ids[0], "a"))["status"] == "cancelled"
+
+
+async def test_a_batch_without_room_ends_with_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with without_room(tmp_path, monkeypatch, caplog) as (place, ids, _):
+        monkeypatch.setattr(LineAnswers, "seconds_left", 0.0)
+        shown = [await when_ended(place, batch_id, "a") for batch_id in ids]
+    assert {one["status"] for one in shown} == {"expired"}
+    codes = [one["errors"]["data"][0]["code"] for one in shown if one["errors"]]
+    assert set(codes) == {"no_room"}, "where one has ended others may find room for a line of errors each"
 
 
 @pytest.mark.holds("Each line of a batch has exactly one line of output")

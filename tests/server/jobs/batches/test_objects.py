@@ -16,7 +16,17 @@ from server.jobs.store import removal
 from server.jobs.store.errors import StoreUnavailable, StoreUnusable
 from server.jobs.store.objects import Objects
 from server.jobs.types import Document
-from tests.server.jobs.batches.fake_batches import FakeServer, Gate, Place, ended, input_lines, joined, opened
+from tests.server.jobs.batches.fake_batches import (
+    FakeServer,
+    Gate,
+    Place,
+    ended,
+    input_lines,
+    joined,
+    opened,
+    running,
+    when_ended,
+)
 
 pytestmark = pytest.mark.asyncio
 URL = "memory://bucket/jobs"
@@ -168,6 +178,32 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
         fsspec.filesystem("memory").store.clear()
         shown = await ended(place, batch_id)
     assert [error["code"] for error in shown["errors"]["data"]] == ["input_file_gone"]
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_a_batch_whose_store_is_away_ends_when_it_is_cancelled_or_its_window_is_over(
+    cancels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
+    objects = Objects(URL)
+
+    def away(*_: object) -> None:
+        raise ConnectionError("no")
+
+    async with opened(tmp_path, FakeServer(), objects) as place:
+        batch_id = await place.made(CONTENT)
+        monkeypatch.setattr(objects._filesystem, "get_file", away)
+        async with running(place):
+            while "its input can't be copied" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if cancels:
+                await place.batches.cancel("", batch_id)
+            else:
+                monkeypatch.setattr(answers.LineAnswers, "seconds_left", 0.0)
+            shown = await when_ended(place, batch_id)
+    assert (shown["status"], bool(shown["errors"])) == (("cancelled", False) if cancels else ("failed", True))
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["nonsense://bucket", "hf://datasets/none"])

@@ -159,6 +159,24 @@ async def test_an_owner_without_room_for_results_delays_no_other(stores: Stores)
     assert len(await store.requests.claim(9)) == 3
 
 
+async def test_what_others_run_takes_the_room_of_their_results_alone(stores: Stores) -> None:
+    """Else an owner with large results waits as long as another has much small work."""
+    store = await stores.open(StoreLimits(quota_bytes=200 * KIB, key_share=0.5))
+    large = Finished(Status.SUCCEEDED, Result(200, (), bytes(40 * KIB)))
+    first = await store.requests.add(request(owner="bert"))
+    await store.requests.claim(1)
+    await store.requests.finish(first, large)
+    for _ in range(4):
+        await store.requests.add(request(owner="anna"))
+    assert len(await store.requests.claim(4)) == 4
+    second = await store.requests.add(request(owner="bert"))
+    assert [one.request_id for one in await store.requests.claim(4)] == [second]
+    assert await store.requests.finish(second, large)
+    await store.documents.put(Document("file", "file-1", "carl", "stored", b"{}", created_at=0, held_bytes=84 * KIB))
+    await store.requests.add(request(owner="dora"))
+    assert await store.requests.claim(4) == [], "what is left is for the results of those that run"
+
+
 async def test_results_of_one_owner_are_forgotten_at_once(stores: Stores) -> None:
     store = await stores.open()
     ids = []

@@ -37,6 +37,7 @@ async def test_a_wait_that_was_too_long_ends(by: str, stores: Stores, store: Sto
     assert (delivery.request_id, delivery.status, delivery.result) == (short, Status.EXPIRED, None)
     assert [error.code for error in delivery.errors] == ["EXPIRED"]
     assert not await store.requests.finish(short, SUCCESS)
+    assert await store.requests.expire() == (1 if by == "claim" else 0), "each is told of once, whatever has ended it"
 
 
 async def test_what_ended_is_forgotten_after_its_ttl(stores: Stores) -> None:
