@@ -1,11 +1,16 @@
 """The launcher behind the command `embedline`: finds the application's folder and hands over to server.cli.
 
-Only `os` and `sys` are imported here: until `python -m` has had its folder taken off the path,
+Only what Python itself has imported by then is imported here: until `python -m` has had its folder taken off the path,
 any other import could run a file of the user's that happens to lie where they stand.
 """
 
+import io
 import os
 import sys
+
+TYPE_CHECKING = False  # type checkers take it for typing's
+if TYPE_CHECKING:
+    from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -16,22 +21,54 @@ def _application_folder() -> str:
     return bundled if os.path.isdir(bundled) else os.path.dirname(_HERE)
 
 
-def _open_standard_streams() -> None:
+class _Output(io.FileIO):
+    """A stream that can't be written, since a disk is full or its reader has gone, ends nothing halfway: what is
+    printed from then on is lost, and `error` says why."""
+
+    error: OSError | None = None
+
+    def write(self, data: "Any", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            return memoryview(data).nbytes
+
+
+def _open_standard_streams() -> _Output:
     """What stands for a stream that is closed, or the first file that is opened would take its number and get, or end,
-    what is meant for the stream."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    what is meant for the stream. Returns standard output."""
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             # takes the lowest free number, which is this one; processes that are started get it too
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:  # as Python has it then
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - stays open
+    if sys.stdin is None:  # as Python has it then
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - stays open
+    output = _Output(1, "w", closefd=False)
+    sys.stdout = _text(output, sys.__stdout__)
+    sys.stderr = _text(_Output(2, "w", closefd=False), sys.__stderr__)
+    return output
+
+
+def _text(output: _Output, like: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    """A text stream that is buffered like another."""
+    buffered = io.BufferedWriter(output)
+    if like is None:
+        return io.TextIOWrapper(buffered, errors="backslashreplace")
+    return io.TextIOWrapper(
+        buffered,
+        encoding=like.encoding,
+        errors=like.errors,
+        line_buffering=like.line_buffering,
+        write_through=like.write_through,
+    )
 
 
 def main() -> None:
     """Run the command line. Exits with 1 and one line where the packages of the server extra are missing."""
-    _open_standard_streams()
+    output = _open_standard_streams()
     application = _application_folder()
     sys.path.insert(0, application)
     try:
@@ -41,7 +78,15 @@ def main() -> None:
         if os.path.isdir(os.path.join(application, missing)):  # one of ours: a mistake to be seen as it is
             raise
         sys.exit(f"embedline: the server needs the package {missing}: pip install 'embedline[server]'")
-    run()
+    try:
+        run()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    sys.stdout.flush()
+    if output.error is not None:
+        is_closed = isinstance(output.error, BrokenPipeError)  # as by head, which has what it wanted
+        sys.exit(1 if is_closed else f"embedline: standard output can't be written: {output.error.strerror}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from embedline import __version__
-from server.settings.config_file import VARIABLE as CONFIG_VARIABLE
+from server.settings.environment import CONFIG as CONFIG_VARIABLE
 from server.settings.environment import SAGEMAKER_WORD, of_platform
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
@@ -190,8 +190,9 @@ def doctor(
 
 def _of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
     """What a start would find. Raises SettingsError."""
-    environment = of_platform(os.environ, is_sagemaker=is_sagemaker)
-    return settings_from(words, environment, config=config or environment.get(CONFIG_VARIABLE) or None)
+    environment, spelled = of_platform(os.environ, is_sagemaker=is_sagemaker)
+    file = config or environment.get(CONFIG_VARIABLE) or None
+    return settings_from(words, environment, config=file, spelled=spelled)
 
 
 def _of_model(model: str, words: Words) -> Settings:

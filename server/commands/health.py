@@ -15,7 +15,10 @@ def local_urls(port: int | None = None) -> tuple[str, str]:
     """Where a server started on this machine answers: on this port, or on the environment's, or on 8080; by TLS where
     the environment has its certificate. A machine need not know both addresses by one name."""
     scheme = "https" if os.environ.get("EMBEDLINE_SSL_CERTFILE") else "http"
-    here = port or os.environ.get("AIP_HTTP_PORT") or os.environ.get("PORT") or 8080  # Vertex AI's outranks an image's
+    # what a user sets outranks what Vertex AI does, and that outranks an image's
+    names = ("EMBEDLINE_PORT", "AIP_HTTP_PORT", "PORT")
+    given = (os.environ.get(name) for name in names)
+    here = port or next((value for value in given if value and "://" not in value), 8080)  # :// is in Kubernetes's
     return f"{scheme}://127.0.0.1:{here}", f"{scheme}://[::1]:{here}"
 
 

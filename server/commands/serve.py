@@ -136,6 +136,9 @@ def _log_variables(settings: Settings) -> None:
     if settings.variables_passed_over:
         names = ", ".join(settings.variables_passed_over)
         logger.info("not read of the environment, as they lack the prefix %s: %s", PREFIX, names)
+    if settings.variables_unknown:
+        names = ", ".join(settings.variables_unknown)
+        logger.warning("not read of the environment, as no flag has these names: %s", names)
 
 
 def _check_vertex_routes(settings: Settings) -> None:
@@ -198,7 +201,7 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
         return
-    if "API_KEY" in os.environ:
+    if os.environ.keys() & {"API_KEY", f"{PREFIX}API_KEY"}:
         logger.warning("the variable API_KEY is empty, so no request needs a key")
     if not is_loopback(host):
         logger.warning(

@@ -13,7 +13,6 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.settings.text_file import read_text
 
-VARIABLE = "EMBEDLINE_CONFIG"  # where --config is not given; CONFIG alone is anybody's
 RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
 _MODEL = "model"
 _MAX_BYTES = 1_000_000  # more is not a config file

@@ -13,8 +13,8 @@ GROUPS = (
     *("Model", "Engine", "HTTP", "Limits", "Jobs", "Pipelines", "Security"),
     *("Logs and metrics", "Processes", "Without effect", "Testing"),
 )
-# Variables that text-embeddings-inference 1.9.3 reads (router/src/main.rs), less HOSTNAME. Every other flag's variable
-# has a prefix, since names such as JOBS and ENGINE are set for other programs.
+# Variables that text-embeddings-inference 1.9.3 reads (router/src/main.rs), less HOSTNAME. They are read without the
+# prefix too, which every other flag's variable needs, since names such as JOBS and ENGINE are set for other programs.
 # fmt: off
 _TEIS = frozenset({
     "MODEL_ID", "REVISION", "TOKENIZATION_WORKERS", "DTYPE", "SERVED_MODEL_NAME", "POOLING",
@@ -62,10 +62,10 @@ class Flag:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Environment variables, the first one that is set counts."""
+        """Environment variables, the first one that is set counts: an image has PORT, a user EMBEDLINE_PORT."""
         names = [self.long_name, *(alias for alias in self.aliases if alias.startswith("--"))] if self.env else []
         plain = [name[2:].replace("-", "_").upper() for name in names]
-        return tuple(name if name in _TEIS else PREFIX + name for name in plain)
+        return tuple(each for name in plain for each in (PREFIX + name, name) if each != name or name in _TEIS)
 
     @property
     def shown_default(self) -> str:

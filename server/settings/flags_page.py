@@ -2,7 +2,7 @@
 
 import textwrap
 
-from server.settings.config_file import VARIABLE
+from server.settings.environment import CONFIG
 from server.settings.flag import GROUPS, PREFIX, Flag, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -13,9 +13,10 @@ _HEAD = f"""# Flags
 The flags of `embedline serve`. `make docs` makes this page from the source.
 
 A value is taken from the command line, else from the environment, else from the file that `--config` names (or the
-variable `{VARIABLE}`), else the default. Variables begin with `{PREFIX}`, but for those that text-embeddings-inference
-reads too; the log names each one that was read. An empty variable counts as unset. A wrong value ends the start with
-one line that names the flag, and exit code 2. Flags marked ◆ belong to a model.
+variable `{CONFIG}`), else the default. Variables begin with `{PREFIX}`; those that text-embeddings-inference
+reads too may go without, and count where the one with `{PREFIX}` is not set. The log names each one that was read, and
+each with `{PREFIX}` that is no flag's. An empty variable counts as unset. A wrong value ends the start with one line
+that names the flag, and exit code 2. Flags marked ◆ belong to a model.
 
 ## Several models
 

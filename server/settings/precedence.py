@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from server.settings import config_file
 from server.settings.config_file import ConfigFile
-from server.settings.environment import passed_over
+from server.settings.environment import passed_over, unknown, without_services
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -17,12 +18,20 @@ _MODEL_ID = "model_id"
 Words = Mapping[str, str | bool | Sequence[str] | None]
 
 
-def settings_from(words: Words, environment: Mapping[str, str], *, config: str | None = None) -> Settings:
-    """Words of the command line by the names of fields; `config` is a file's path. Raises SettingsError."""
+def settings_from(
+    words: Words,
+    environment: Mapping[str, str],
+    *,
+    config: str | None = None,
+    spelled: Mapping[str, str] = MappingProxyType({}),
+) -> Settings:
+    """Words of the command line by the names of fields; `config` is a file's path, `spelled` has what a platform calls
+    some of the variables. Raises SettingsError."""
+    environment = without_services(environment)
     file = config_file.read(config) if config else ConfigFile()
     server, model = flags_of(Settings), flags_of(ModelSettings)
     every = [*server, *model]
-    read = _from_environment(every, words, environment)
+    read = _from_environment(every, words, environment, spelled)
     given = {**{flag.name: value for flag, _, value in read}, **_from_command_line(every, words)}
     own = _each_models_own(model, words)
     if len(own) > 1 and not file.models:
@@ -35,6 +44,7 @@ def settings_from(words: Words, environment: Mapping[str, str], *, config: str |
             models=models,
             variables=tuple(name for _, name, _ in read),
             variables_passed_over=tuple(passed_over(every, environment)),
+            variables_unknown=tuple(unknown(every, environment)),
             **_of(server, file.values, given),
         )
 
@@ -106,15 +116,16 @@ def _from_command_line(flags: Sequence[Flag], words: Words) -> dict[str, Any]:
 
 
 def _from_environment(
-    flags: Sequence[Flag], words: Words, environment: Mapping[str, str]
+    flags: Sequence[Flag], words: Words, environment: Mapping[str, str], spelled: Mapping[str, str]
 ) -> list[tuple[Flag, str, Any]]:
     """Of what the command line leaves open: the flag, its variable and the value. An empty variable is none."""
     values: list[tuple[Flag, str, Any]] = []
     for flag in flags:
         variable = next((name for name in flag.variables if environment.get(name)), None)
         if variable is not None and not words.get(flag.name) and words.get(flag.name) is not False:
-            with _blaming_flag(flag, f" (the variable {variable})"):
-                values.append((flag, variable, flag.from_text(environment[variable])))
+            name = spelled.get(variable, variable)
+            with _blaming_flag(flag, f" (the variable {name})"):
+                values.append((flag, name, flag.from_text(environment[variable])))
     return values
 
 

@@ -29,6 +29,7 @@ class Settings(JobsFlags):
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
     variables: tuple[str, ...] = field(default=(), compare=False)  # of the environment, which were read
     variables_passed_over: tuple[str, ...] = field(default=(), compare=False)  # they lack the prefix
+    variables_unknown: tuple[str, ...] = field(default=(), compare=False)  # they have it, and are no flag's
     huggingface_hub_cache: str | None = flag(
         None,
         "Model",

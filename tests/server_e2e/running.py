@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds: how long a test waits for what should come at once, on a busy machine
-CACHE_HOME = "EMBEDLINE_TEST_CACHE"  # the variable that names the folder for compiled models; see conftest.py
+CACHE_HOME = "COMPILED_MODELS_OF_TESTS"  # the variable that names the folder for compiled models; see conftest.py
 # what a server logs: where it listens, and that it is ready
 ADDRESS = r"on https?://127\.0\.0\.1:(\d+)"
 READY = r"INFO supervisor: ready$"

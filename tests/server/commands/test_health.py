@@ -107,6 +107,10 @@ def test_the_local_port_is_the_one_that_serve_takes(monkeypatch: pytest.MonkeyPa
     assert local_urls(9) == ("http://127.0.0.1:9", "http://[::1]:9")
     monkeypatch.setenv("AIP_HTTP_PORT", "8085")  # Vertex AI's, which outranks what an image has
     assert local_urls() == ("http://127.0.0.1:8085", "http://[::1]:8085")
+    monkeypatch.setenv("EMBEDLINE_PORT", "9001")
+    assert local_urls() == ("http://127.0.0.1:9001", "http://[::1]:9001")
+    monkeypatch.setenv("EMBEDLINE_PORT", "tcp://10.96.1.1:80")  # Kubernetes's, of a Service called embedline
+    assert local_urls() == ("http://127.0.0.1:8085", "http://[::1]:8085")
     monkeypatch.delenv("AIP_HTTP_PORT")
     monkeypatch.setenv("EMBEDLINE_SSL_CERTFILE", "certificate.pem")
     assert local_urls() == ("https://127.0.0.1:80", "https://[::1]:80")

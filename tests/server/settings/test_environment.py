@@ -34,15 +34,49 @@ def test_sagemaker_runs_an_image_with_the_word_serve(
 
 def test_sagemaker_s_artifacts_are_the_model_where_no_name_is_given(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    assert "MODEL_ID" not in of_platform({}, is_sagemaker=True, artifacts=folder)
+
+    def read(**environment: str) -> Mapping[str, str]:
+        return of_platform(environment, is_sagemaker=True, artifacts=folder)[0]
+
+    assert "MODEL_ID" not in read()
     folder.mkdir()
-    assert "MODEL_ID" not in of_platform({}, is_sagemaker=True, artifacts=folder)  # SageMaker makes it all the same
+    assert "MODEL_ID" not in read()  # SageMaker makes it all the same
     (folder / "model.safetensors").touch()
 
-    assert of_platform({}, is_sagemaker=True, artifacts=folder)["MODEL_ID"] == str(folder)
-    named = of_platform({"HF_MODEL_ID": "a/b", "HF_MODEL_REVISION": "1"}, is_sagemaker=True, artifacts=folder)
+    assert read()["MODEL_ID"] == str(folder)
+    assert "MODEL_ID" not in read(EMBEDLINE_MODEL_ID="a/b")
+    named = read(HF_MODEL_ID="a/b", HF_MODEL_REVISION="1")
     assert (named["MODEL_ID"], named["REVISION"]) == ("a/b", "1")
-    assert of_platform({"PORT": "80"}, is_sagemaker=False, artifacts=folder) == {"PORT": "80"}
+    assert of_platform({"PORT": "80"}, is_sagemaker=False, artifacts=folder) == ({"PORT": "80"}, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "words", "name"),
+    [
+        ({"AIP_HTTP_PORT": "x", "PORT": "80"}, (), "AIP_HTTP_PORT"),
+        ({"SAGEMAKER_BIND_TO_PORT": "x", "PORT": "80"}, ("serve",), "SAGEMAKER_BIND_TO_PORT"),
+    ],
+)
+def test_a_wrong_value_of_a_platform_is_blamed_on_the_platform_s_name(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: Mapping[str, str],
+    words: Sequence[str],
+    name: str,
+) -> None:
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+
+    assert run.exit_code("serve", *words) == 2
+    assert f"(the variable {name}) must be a whole number" in capsys.readouterr().err
+
+
+def test_the_log_has_a_platform_s_names(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
+    monkeypatch.setenv("AIP_STORAGE_URI", "folder")
+
+    assert set(run.settings().variables) == {"AIP_HTTP_PORT", "AIP_STORAGE_URI"}
 
 
 def test_every_other_word_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +119,38 @@ def test_the_address_of_a_service_is_no_port(run: Run, monkeypatch: pytest.Monke
     assert run.settings().prometheus_port is None
     monkeypatch.setenv("PROMETHEUS_PORT", "9100")
     assert run.settings().prometheus_port == 9100
+
+
+def test_services_that_are_called_as_we_are_set_nothing() -> None:
+    """As Kubernetes names them for a Service called embedline, and one called embedline-jobs."""
+    services = {
+        "EMBEDLINE_PORT": "tcp://10.96.1.1:80",
+        "EMBEDLINE_SERVICE_HOST": "10.96.1.1",
+        "EMBEDLINE_SERVICE_PORT": "80",
+        "EMBEDLINE_SERVICE_PORT_HTTP": "80",
+        "EMBEDLINE_PORT_80_TCP": "tcp://10.96.1.1:80",
+        "EMBEDLINE_PORT_80_TCP_PROTO": "tcp",
+        "EMBEDLINE_PORT_80_TCP_PORT": "80",
+        "EMBEDLINE_PORT_80_TCP_ADDR": "10.96.1.1",
+        "EMBEDLINE_JOBS_PORT": "tcp://10.96.1.2:6379",
+        "EMBEDLINE_JOBS_SERVICE_HOST": "10.96.1.2",
+    }
+    assert settings_from({}, services) == settings_from({}, {})
+    assert settings_from({}, services).variables_unknown == ()
+
+
+def test_the_prefix_may_stand_before_every_name() -> None:
+    """An open server would be wrong in silence; an image's own PORT stays what it is without the prefix."""
+    environment = {"EMBEDLINE_API_KEY": "sesame", "EMBEDLINE_PORT": "9001", "PORT": "80", "EMBEDLINE_MODEL_ID": "a/b"}
+    settings = settings_from({}, environment)
+
+    assert (settings.api_key, settings.port, settings.models[0].model_id) == (("sesame",), 9001, "a/b")
+    assert set(settings.variables) == {"EMBEDLINE_API_KEY", "EMBEDLINE_PORT", "EMBEDLINE_MODEL_ID"}
+
+
+def test_a_misspelt_name_with_the_prefix_is_named() -> None:
+    environment = {"EMBEDLINE_API_KEYFILE": "x", "EMBEDLINE_NOTHING": "", "EMBEDLINE_CONFIG": "x", "OTHER": "x"}
+    assert settings_from({}, environment).variables_unknown == ("EMBEDLINE_API_KEYFILE",)
 
 
 def test_names_that_other_programs_use_are_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
