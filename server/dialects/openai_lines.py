@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from server.dialects.reading.json_body import parse
-from server.dialects.writing.dtypes import SCALED, is_by_row
+from server.dialects.writing.dtypes import SCALED, Ranges, is_by_row
 from server.dialects.writing.forms import FLOATS, RowForm, row_values
 from server.dialects.writing.openai_shapes import error_fields
 from server.requests.errors import InvalidRequest, RequestError
@@ -120,12 +120,12 @@ def last_line(error: RequestError) -> bytes:
     return b'{"error":%b}\n' % msgspec.json.encode(error_fields(error))
 
 
-def row_lines(lines: Sequence[Line], work: EmbedRequest, embedded: Embedded, form: RowForm | None) -> list[bytes]:
+def row_lines(lines: Sequence[Line], ranges: Ranges | None, embedded: Embedded, form: RowForm | None) -> list[bytes]:
     """A line for each row, also for those that failed. Raises InvalidRequest."""
     form, more = form or FLOATS, b""
     if form.dtype in SCALED or any(one.dtype in SCALED for _, one in form.several):
-        more = b',"scale":"row"' if is_by_row(embedded.rows.shape[1], work.ranges) else b',"scale":"ranges"'
-    values: Any = zip(lines, row_values(embedded.rows, form, work.ranges), embedded.truncated.tolist(), strict=True)
+        more = b',"scale":"row"' if is_by_row(embedded.rows.shape[1], ranges) else b',"scale":"ranges"'
+    values: Any = zip(lines, row_values(embedded.rows, form, ranges), embedded.truncated.tolist(), strict=True)
     return [
         answer_line(line, b'"embedding":%b%b%b' % (value, more, b',"truncated":true' if is_cut else b""))
         for line, value, is_cut in values

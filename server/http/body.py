@@ -27,6 +27,7 @@ _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
 _LARGE_BYTES = 1 << 20  # of larger decompressed bodies one is in memory at a time
 _TURN_SECONDS = 10.0  # to wait for that
+_ROOM_SECONDS = 600.0  # that a body of lines waits for others
 
 
 class ClientLeft(Exception):
@@ -95,10 +96,19 @@ class _Open:
         self.max_of_key = max_of_key
         self.num_bytes = 0
         self._of_key = Counter[str]()
+        self._has_less = asyncio.Event()
 
     def hold(self, num_bytes: int, key: str) -> None:
         self.num_bytes += num_bytes
         self._of_key[key] += num_bytes
+        if num_bytes < 0:
+            self._has_less.set()
+
+    async def room(self, key: str, more: int) -> None:
+        """Wait until there are not too many with so many more."""
+        while self.are_too_many(key, more=more):
+            self._has_less.clear()
+            await self._has_less.wait()
 
     def are_too_many(self, key: str, *, more: int = 0, but: int = 0) -> bool:
         """With so many more, where there are others but so many."""
@@ -219,6 +229,14 @@ class BodyReader:
             if len(body) > SMALL_BYTES:
                 self._check(len(body))
             yield
+
+    async def room(self, num_bytes: int) -> None:
+        """Wait until a body may take so many bytes. Raises Overloaded if that takes too long."""
+        try:
+            async with asyncio.timeout(_ROOM_SECONDS):
+                await self._open.room(self._key, num_bytes)
+        except TimeoutError:
+            raise self._too_many() from None
 
     def check(self, num_bytes: int, *, held: int) -> None:
         """Before a body takes so many bytes more than those that are `held` of it. Raises Overloaded."""

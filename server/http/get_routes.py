@@ -6,6 +6,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
@@ -53,6 +54,7 @@ def make_app(
     app.add_exception_handler(RequestError, _request_error)
     app.openapi = describe_api(app, state, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 
+    _add_openapi(app)
     for route in PLAIN_ROUTES:
         app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)
 
@@ -74,10 +76,6 @@ def make_app(
     async def info() -> Response:
         return JSONResponse(describe(state))
 
-    @app.get("/api-doc/openapi.json", include_in_schema=False)  # the same as /openapi.json, where TEI has it
-    async def api_doc() -> Response:
-        return JSONResponse(app.openapi())
-
     @app.get("/metrics", summary="Prometheus metrics of the whole server", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         try:
@@ -87,6 +85,23 @@ def make_app(
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _add_openapi(app: FastAPI) -> None:
+    """In place of FastAPI's own route, which writes the page anew for each request: that takes as long as 50 others."""
+    app.router.routes[:] = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    written: tuple[Any, bytes] = (None, b"")
+
+    @app.get("/openapi.json", include_in_schema=False)
+    @app.get("/api-doc/openapi.json", include_in_schema=False)  # where TEI has it
+    async def page(request: Request) -> Response:
+        nonlocal written
+        if written[0] is not (schema := app.openapi()):
+            written = schema, msgspec.json.encode(schema)
+        body = written[1]
+        if prefix := request.scope["root_path"]:
+            body = b'{"servers":%b,%b' % (msgspec.json.encode([{"url": prefix}]), body[1:])
+        return Response(body, media_type="application/json")
 
 
 def _add_health(app: FastAPI, state: ServerState) -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from embedline.pipelines import Pipeline
 from embedline.pipelines.type_fit import in_words
-from server.dialects.reading.json_body import BOM, parse
-from server.dialects.reading.lossless import LosslessDecoder
+from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.reading.lossless import MAX_WHOLE, WORDS, LosslessDecoder
 from server.dialects.reading.nesting import MAX_LISTS
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
@@ -64,11 +64,7 @@ class Bodies:
         if not is_msgpack and (_has_many_keys(body) or body.count(b",") > _MAX_JSON_VALUES):
             raise MalformedBody(f"the body has more than {MAX_VALUES} keys or {_MAX_JSON_VALUES} values")
         try:
-            found = (
-                parse(self._from_msgpack, body, form="msgpack")
-                if is_msgpack
-                else parse(self._from_json, body.removeprefix(BOM))
-            )
+            found = parse(self._from_msgpack, body, form="msgpack") if is_msgpack else parse_body(self._from_json, body)
         except RequestError:
             raise
         except Exception as error:  # of a type's own __post_init__; its message may repeat a text
@@ -141,7 +137,8 @@ def _numbers(kind: Any, value: Any) -> Any:
         array = _unpacked(*(value.get(name.encode(), value.get(name)) for name in ("type", "shape", "data")))
     else:
         try:
-            array = np.asarray(value)
+            is_word = isinstance(value, str) and kind is np.bool_
+            array = np.asarray(WORDS.get(value, value) if is_word else value)
             if array.dtype.kind not in _KINDS:
                 raise ValueError
         except (ValueError, TypeError, OverflowError):
@@ -164,6 +161,8 @@ def _converted(array: NDArray[Any], wanted: type[np.generic]) -> NDArray[Any]:
     with np.errstate(all="ignore"):  # it is looked at below
         found = array.astype(dtype)
     is_same = np.isfinite(found) == np.isfinite(array) if dtype.kind == "f" else found == array
+    if array.dtype.kind == "f" and dtype.kind != "f":
+        is_same &= np.abs(array) < MAX_WHOLE
     if not is_same.all():
         raise ValueError(f"Expected numbers that fit {wanted.__name__}")
     return found

@@ -6,6 +6,8 @@ each dialect.
 
 from typing import NamedTuple
 
+IS_NO_TEXT = "is not valid JSON in UTF-8 (another encoding, as Latin-1, and half of a surrogate pair are not)"
+
 
 class RequestError(Exception):
     """A request that is answered with an error.

@@ -41,6 +41,7 @@ class InOrder(Generic[_Message, _Result]):
         try:
             while (message := await self._next_message()) is not None:
                 self._open.put_nowait(asyncio.get_running_loop().create_task(self._work(message)))
+                del message  # until the next has come it would be kept
         finally:
             self._open.put_nowait(None)
 

@@ -1,11 +1,13 @@
 """JSON bodies: msgspec's decoders, and its messages as our errors. Knows no field."""
 
 import re
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from server.requests.errors import InvalidRequest, MalformedBody
+from server.requests.errors import IS_NO_TEXT, InvalidRequest, MalformedBody
+from wire.json_values import MAX_DEPTH, Value, is_wrong, place_of, values, without_escapes
 
 JSON = "JSON in UTF-8"
 BOM = b"\xef\xbb\xbf"  # in UTF-8; RFC 8259 lets a reader pass over it
@@ -13,6 +15,7 @@ _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 beside two 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
+_MAX_VALUES = 1 << 12  # of a body that is no JSON, among which `parse_body` looks for the wrong one
 _MAX_PROBLEM = 200  # characters: the name of a field that is not known is the client's
 _Parsed = TypeVar("_Parsed")
 _Decoded = TypeVar("_Decoded", covariant=True)
@@ -54,6 +57,30 @@ def parse(
         raise InvalidRequest(f"{param} is missing", param=param)
     problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
     raise InvalidRequest(f"{param or 'the body'}: {problem[:_MAX_PROBLEM].lower()}", param=param)
+
+
+def parse_body(decoder: Decoder[_Parsed], body: bytes) -> _Parsed:
+    """A body that BodyDecoder does not see, with a byte order mark or not. Raises what `parse` raises; of JSON that is
+    wrong with the place of the value that is to blame, if it is among the first."""
+    body = body.removeprefix(BOM)
+    try:
+        return parse(decoder, body)
+    except MalformedBody:
+        found = islice(values(without_escapes(body)), _MAX_VALUES)
+        wrong = next((value for value in found if place_of(value.path[:1]) and is_wrong(body, value)), None)
+        if wrong is None:
+            raise
+    raise wrong_value(body, wrong)
+
+
+def wrong_value(body: bytes, value: Value) -> MalformedBody:
+    """That no decoder takes this value of a body."""
+    if len(value.path) > MAX_DEPTH:
+        place = place_of(value.path[:2])  # the item
+        return MalformedBody(f"{place} is nested deeper than {MAX_DEPTH} levels", param=place)
+    place = place_of(value.path)
+    is_text = body.startswith(b'"', value.start)
+    return MalformedBody(f"{place} {IS_NO_TEXT if is_text else 'is not valid JSON'}", param=place)
 
 
 def _joined(field: str | None, inner: str) -> str | None:

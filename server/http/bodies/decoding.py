@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from server.dialects.choice import Chosen
-from server.dialects.reading.json_body import BOM
+from server.dialects.reading.json_body import BOM, wrong_value
 from server.dialects.reading.nesting import LARGE_BYTES, check_large, pieces
 from server.requests.errors import MalformedBody, RequestError
-from server.requests.inputs.partial import IS_NO_TEXT, UNREADABLE
+from server.requests.inputs.partial import UNREADABLE
 from server.requests.time_slices import SharedSlice
 from server.requests.work import EmbedRequest
-from wire.json_values import MAX_DEPTH, Value, is_wrong, marked, place_of, values, without_escapes
+from wire.json_values import Value, is_wrong, marked, place_of, values, without_escapes
 
 _MAX_VALUES = 1 << 17  # of a body that are looked at
 _MAX_WRONG = 4096  # of them that may fail alone
@@ -60,7 +60,7 @@ class BodyDecoder:
         wrong = await self._wrong_values(body)
         if not wrong:
             raise refused
-        named = _error(body, wrong[0])
+        named = wrong_value(body, wrong[0])
         if decode_marked is None or not all(body.startswith(b'"', value.start) for value in wrong):
             raise named
         try:
@@ -90,12 +90,3 @@ def num_marked(work: Any) -> int:
     if not isinstance(request, EmbedRequest) or not request.allows_errors:
         return 0
     return sum(text.count(UNREADABLE) for text in request.texts or ())
-
-
-def _error(body: bytes, value: Value) -> MalformedBody:
-    if len(value.path) > MAX_DEPTH:
-        place = place_of(value.path[:2])  # the item
-        return MalformedBody(f"{place} is nested deeper than {MAX_DEPTH} levels", param=place)
-    place = place_of(value.path)
-    is_text = body.startswith(b'"', value.start)
-    return MalformedBody(f"{place} {IS_NO_TEXT if is_text else 'is not valid JSON'}", param=place)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from server.dialects.openai_lines import Line, body_of, check_lines, error_line, last_line, row_lines
 from server.dialects.reading.nesting import LARGE_BYTES, check_large
 from server.dialects.route import Call, Headers, Route
+from server.dialects.writing.dtypes import Ranges
 from server.dialects.writing.forms import Container
 from server.http.bodies.lines import LINES, LineReader
-from server.http.body import BodyReader, ClientLeft, Receive, Send
+from server.http.body import BodyReader, ClientLeft, Receive, Send, decoded_bytes
 from server.requests.admission.room import SMALL_BYTES
 from server.requests.errors import (
     ERRORS,
@@ -49,22 +50,16 @@ class _Done:
     trace: Trace
     lines: Sequence[Line]
     call: Call
-    work: EmbedRequest | None = None
+    ranges: Ranges | None = None
     embedded: Embedded | None = None
     error: RequestError | None = None  # of all lines that have none of their own
-
-    @property
-    def failed(self) -> list[Line]:
-        """Those that have no row although others have."""
-        failed = self.embedded.failed if self.embedded is not None else None
-        return [self.lines[place] for place in sorted(failed or ())]
 
     def written(self) -> dict[int, bytes]:
         """Answers by the lines' indices."""
         error = self.error
-        if self.work is not None and self.embedded is not None:
+        if self.embedded is not None:
             try:
-                rows = row_lines(self.lines, self.work, self.embedded, self.call.form)
+                rows = row_lines(self.lines, self.ranges, self.embedded, self.call.form)
                 return {line.index: row for line, row in zip(self.lines, rows, strict=True)}
             except RequestError as raised:  # rows that can't be written as was asked for
                 error = _known(raised, self.trace)
@@ -97,7 +92,8 @@ class LineStreams:
         )
 
         async def work(lines: list[Line]) -> list[_Done]:
-            return await self._embed(route, call, lines)
+            with self.bodies.of(call.trace.key).held(sum(map(_num_held, lines))):
+                return await self._embed(route, call, lines)
 
         try:
             async with InOrder(reader.group, work, max_open=MAX_OPEN, dropped=self._report) as groups:
@@ -138,9 +134,9 @@ class LineStreams:
                 found.append(_unread(call, [line for line in lines if line.error is not None]))
             if len(failed) > 1:
                 done = await self._embed_together(route, call, failed)
-                if done.error is None:
+                if done.embedded is not None:
                     found.append(done)
-                    failed = done.failed
+                    failed = [failed[place] for place in sorted(done.embedded.failed or ())]
             for line in failed:
                 await self.time_slice.end_if_over()
                 found.append(await self._embed_together(route, call, [line]))
@@ -157,7 +153,7 @@ class LineStreams:
             own = replace(call, trace=trace)
             try:
                 work, embedded = await self._once(route, own, lines)
-                return _Done(trace, lines, own, work, embedded)
+                return _Done(trace, _without_inputs(lines), own, work.ranges, embedded)
             except asyncio.CancelledError:
                 self._report([_Done(trace, lines, own)])
                 raise
@@ -169,21 +165,20 @@ class LineStreams:
                 trace.release()
                 if isinstance(error, _ENDING):
                     raise
-                return _Done(trace, lines, own, error=_known(error, trace))
+                return _Done(trace, _without_inputs(lines), own, error=_known(error, trace))
             await asyncio.sleep(wait)
 
     async def _once(self, route: Route, call: Call, lines: list[Line]) -> tuple[EmbedRequest, Embedded]:
         """Raises RequestError."""
         body = body_of(lines)
         call.trace.num_body_bytes = len(body)
-        with self.bodies.of(call.trace.key).whole(body):
-            if len(body) > LARGE_BYTES:
-                await check_large(body)
-            work = route.decode(call, body)
-            check_lines(lines, work, call.form)
-            if call.form is not None:
-                call.trace.encoding = call.form.label
-            return work, await route.run(self.pipeline, work, call.trace)
+        if len(body) > LARGE_BYTES:
+            await check_large(body)
+        work = route.decode(call, body)
+        check_lines(lines, work, call.form)
+        if call.form is not None:
+            call.trace.encoding = call.form.label
+        return work, await route.run(self.pipeline, work, call.trace)
 
     def _report(self, group: Sequence[_Done]) -> None:
         """Those without a status have lost their client."""
@@ -198,6 +193,16 @@ class LineStreams:
 def _trace_of(stream: Trace) -> Trace:
     """Of a group."""
     return Trace(stream.method, stream.route, stream.request_id, key=stream.key)
+
+
+def _num_held(line: Line) -> int:
+    """Bytes until it is embedded: as it was read, in a body, and as a text."""
+    return 2 * (len(line.input) + len(line.options)) + decoded_bytes(line.input)
+
+
+def _without_inputs(lines: Sequence[Line]) -> Sequence[Line]:
+    """For their answers, which a client may not read."""
+    return [replace(line, input=b"", options=b"") for line in lines]
 
 
 def _unread(call: Call, lines: Sequence[Line]) -> _Done:

@@ -126,7 +126,8 @@ class LineReader:
     async def _read_on(self) -> None:
         if self._is_stopping():
             raise NotReady("the server is stopping", retry_after=1.0)
-        with self._bodies.whole(self._rest):
+        await self._bodies.room(len(self._rest))
+        with self._bodies.held(len(self._rest)):
             message = await self._next_piece()
         self._is_over = not message.get("more_body", False)
         self._piece, self._at = message["body"], 0

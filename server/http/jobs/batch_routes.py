@@ -8,7 +8,7 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from server.dialects.reading.json_body import BOM, parse
+from server.dialects.reading.json_body import parse_body
 from server.http.jobs.async_predict import NO_JOBS
 from server.http.jobs.refusals import calling
 from server.http.jobs.upload import received
@@ -80,7 +80,7 @@ class BatchRoutes:
             body += chunk
             if len(body) > _MAX_BODY_BYTES:
                 raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
-        new = parse(_NEW_BATCH, bytes(body).removeprefix(BOM))
+        new = parse_body(_NEW_BATCH, bytes(body))
         fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
         return JSONResponse((await self._call("batch_create", request, fields)).fields)
 

@@ -42,10 +42,11 @@ def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_
     """The function that FastAPI calls for its schema, which is made once, when the first model is loaded."""
 
     def openapi() -> Schema:
-        if app.openapi_schema is None or not app.openapi_schema["x-is-complete"]:
+        is_complete = state.models is not None  # the limits of the model are there
+        if app.openapi_schema is None or app.openapi_schema["x-is-complete"] != is_complete:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             components = _add_dialects(schema)
-            schema["x-is-complete"] = state.models is not None  # the limits of the model are there
+            schema["x-is-complete"] = is_complete
             refine(
                 components,
                 msgspec.json.schema_components([body for route in ROUTES for body in route.bodies])[1],

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from engine.types import OutputKind
-from server.requests.errors import EmptyInput, MalformedBody, RequestError
+from server.requests.errors import IS_NO_TEXT, EmptyInput, MalformedBody, RequestError
 from server.requests.inputs.late_chunks import embed_late_chunks
 from server.requests.inputs.windows import embed_in_windows
 from server.requests.pipeline import Pipeline
@@ -26,7 +26,6 @@ from wire.vocabulary import RequestClass
 
 # Stands in the place of a text that no decoder takes. No client knows it.
 UNREADABLE = secrets.token_hex(16)
-IS_NO_TEXT = "is not valid JSON in UTF-8 (another encoding, as Latin-1, and half of a surrogate pair are not)"
 
 
 class _NothingLeft(Exception):

@@ -27,6 +27,11 @@ def chooses(kind: Literal["a", "b"]) -> NDArray[np.float32]:
     return chosen(kind)
 
 
+@step
+async def listed(texts: list[str], flag: np.bool_, options: dict[str, int]) -> list[str]:
+    return texts
+
+
 @pipeline
 def odd(__kind: Literal["a", "b"]) -> NDArray[np.float32]:
     return chosen(__kind)
@@ -58,6 +63,7 @@ def test_numbers_are_converted(kind: Any, given: list[Any], found: list[Any]) ->
         (np.float32, [1e300]),
         (np.int32, [3_000_000_000]),
         (np.int32, [2.5]),
+        (np.int64, [9007199254740993.0]),  # a float has no room for its last digit
         (np.int64, [2**63]),
         (np.uint8, [-1]),
         (np.bool_, [2]),
@@ -177,3 +183,25 @@ def test_an_array_of_a_billion_empty_rows_is_none() -> None:
 def test_a_parameter_whose_name_no_field_can_have_is_refused() -> None:
     with pytest.raises(PipelinesUnusable, match=r"pipeline odd: .*'__kind'"):
         Bodies(odd)
+
+
+@pipeline
+def lists(texts: list[str], flag: np.bool_, options: dict[str, int]) -> list[str]:
+    return listed(texts, flag, options)
+
+
+def test_a_text_that_no_decoder_takes_is_named() -> None:
+    body = b'\xef\xbb\xbf{"texts":["a","b\\ud83d"],"flag":true,"options":{}}'
+    with pytest.raises(MalformedBody) as refused:
+        Bodies(lists).read(body, is_msgpack=False)
+    assert refused.value.param == "texts[1]"
+
+
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_other_spellings_are_taken_everywhere(word: str) -> None:
+    body = b'{"texts":["true"],"flag":"%b","options":{"a":2.0}}' % word.encode()
+    assert Bodies(lists).read(body, is_msgpack=False) == {
+        "texts": ["true"],
+        "flag": np.bool_(word == "true"),
+        "options": {"a": 2},
+    }

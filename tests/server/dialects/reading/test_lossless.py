@@ -1,7 +1,9 @@
 """Whole floats for integers, and "true" and "false" for booleans: in every field of every route, and nothing else."""
 
 import json
-from typing import Any
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import pytest
@@ -48,11 +50,20 @@ BODIES = LosslessDecoder[Body](Body)
         (b'{"mixed":["2.0",[2.0],["a"]]}', "mixed[2][0]"),
         (b'{"mixed":["2.0",[2.0,3]]}', Body(mixed=["2.0", [2, 3]])),
         (b'{"number":2.0,"number":3.0}', Body(3)),  # the last one counts, as ever
-        (b'{"either":"true","number":1.0}', Body(1, either=True)),
+        (b'{"either":"true","number":1.0}', Body(1, either="true")),
         (b'{"number":2.5}', "number"),
         (b'{"number":1e400}', "number"),
         (b'{"number":1e30}', "number"),
         (b'{"number":9007199254740993.0}', "number"),  # a float has no room for its last digit
+        (b'{"number":4503599627370496.5}', "number"),  # a float is whole there, and this is not
+        (b'{"number":0.99999999999999999999}', "number"),
+        (b'{"number":1e-400}', "number"),
+        (b'{"number":1e-99999999999999999999}', "number"),
+        (b'{"ids":[9007199254740993.0]}', "ids[0]"),
+        (b'{"ids":[1,4503599627370496.5]}', "ids[1]"),
+        (b'{"ids":[0.99999999999999999999]}', "ids[0]"),
+        (b'{"ids":[1e-400]}', "ids[0]"),
+        (b'{"ids":[100e-2,1.50e1,9007199254740991.0]}', Body(ids=[1, 15, 2**53 - 1])),
         (b'{"number":"2"}', "number"),
         (b'{"number":true}', "number"),
         (b'{"number":"true"}', "number"),
@@ -75,6 +86,101 @@ def test_what_is_lossless_is_taken(given: bytes, expected: Body | str) -> None:
         assert refused.value.param == expected
 
 
+@dataclass
+class Both:
+    number: int
+    flag: bool
+
+
+class Pair(NamedTuple):
+    number: int
+    flag: bool
+
+
+class Named(TypedDict):
+    number: int
+
+
+class Tagged(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    number: int
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize(
+    ("kind", "given", "found"),
+    [
+        (dict[str, int], b'{"a":2.0,"b":3}', {"a": 2, "b": 3}),
+        (dict[str, list[bool]], b'{"a":["true"]}', {"a": [True]}),
+        (tuple[int, ...], b"[2.0,3]", (2, 3)),
+        (tuple[int, bool], b'[2.0,"true"]', (2, True)),
+        (set[int], b"[2.0]", {2}),
+        (list[int | None], b"[null,2.0]", [None, 2]),
+        (Both, b'{"number":2.0,"flag":"true","other":2.5}', Both(2, flag=True)),
+        (Pair, b'[2.0,"true"]', Pair(2, flag=True)),
+        (Named, b'{"number":2.0}', {"number": 2}),
+        (Tagged, b'{"type":"Tagged","number":2.0}', Tagged(2)),
+        (Literal[1, 2], b"2.0", 2),
+        (Annotated[int, msgspec.Meta(extra_json_schema={})] | None, b"2.0", 2),
+        (bool | str, b'"true"', "true"),
+        (tuple[bool | str, int], b'["true",2.0]', ("true", 2)),
+    ],
+)
+def test_types_of_all_kinds_take_them(kind: Any, given: bytes, found: Any) -> None:
+    assert LosslessDecoder(kind).decode(given) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (tuple[int, bool], b'[2.0,"true",2.5]'),
+        (tuple[int, bool], b"[2.0]"),
+        (Tagged, b'{"type":"Tagged","number":2.0,"other":1}'),
+        (Tagged, b'{"type":"Another","number":2.0}'),
+        (Literal[1, 2], b"3.0"),
+        (dict[str, int], b'{"a":2.5}'),
+    ],
+)
+def test_nothing_is_left_out_of_a_value(kind: Any, given: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        LosslessDecoder(kind).decode(given)
+
+
+@pytest.mark.holds("Limits")
+@pytest.mark.parametrize(
+    "values",
+    [
+        b'["a",' + b"1," * 50_000 + b"1]",
+        b'["a"' + b",null" * 50_000 + b"]",
+        b"[" + b",".join([b"[" + b"1," * 99 + b'"x"]'] * 500) + b"]",
+        b"[" + b",".join([b'{"text":"a","b":1}'] * 50_000) + b',1.5,[1.0],{"text":1}]',
+    ],
+    ids=["numbers", "nulls", "lists", "objects"],
+)
+def test_few_of_many_values_are_looked_at(values: bytes) -> None:
+    """Each takes Python as long as a decoder takes for a hundred."""
+    num_calls = 0
+
+    def counted(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        with pytest.raises(InvalidRequest):
+            parse(BODIES, b'{"mixed":' + values + b',"number":2.0}')
+    finally:
+        sys.setprofile(None)
+
+    assert num_calls < 40_000
+
+
+def test_commas_of_texts_and_lists_do_not_count() -> None:
+    text, ids = '1,"[' * 9000, [1.0] * 9000
+    body = json.dumps({"mixed": [text, ids, text, ids]}).encode()
+
+    assert parse(BODIES, body).mixed == [text, [1] * 9000, text, [1] * 9000]
+
+
 def outcome(route: Any, body: dict[str, Any]) -> object:
     """The request, or why there is none."""
     try:
@@ -86,7 +192,7 @@ def outcome(route: Any, body: dict[str, Any]) -> object:
 def spelled(kind: Any) -> list[tuple[Any, Any]]:
     """Values of a field in JSON's own spelling and in the other one."""
     wanted = inspect.type_info(kind)
-    kinds = {type(each) for each in getattr(wanted, "types", (wanted,))}
+    kinds = {type(getattr(each, "type", each)) for each in getattr(wanted, "types", (wanted,))}
     floats = [(number, float(number)) for number in (0, 1, 3)] if inspect.IntType in kinds else []
     words = [(flag, json.dumps(flag)) for flag in (True, False)] if inspect.BoolType in kinds else []
     return floats + words

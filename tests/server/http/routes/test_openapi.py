@@ -159,3 +159,19 @@ def test_keys_are_asked_for_where_they_are_needed(metrics_need_a_key: bool) -> N
 
 def test_without_keys_none_is_asked_for(schema: Any) -> None:
     assert not any("security" in operation for methods in schema["paths"].values() for operation in methods.values())
+
+
+def test_the_page_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[bytes]:
+        edge = Edge(url_prefix="/here")
+        paths = ("/openapi.json", "/api-doc/openapi.json", "/here/openapi.json")
+        first = [(await call(edge.app, "GET", path)).body for path in paths]
+        with monkeypatch.context() as patched:
+            patched.setattr(json, "dumps", None)
+            patched.setattr("server.http.openapi.page.get_openapi", None)
+            assert [(await call(edge.app, "GET", path)).body for path in paths] == first
+        return first
+
+    plain, of_tei, prefixed = asyncio.run(run())
+    assert plain == of_tei
+    assert json.loads(prefixed) == {**json.loads(plain), "servers": [{"url": "/here"}]}
