@@ -4,11 +4,16 @@ import re
 from collections.abc import Iterator
 
 from engine.model.json_files import Json, number_in, object_in
+from engine.types import ModelError
 
 _MODERNBERT_WINDOW = 128  # the default of local_attention (transformers, configuration_modernbert.py)
 _WINDOW = re.compile(r"(window|window_size|attention_chunk_size)$")  # keys: sliding_window, attention_window_size, …
 _SPARSE, _BLOCK, _NUM_RANDOM = ("big_bird", "bigbird_pegasus"), 64, 3  # and defaults of block_size, num_random_blocks
-_LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rope whose frequencies depend on the length
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of how many the architecture has
+LONG_ROPE = "longrope"
+_LENGTH_DEPENDENT = ("dynamic", LONG_ROPE)  # kinds of rope whose frequencies depend on the length
+_ORIGINAL = "original_max_position_embeddings"
+_DEFAULT_ORIGINAL = {"phi3": 4096}  # of its class, where config.json does not say it outside of rope_parameters
 
 
 def telling_lengths(config: Json, max_seqlen: int) -> tuple[int, ...]:
@@ -47,8 +52,24 @@ def _num_dense(config: Json) -> int | None:
 
 
 def _of_rope(config: Json) -> set[int]:
-    rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
-    if rope.get("rope_type", rope.get("type")) not in _LENGTH_DEPENDENT:
-        return set()
-    first = number_in({**config, **rope}, "original_max_position_embeddings", "max_position_embeddings")
-    return set() if first is None else {first, first + 2}
+    return {length for _, first in lengths_of_rope(config) for length in (first, first + 2)}
+
+
+def lengths_of_rope(config: Json) -> Iterator[tuple[str, int]]:
+    """The kinds of rope whose frequencies depend on the length, of all layers or of each type, and the most tokens that
+    have the first frequencies. Raises ModelError where config.json leaves that to the class."""
+    whole = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
+    for rope in (whole, *(each for each in whole.values() if isinstance(each, dict))):
+        kind = rope.get("rope_type", rope.get("type"))
+        if kind in _LENGTH_DEPENDENT:
+            originals = _originals(config, rope) if kind == LONG_ROPE else []
+            first = min(originals, default=number_in(config, *POSITIONS))
+            if first is None:
+                raise ModelError(f"rope_type {kind!r} in config.json needs {POSITIONS[0]}, which it has not")
+            yield kind, first
+
+
+def _originals(config: Json, rope: Json) -> list[int]:
+    """Inside and outside; which of them counts depends on the class."""
+    outside = number_in(config, _ORIGINAL) or _DEFAULT_ORIGINAL.get(str(config.get("model_type")))
+    return [length for length in (outside, number_in(rope, _ORIGINAL)) if length is not None]

@@ -30,6 +30,8 @@ _NUM_INSIDE = 8  # special ids in one sequence, or full neighbours in one batch
 _MIN_SEQLEN = 3  # tokens that it takes to have an id between two others
 # Tokens of one id in a neighbour. On a GPU rounding hides more, and tokens cost less.
 _FULL = {"cpu": 6, "cuda": 16}
+# Tokens of two sequences that are padded together, on either side of a length at which attention may become sparse.
+_PADDED = (126, 144)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,20 @@ def trial(
     lengths = (*_SEQLENS, *tried, *seqlens)
     if not is_whole:
         return Trial(arbitrary(folder, lengths), [], (), (note,) if note else ())
-    last = min(affordable, LONGEST, folder.max_seqlen) if has_longest else 0
-    longer = () if last <= min(max(lengths), folder.max_seqlen) else (last,)
     roles, others = special(folder) if folder.max_seqlen >= _MIN_SEQLEN else ([], [])
     return Trial(
-        arbitrary(folder, (*lengths, *longer)),
+        [*arbitrary(folder, lengths), *(longer(folder, kind=kind) if has_longest else [])],
         list(_inside(folder, [*roles, *others])),
         tuple(_neighbours(folder, roles, others, num_full=_FULL[kind])),
         (note,) if note else (),
     )
+
+
+def longer(folder: ModelFolder, *, kind: str) -> Sequences:
+    """One as long as any engine tries, and two that are padded to one length; of those that a start can afford."""
+    most = min(int(_MAX_WORK[kind] / num_layer_parameters(folder)), folder.max_seqlen)
+    lengths = {min(most, LONGEST), *(min(most, length) for length in _PADDED)}
+    return arbitrary(folder, (length for length in sorted(lengths) if length > max(_SEQLENS)))
 
 
 def num_layer_parameters(folder: ModelFolder) -> int:

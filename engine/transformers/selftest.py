@@ -6,6 +6,7 @@ their configuration says. Then they are padded, and where that is wrong, too, ea
 tested with the rows.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
-from engine.selftest.trial import NUM_VICTIMS, trial
+from engine.selftest.trial import NUM_VICTIMS, Trial, longer, trial
 from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of
@@ -34,6 +35,7 @@ _WAYS = {
 
 _KEEPS_STATE = "its class keeps from one text what changes the next, which is put back before each"
 _FULL_OF_ONE = "one sequence at a time where a neighbour is full of one token"
+_BESIDE_OTHERS = "beside other neighbours where one is full of one token"
 _FLOAT32_TOLERANCE_ON_GPU = 1e-4  # each shape has its own kernel, which adds in its own order
 _SCORES_FACTOR = 10  # times the tolerance: a small score can be the difference of large numbers
 
@@ -81,12 +83,13 @@ def choose_forward(
     """
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
+    is_told = _is_told_by_masks(model)
     tried = trial(
         folder,
         kind=whole.device.type,
         seqlens=(least_tried,) if least_tried else (),
         is_whole=known is None,
-        has_longest=not _is_told_by_masks(model),
+        has_longest=not is_told,
     )
     reference = run_alone(whole, folder, tried)
     made = makers_of(folder, whole, reference)
@@ -97,11 +100,24 @@ def choose_forward(
     # what it keeps belongs to one text, not to the longest of those beside it
     ways = (known.way,) if known else (ALONE,) if keeps_state else tuple(_WAYS)
     forward, way, why_not = _first_that_agrees(ways, model, folder, reference, made.makers)
-    why_not = _KEEPS_STATE if keeps_state else why_not
     longest = max(map(len, tried.sequences))
+    if way == PADDED and is_told and known is None and (more := longer(folder, kind=whole.device.type)):
+        longest = max(longest, *map(len, more))
+        problem = _of_padded(forward, run_alone(whole, folder, Trial(more, [], (), ())), made.makers)
+        if problem:
+            forward, way, _ = _first_that_agrees((ALONE,), model, folder, reference, made.makers)
+            why_not = f"{why_not} and {PADDED} {problem}"
+    why_not = _KEEPS_STATE if keeps_state else why_not
     finding = known or Finding(way, why_not, keeps_state, longest, reference.notes)
     notes = (finding.note, *prepacked, *made.notes, *finding.notes)
     return Choice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
+
+
+def _of_padded(forward: Forward, longer_ones: Reference, makers: Makers) -> str:
+    """What is wrong with longer sequences that are padded, of which masks tell nothing; "" if nothing is."""
+    if longer_ones.keeps_state:
+        raise ModelError("transformers' class keeps from a long text what changes the next, and from a short one not")
+    return _disagreement(forward, longer_ones, makers)
 
 
 def _first_that_agrees(
@@ -176,9 +192,28 @@ def _of_rows(rows: torch.Tensor, reference: Reference, what: str = "one sequence
 
 def _of_neighbours(forward: Forward, reference: Reference) -> str:
     """Of the first sequences beside others that are full of one token."""
+    if not reference.beside:
+        return ""
     num_tokens = int(reference.batch.cu_seqlens[NUM_VICTIMS])
-    each = (_of_rows(forward(one)[:num_tokens], reference, _FULL_OF_ONE) for one in reference.beside)
-    return next(filter(None, each), "")
+    beside_others: dict[bytes, torch.Tensor] = {}  # by what the lengths are
+    for one in reference.beside:
+        rows = forward(one)[:num_tokens]
+        problem = _of_rows(rows, reference, _FULL_OF_ONE)
+        if not problem and reference.dtype == "bfloat16":
+            lengths = one.cu_seqlens.tobytes()
+            if lengths not in beside_others:
+                others = np.resize(one.token_ids[:num_tokens], one.num_tokens)
+                beside_others[lengths] = forward(dataclasses.replace(one, token_ids=others))[:num_tokens]
+            problem = _of_other_neighbours(rows, beside_others[lengths])
+        if problem:
+            return problem
+    return ""
+
+
+def _of_other_neighbours(rows: torch.Tensor, beside_others: torch.Tensor) -> str:
+    """Batches of the same lengths are rounded in the same way. So a neighbour's ids show, which rounding would hide."""
+    found = agreement(_on_host(rows), _on_host(beside_others), dtype="float16")
+    return "" if is_near(found, dtype="float16") else f"differs from itself {_BESIDE_OTHERS}: {found.in_words}"
 
 
 def _difference(rows: Rows, kind: OutputKind, expected: Scores) -> float:

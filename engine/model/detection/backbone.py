@@ -10,6 +10,7 @@ from engine.model.detection.config.values import WIDTHS
 from engine.model.detection.detected import Files
 from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.sentence_files import SentenceFiles
+from engine.model.telling_lengths import LONG_ROPE, POSITIONS, lengths_of_rope
 from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
 
@@ -29,7 +30,7 @@ _UNKNOWN_COUNT = (
 )
 _WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
-_LONG_ROPE = "longrope is used up to where its frequencies change"
+_ROPE_CHANGES = "longrope is used up to where its frequencies change"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +142,17 @@ def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: 
     if min(asked, limit) >= _UNLIMITED:
         note = f"no length is given anywhere: {_WHERE_NOT_SAID} tokens"
         return Length(_WHERE_NOT_SAID, "no file", note)
-    note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _LONG_ROPE else ""
+    note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _ROPE_CHANGES else ""
     num_positions = limit if limit < _UNLIMITED else None
     return Length(min(asked, limit), source if asked <= limit else "config.json", note, num_positions)
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
     """The longest sequence of the architecture, and what limits it."""
-    positions = number_in(config, "max_position_embeddings", "n_positions", "max_seq_len") or _UNLIMITED
-    rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
-    if rope.get("rope_type", rope.get("type")) == "longrope":
-        # Beyond it, one long sequence would change the frequencies, and so the rows, of all others in its batch.
-        short = number_in({**config, **rope}, "original_max_position_embeddings")
-        if short is not None:
-            return min(short, positions), _LONG_ROPE
+    positions = number_in(config, *POSITIONS) or _UNLIMITED
+    # Beyond it, one long sequence would change the frequencies, and so the rows, of all others in its batch.
+    short = [length for kind, length in lengths_of_rope(config) if kind == LONG_ROPE]
+    if short:
+        return min(*short, positions), _ROPE_CHANGES
     lost = 0 if padding_idx is None else padding_idx + 1
     return positions - lost, "the architecture has no more positions"

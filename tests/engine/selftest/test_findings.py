@@ -75,7 +75,7 @@ def test_what_does_not_hold_any_more_is_found_out_anew(
     monkeypatch.setattr(selftest, "PackedForward", Leaking)
     assert load(folder, tmp_path / "cache").info.notes[0].startswith("padded")
     monkeypatch.setattr(selftest, "PackedForward", PackedForward)
-    assert len(tried) == 3
+    assert len(tried) == 4  # what is packed no more is tried with longer ones when it is padded
 
 
 def test_a_damaged_finding_is_found_out_anew(tried: list[int], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertModel
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
 
 from engine import registry
 from engine.transformers import selftest
@@ -95,6 +96,28 @@ def test_the_same_by_openvino(model: str, tmp_path: Path) -> None:
     assert largest_difference(load(folder, "openvino"), folder, TEXTS) <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["ESM", "ESM, rotary", "ESM, the first id is its mask"])
+def test_rounding_hides_no_neighbour(model: str, dtype: str, tmp_path: Path) -> None:
+    """Six masks beside others change rows of bfloat16 less than rounding does, and sixty turn them around."""
+    model_type, config, way = MODELS[model]
+    folder = saved(model_type, config, tmp_path / "model")
+    engine = load(folder, dtype=dtype)
+    text = arbitrary((9,))
+    alone, beside = (_rows(engine, [*text, *others])[0] for others in ((), ([5, *[config["mask_token_id"]] * 60],)))
+    engine.close()
+    assert engine.info.notes[0].startswith(way), engine.info.notes
+    assert alone @ beside >= 0.99 * np.linalg.norm(alone) * np.linalg.norm(beside)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_packed_stays_so_in_16_bits(dtype: str, tmp_path: Path) -> None:
+    folder = saved("esm", {**_ESM, **_ROTARY, "token_dropout": False}, tmp_path / "model")
+    engine = load(folder, dtype=dtype)
+    engine.close()
+    assert engine.info.notes[0].startswith("packed"), engine.info.notes
+
+
 @pytest.mark.parametrize("num_positions", [77, 300])
 def test_a_class_that_bounds_the_row_by_its_positions(num_positions: int, tmp_path: Path) -> None:
     config = {**_TINY, "max_position_embeddings": num_positions, "bos_token_id": 2, "eos_token_id": 3}
@@ -103,6 +126,44 @@ def test_a_class_that_bounds_the_row_by_its_positions(num_positions: int, tmp_pa
     engine = load(folder)
     assert engine.info.notes[0].startswith("padded")
     assert largest_difference(engine, folder, texts) <= 1e-5
+
+
+_LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 100.0}
+_BY_LAYER = {
+    "full_attention": {**_LONG_ROPE, "original_max_position_embeddings": 45},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+
+
+@pytest.mark.parametrize("engine", ["transformers", "openvino"])
+def test_angles_of_one_type_of_layer_that_change_at_a_length(engine: str, tmp_path: Path) -> None:
+    """A longer neighbour, or padding, would change them for all."""
+    config = {**_TINY, "layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4}
+    folder = saved("modernbert", {**config, "local_attention": 16, "rope_parameters": _BY_LAYER}, tmp_path / "model")
+    texts = [text[:45] for text in arbitrary((44, 50, 41, 45, 60, 9))]
+    loaded = load(folder, engine)
+    assert loaded.limits.max_seqlen == 45
+    assert largest_difference(loaded, folder, texts) <= 1e-5
+
+
+@pytest.mark.parametrize("longest", [128, 129])
+def test_padding_that_changes_rows_from_a_length_on(
+    longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks say what packed rows see, and nothing of rows that are padded."""
+    config = {**_TINY, "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 8}
+    folder = saved("gpt_oss", {**config, "max_position_embeddings": 160}, tmp_path / "model")
+    forward = GptOssRMSNorm.forward
+
+    def larger(self: GptOssRMSNorm, rows: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = forward(self, rows)
+        return normed * 1.01 if rows.shape[1] >= longest else normed
+
+    monkeypatch.setattr(GptOssRMSNorm, "forward", larger)
+    engine = load(folder)
+    assert engine.info.notes[0].startswith("one by one")
+    assert "and padded differs from one sequence at a time" in engine.info.notes[0]
+    assert largest_difference(engine, folder, arbitrary((100, 130, 9))) <= 1e-5
 
 
 def test_padding_ids_in_a_text_of_a_class_that_looks_for_them(tmp_path: Path) -> None:

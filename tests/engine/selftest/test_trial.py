@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
-from engine.model.telling_lengths import telling_lengths
+from engine.model.telling_lengths import lengths_of_rope, telling_lengths
 from engine.selftest import trial as module
 from engine.selftest.trial import trial
+from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import save
 
@@ -44,6 +45,34 @@ ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 )
 def test_lengths_that_show_a_wrong_window(config: dict[str, Any], lengths: tuple[int, ...]) -> None:
     assert telling_lengths(config, 8192) == lengths
+
+
+INSIDE = {"original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("places", "inside", "first"),
+    [
+        ({}, INSIDE, 32),
+        ({"original_max_position_embeddings": 16}, {}, 16),
+        ({"original_max_position_embeddings": 16}, INSIDE, 16),  # which of two counts depends on the class
+        ({}, {}, 8192),
+        ({"model_type": "phi3"}, {}, 4096),  # a default of its class
+    ],
+)
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_where_longrope_changes(places: dict[str, Any], inside: dict[str, Any], first: int, *, by_layer: bool) -> None:
+    rope: dict[str, Any] = {"rope_type": "longrope", **inside}
+    said = {"sliding_attention": {"rope_type": "default"}, "full_attention": rope} if by_layer else rope
+    config = {"max_position_embeddings": 8192, **places, "rope_parameters": said}
+    assert list(lengths_of_rope(config)) == [("longrope", first)]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_change_at_a_length_that_only_the_class_knows(kind: str) -> None:
+    config = {"rope_parameters": {"full_attention": {"rope_type": kind}}}
+    with pytest.raises(ModelError, match=f"rope_type '{kind}' in config.json needs max_position_embeddings"):
+        list(lengths_of_rope(config))
 
 
 def test_what_costs_too_much_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
