@@ -13,7 +13,7 @@ from tokenizer_pool.chat import Chat, ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
 from tokenizer_pool.lane import AnyJob, Lane
 from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
-from tokenizer_pool.long_texts.shortening import Shortener, has_long
+from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS, Shortener, has_long
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, parts_of
 from tokenizer_pool.tasks import AnyAnswer, AnyPiece, first_unencodable
@@ -94,6 +94,7 @@ class TokenizerPool:
         max_seqlen = self._max_seqlens[model]
         if max_tokens is not None:
             max_tokens = max_seqlen = min(max_tokens, max_seqlen)
+        was_long = [len(text) > LONG_TEXT_CHARS for text in texts] if prompt and not pair_texts else []
         if has_long(texts) or (pair_texts and has_long(pair_texts)):
             shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
             texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
@@ -101,15 +102,19 @@ class TokenizerPool:
             raise TextRefused(Refusal.TOO_MUCH, -1, max_chars=MAX_REPEATED_CHARS)
 
         def piece(start: int, stop: int) -> Piece:
+            own = texts[start:stop]
+            if is_prompted := any(was_long[start:stop]):
+                own = [text if was else prompt + text for text, was in zip(own, was_long[start:stop], strict=True)]
             return Piece(
                 model,
                 request_class,
                 truncation,
-                texts[start:stop],
+                own,
                 prompt,
                 pair_texts[start:stop],
                 max_tokens,
                 add_special_tokens,
+                is_prompted,
             )
 
         parts = parts_of(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)

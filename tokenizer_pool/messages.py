@@ -30,9 +30,9 @@ SCAN = 0x020A
 SCANNED = 0x020B
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
-# special tokens are added (u8), most tokens of a text (u32, 0 = as many as the model takes);
-# then uint32 byte lengths [n], the prompt, the texts, all UTF-8
-_TOKENIZE = struct.Struct("<HBBIIBBI")
+# special tokens are added (u8), whether the texts have the prompt already (u8), most tokens of a text (u32, 0 = as many
+# as the model takes); then uint32 byte lengths [n], the prompt, the texts, all UTF-8
+_TOKENIZE = struct.Struct("<HBBIIBBBI")
 # seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
 # uint8 truncated [n], and last, where it leaves the arrays aligned, whether there are types (u8)
 _TOKENIZED = struct.Struct("<dI")
@@ -103,6 +103,7 @@ class Piece:
     pair_texts: Sequence[str] = ()  # as many second texts, which make pairs; () = texts alone
     max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
     add_special_tokens: bool = True  # to texts alone
+    is_prompted: bool = False  # the texts have the prompt already, as far as it matters
 
     @property
     def num_items(self) -> int:
@@ -167,6 +168,7 @@ def encode_piece(piece: Piece) -> list[Buffer]:
         len(prompt),
         pairing,
         piece.add_special_tokens,
+        piece.is_prompted,
         piece.max_tokens or 0,
     )
     return [header, *encode_texts(texts, prompt)]
@@ -174,7 +176,8 @@ def encode_piece(piece: Piece) -> list[Buffer]:
 
 def decode_piece(payload: memoryview) -> Piece:
     """The inverse of `encode_piece`."""
-    model, request_class, truncation, num_texts, prompt_bytes, pairing, adds, limit = _TOKENIZE.unpack_from(payload)
+    head = _TOKENIZE.unpack_from(payload)
+    model, request_class, truncation, num_texts, prompt_bytes, pairing, adds, is_prompted, limit = head
     prompt, texts = decode_texts(payload, _TOKENIZE.size, num_texts, prompt_bytes)
     pair_texts: list[str] = []
     if pairing:
@@ -188,6 +191,7 @@ def decode_piece(payload: memoryview) -> Piece:
         pair_texts or (),
         limit or None,
         bool(adds),
+        bool(is_prompted),
     )
 
 

@@ -52,12 +52,14 @@ class Tokenizer:
         pair_texts: Sequence[str] = (),
         max_tokens: int | None = None,
         add_special_tokens: bool = True,
+        is_prompted: bool = False,
     ) -> TokenizedPiece:
         """Ids of each text with the prompt before it, special tokens included.
 
         With `pair_texts`, as many, of each pair: in the model's template with the prompt as its instruction, or else
         as transformers pairs texts, with the prompt before the first; the longer text is then cut first.
-        `max_tokens` may be below what the model takes; `add_special_tokens` is for texts alone.
+        `max_tokens` may be below what the model takes; `add_special_tokens` is for texts alone, and so is
+        `is_prompted`: they have the prompt already.
         Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM, FAILED for a text the library can't take, EMPTY,
         OUT_OF_VOCABULARY for a text with an id that the model has no row for.
         """
@@ -68,7 +70,7 @@ class Tokenizer:
         num_special = self._num_special if add_special_tokens else 0
         if max_seqlen <= num_special:  # the library would then not truncate at all
             raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=max_seqlen)
-        if prompt:
+        if prompt and not is_prompted:
             texts = [prompt + text for text in texts]
         if truncation is Truncation.NONE:
             self._backend.no_truncation()

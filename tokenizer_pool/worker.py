@@ -181,6 +181,7 @@ def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
             pair_texts=piece.pair_texts,
             max_tokens=piece.max_tokens,
             add_special_tokens=piece.add_special_tokens,
+            is_prompted=piece.is_prompted,
         )
     if isinstance(piece, DetailPiece):
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)

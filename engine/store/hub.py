@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import errors, get_session, set_client_factory, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from engine.store.folder_rights import remedy
-from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS, check_snapshot
+from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS, check_snapshot, snapshot_in_part
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine.hub")
@@ -50,8 +51,9 @@ def fetch(
     except ModelError:
         raise
     except Exception as error:  # HTTP, TLS, proxies, disks: the libraries below raise what they like
-        if isinstance(error, errors.IncompleteSnapshotError):
-            check_snapshot(Path(error.snapshot_path), needs_modules=needs_modules, more=more)
+        part = snapshot_in_part(cache_dir or Path(HF_HUB_CACHE), model_id, revision)
+        if part and isinstance(error, errors.IncompleteSnapshotError | errors.LocalEntryNotFoundError):
+            check_snapshot(part, needs_modules=needs_modules, more=more)
         raise ModelError(_why(error, model_id, revision)) from error
     # Where the hub can't be reached, the library gives the folder as it is, if it has no listing of the repository.
     check_snapshot(Path(path), needs_modules=needs_modules, more=more)

@@ -21,6 +21,7 @@ PICKLED_PATTERNS = ("*.bin", "*.pt")  # what can run code, for a conversion alon
 TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
 IGNORE_PATTERNS = ("onnx/*", "openvino/*", *TRAINING_FILES)
 _OF_A_WHOLE_DOWNLOAD = ".gitattributes"  # every repository has it, and who fetches files one by one does not want it
+_NOTES_OF_FILES = Path(".cache", "huggingface", "download")  # of the library, on each file that it put into a folder
 _MAX_NAMED = 3  # files in a message
 
 
@@ -32,11 +33,16 @@ def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, more:
     The layout is models--owner--name/ with refs/<branch>, snapshots/<commit>/…, trees/<commit>.json and
     .no_exist/<commit>/… (huggingface_hub, "Understand caching").
     """
+    snapshot = snapshot_in_part(cache_dir, model_id, revision)
+    return snapshot if snapshot and _is_whole(snapshot, more) else None
+
+
+def snapshot_in_part(cache_dir: Path, model_id: str, revision: str | None) -> Path | None:
+    """Like `find_snapshot`, whatever is missing."""
     repository = Path(os.path.expanduser(cache_dir)).absolute() / f"models--{model_id.replace('/', '--')}"
     for commit in (revision, _commit(repository / "refs" / (revision or "main"))):
         if commit and "/" not in commit and any((repository / "snapshots" / commit).glob("*.json")):
-            snapshot = repository / "snapshots" / commit
-            return snapshot if _is_whole(snapshot, more) else None
+            return repository / "snapshots" / commit
     return None
 
 
@@ -48,14 +54,14 @@ def is_needed(file: str, more: Sequence[str] = ()) -> bool:
 def check_snapshot(folder: Path, *, needs_modules: bool = True, more: Sequence[str] = ("*",)) -> None:
     """Raises ModelError if the folder lacks files that its repository has, or may have: nobody completes it.
 
-    That can be told of the hub's cache, and of what `hf download --local-dir` made. Other folders are whole.
+    That can be told of the hub's cache, and of what its library put into another folder. Other folders are whole.
 
     needs_modules: False where flags say what modules.json would. more: patterns of the files that can run code and must
     be there too.
     """
     snapshot = folder.resolve()
     listed = _listed(_listing_of(snapshot))
-    if listed is None and not _is_in_cache(snapshot):
+    if listed is None and not _is_in_cache(snapshot) and not (snapshot / _NOTES_OF_FILES).is_dir():
         return
     is_whole_else = listed is None and _is_downloaded(snapshot)
     telling = () if is_whole_else else telling_files(snapshot)
@@ -100,8 +106,8 @@ def _listing_of(snapshot: Path) -> Path:
 
 def _is_downloaded(snapshot: Path) -> bool:
     """Whether the whole repository was fetched, as far as can be told without a listing."""
-    is_unfinished = any((snapshot.parent.parent / "blobs").glob("*.incomplete"))
-    return (snapshot / _OF_A_WHOLE_DOWNLOAD).is_file() and not is_unfinished
+    where = snapshot.parent.parent / "blobs" if _is_in_cache(snapshot) else snapshot / _NOTES_OF_FILES
+    return (snapshot / _OF_A_WHOLE_DOWNLOAD).is_file() and not any(where.rglob("*.incomplete"))
 
 
 def _incomplete(snapshot: Path, missing: Sequence[str], *, is_certain: bool) -> ModelError:

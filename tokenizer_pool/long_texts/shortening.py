@@ -39,10 +39,13 @@ class Shortener:
     ) -> tuple[Sequence[str], Sequence[str]]:
         """Texts or pairs, of which those that are not too long stay as they are.
 
+        A long text that is not of a pair has the prompt before it, or has lost its start: before what is left, a prompt
+        could change tokens.
+
         Raises TextRefused, as `part` does, with the index of the text or pair.
         """
         if pair_texts:
-            return await self._pairs(texts, pair_texts)
+            return await self._pairs(texts, pair_texts, prompt)
         return [part.text if part else text for text, part in await self._parts(texts, prompt)], ()
 
     async def spans(self, texts: Sequence[str]) -> Sequence[str]:
@@ -57,22 +60,25 @@ class Shortener:
             for index, text in enumerate(texts)
         ]
 
-    async def _pairs(self, texts: Sequence[str], pair_texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    async def _pairs(
+        self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str
+    ) -> tuple[Sequence[str], Sequence[str]]:
         """Where both texts of a pair have more tokens than are kept, both stay whole: of two such texts the longer may
         keep one token more. So does the first with left truncation, for in a template a query still loses its end."""
         firsts, seconds = list(texts), list(pair_texts)
-        known: dict[str, Shortened] = {}  # a query is the same text for all its documents
+        known: dict[tuple[str, str], Shortened] = {}  # a query is the same text for all its documents
         for index, pair in enumerate(zip(texts, pair_texts, strict=True)):
             if not has_long(pair):
                 continue
-            for text in pair:
-                if text not in known:
-                    known[text] = await self._part_of(text, index)
-            first, second = (known[text] for text in pair)
+            asked = (pair[0], prompt), (pair[1], "")
+            for each in asked:
+                if each not in known:
+                    known[each] = await self._part_of(each[0], index, each[1])
+            first, second = (known[each] for each in asked)
             if not first.is_cut:
-                firsts[index], seconds[index] = first.text, second.text
+                firsts[index], seconds[index] = first.text[len(prompt) :], second.text
             elif not second.is_cut:
-                firsts[index] = pair[0] if self.truncation is Truncation.LEFT else first.text
+                firsts[index] = pair[0] if self.truncation is Truncation.LEFT else first.text[len(prompt) :]
                 seconds[index] = second.text
             elif any(num_readable(text) < len(text) for text in pair):
                 raise TextRefused(Refusal.TOO_LARGE, index, max_tokens=self.max_tokens)
@@ -86,7 +92,7 @@ class Shortener:
             raise
 
     async def part(self, text: str, prompt: str = "") -> Shortened:
-        """What matters of a text behind its prompt: all of it, or more than `max_tokens` tokens, of which those that
+        """What matters of a prompt and its text: all of it, or more than `max_tokens` tokens, of which those that
         are kept are those of the whole text.
 
         Raises TextRefused: TOO_LONG with Truncation.NONE, TOO_LARGE, UNCUT, FAILED; its index is 0.

@@ -22,7 +22,7 @@ Group = tuple[str, ...]
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
 _WITH_CONFIG = (*_TRANSFORMERS, "Pooling", "SpladePooling", "LogitScore", "MultiVectorMask", "Dense", "LayerNorm")
 _WITH_TOKENIZER = (*_TRANSFORMERS, "StaticEmbedding", "SparseStaticEmbedding")
-_WITH_WEIGHTS = (*_WITH_TOKENIZER, "Dense", "LayerNorm")
+WITH_WEIGHTS = (*_WITH_TOKENIZER, "Dense", "LayerNorm")
 _ROUTERS = ("Router", "Asym")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PLAIN = Module(kind=_TRANSFORMERS[0], path=PurePosixPath())  # without modules.json
@@ -37,7 +37,7 @@ _HEADS = tuple(f"{name}_linear.{suffix}" for name in ("sparse", "colbert") for s
 
 def needed_files(folder: Path) -> Iterator[Group]:
     """Files without which the model can't be read."""
-    for module in _modules(folder):
+    for module in all_modules(folder):
         path = module.path
         if module.kind in _ROUTERS:
             yield str(path / "router_config.json"), str(path / "config.json")
@@ -45,7 +45,7 @@ def needed_files(folder: Path) -> Iterator[Group]:
             yield (str(path / "config.json"),)
         if module.kind in _WITH_TOKENIZER:
             yield (str(path / "tokenizer.json"),)
-        if module.kind in _WITH_WEIGHTS:
+        if module.kind in WITH_WEIGHTS:
             yield from _weights(folder, path)
 
 
@@ -55,15 +55,15 @@ def telling_files(folder: Path) -> Iterator[Group]:
     has_modules = (folder / MODULES).is_file()
     if has_modules:
         yield (CONFIG,)
-    for module in _modules(folder):
+    for module in all_modules(folder):
         if module.kind in _TRANSFORMERS:
             yield (str(module.path / "tokenizer_config.json"),)
             if has_modules:
                 yield tuple(str(module.path / name) for name in TRANSFORMER_FILES)
 
 
-def _modules(folder: Path) -> tuple[Module, ...]:
-    """All modules: those of modules.json, and of its Routers."""
+def all_modules(folder: Path) -> tuple[Module, ...]:
+    """Those of modules.json, and of its Routers; one Transformer where there is no modules.json."""
     if not (folder / MODULES).is_file():
         return (_PLAIN,)
     entries: tuple[Module, ...] = ()
@@ -93,7 +93,7 @@ def check_placeholders(folder: Path, *, needs_weights: bool = True) -> None:
     """Raises ModelError. Files that are not read may have placeholders."""
     for file in _OF_THE_MODEL:  # first: modules.json says where others are
         _check(folder / file)
-    for path in dict.fromkeys((PurePosixPath(), *(module.path for module in _modules(folder)))):
+    for path in dict.fromkeys((PurePosixPath(), *(module.path for module in all_modules(folder)))):
         for file in _OF_MODULES:
             _check(folder / path / file)
         if needs_weights:

@@ -7,12 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from engine.model.detection.needed_files import WITH_WEIGHTS, all_modules
 from engine.model.detection.side_heads import PICKLED as PICKLED_HEADS
-from engine.model.modules import Module, read_entries
 from engine.model.weights import has_pickles, has_safetensors
 from engine.tools.convert.plan import Plan, plan
-
-_WITH_WEIGHTS = ("Transformer", "MLMTransformer", "Dense", "LayerNorm")  # modules
 
 
 def needed(folder: Path) -> Plan | None:
@@ -27,9 +25,8 @@ def needed(folder: Path) -> Plan | None:
 
 
 def patterns(folder: Path) -> tuple[str, ...]:
-    """Of the files that hold, as pickles, weights of which the folder has no safetensors. Raises ModelError."""
-    modules = _modules(folder)
-    weighty = [module.path for module in modules if module.kind in _WITH_WEIGHTS] if modules else [PurePosixPath()]
+    """Of the files that hold, as pickles, weights of which the folder has no safetensors."""
+    weighty = dict.fromkeys(module.path for module in all_modules(folder) if module.kind in WITH_WEIGHTS)
     lacking = [path for path in weighty if not has_safetensors(folder / path)]
     heads = PICKLED_HEADS if PurePosixPath() in lacking else ()
     return (*(str(path / "pytorch_model*.bin") for path in lacking), *heads)
@@ -37,11 +34,7 @@ def patterns(folder: Path) -> tuple[str, ...]:
 
 def _paths(folder: Path) -> Iterator[PurePosixPath]:
     yield PurePosixPath()
-    yield from (module.path for module in _modules(folder) if module.path.parts)
-
-
-def _modules(folder: Path) -> tuple[Module, ...]:
-    return read_entries(folder) if (folder / "modules.json").is_file() else ()
+    yield from dict.fromkeys(module.path for module in all_modules(folder) if module.path.parts)
 
 
 def _is_pickled(folder: Path) -> bool:

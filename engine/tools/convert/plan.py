@@ -99,9 +99,9 @@ def _unreadable(error: OSError) -> None:
 
 def _roots(folder: Path) -> tuple[Path, ...]:
     """Where files may be: in the folder, and in the repository's blobs, to which the hub's cache links."""
-    blobs = folder.absolute().parent.parent / "blobs"
-    is_snapshot = folder.absolute().parent.name == "snapshots"
-    return (folder.resolve(), blobs.resolve()) if is_snapshot else (folder.resolve(),)
+    real = folder.resolve()  # people link to a snapshot
+    blobs = real.parent.parent / "blobs"
+    return (real, blobs.resolve()) if real.parent.name == "snapshots" else (real,)
 
 
 def _real(path: Path, roots: tuple[Path, ...]) -> Path:

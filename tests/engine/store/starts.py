@@ -26,8 +26,8 @@ if patience:
 if largest_file:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 try:
-    options = {"token": token, "needs_modules": needs_modules, "more": more}
-    found = resolve(model_id, revision, cache_dir=Path(cache) if cache else None, **options)
+    options = {"cache_dir": Path(cache) if cache else None, "token": token, "needs_modules": needs_modules}
+    found = resolve(model_id, revision, more=more, **options)
     answer = {"path": str(found.path), "source": found.source, "revision": found.revision, "error": ""}
 except ModelError as error:
     answer = {"path": "", "source": "", "revision": "", "error": str(error)}

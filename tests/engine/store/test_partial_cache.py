@@ -22,10 +22,10 @@ FETCH = """
 import json, sys
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
-model_id, revision, cache, names = json.loads(sys.argv[1])
+model_id, revision, names, where = json.loads(sys.argv[1])
 for name in names:
     try:
-        hf_hub_download(model_id, name, revision=revision, cache_dir=cache)
+        hf_hub_download(model_id, name, revision=revision, **where)
     except EntryNotFoundError:
         pass
 """
@@ -60,9 +60,10 @@ def start(hub: LocalHub, tmp_path: Path) -> Starter:
     return Starter(hub, tmp_path / "cache")
 
 
-def fetch(start: Starter, *names: str, revision: str = "main") -> Path:
+def fetch(start: Starter, *names: str, revision: str = "main", local_dir: Path | None = None) -> Path:
     """The snapshot after the library was asked for these files, one by one, as from_pretrained does."""
-    given = json.dumps([MODEL, revision, str(start.cache), names])
+    where = {"local_dir": str(local_dir)} if local_dir else {"cache_dir": str(start.cache)}
+    given = json.dumps([MODEL, revision, names, where])
     subprocess.run([sys.executable, "-P", "-c", FETCH, given], env=start.environment(), check=True, timeout=100)
     return snapshot_of(start)
 
@@ -151,7 +152,8 @@ def test_weights_that_are_pickles_are_missed_by_who_converts_them_alone(hub: Loc
     assert not (folder / "pytorch_model.bin").exists()
     assert start(more=PICKLED_PATTERNS).path == folder
     (folder / "pytorch_model.bin").unlink()
-    for found in (start(more=PICKLED_PATTERNS, HF_HUB_OFFLINE="1"), start(str(folder), HF_HUB_OFFLINE="1")):
+    for model_id, revision in ((MODEL, None), (MODEL, COMMIT), (str(folder), None)):
+        found = start(model_id, revision=revision, more=PICKLED_PATTERNS, HF_HUB_OFFLINE="1")
         assert f"{folder} was fetched in part: it lacks pytorch_model.bin; " in found.error
 
 
@@ -189,6 +191,21 @@ def test_a_whole_download_by_an_older_library(hub: LocalHub, start: Starter) -> 
     half = folder.parents[1] / "blobs" / "0123.incomplete"
     half.write_text("")
     assert "may lack modules.json" in start(HF_HUB_OFFLINE="1").error
+
+
+def test_files_that_were_fetched_into_a_folder_one_by_one(hub: LocalHub, start: Starter, tmp_path: Path) -> None:
+    """The library keeps no listing there, but a note on each file."""
+    fetch(start, *TRANSFORMERS_ALONE, local_dir=tmp_path / "own")
+    assert "may lack modules.json; fetch all of its repository" in start(str(tmp_path / "own")).error
+    assert start(str(tmp_path / "own"), needs_modules=False).error == ""
+    fetch(start, *SENTENCE, local_dir=tmp_path / "own")
+    assert start(str(tmp_path / "own")).error == ""
+    (tmp_path / "own" / "modules.json").unlink()
+    (hub.folder / ".gitattributes").write_text("")
+    fetch(start, ".gitattributes", local_dir=tmp_path / "own")  # of a whole repository
+    assert start(str(tmp_path / "own")).error == ""
+    (tmp_path / "own" / ".cache" / "huggingface" / "download" / "a.incomplete").write_text("")
+    assert "may lack modules.json" in start(str(tmp_path / "own")).error
 
 
 @pytest.mark.parametrize("missing", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])

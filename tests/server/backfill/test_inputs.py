@@ -314,3 +314,30 @@ def test_a_file_that_changed_since_the_plan_is_not_read(tmp_path: Path) -> None:
             look()
         assert not caught.value.resumes
     source.check(range(600, 601))  # rows of no file
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["b.parquet", "b.jsonl", "b.csv.gz"])
+def test_placeholders_are_named(tmp_path: Path, name: str) -> None:
+    """As IN and among its files: rows of a file that DVC has not fetched would be lost."""
+    whole = tmp_path / name.replace("b.", "a.", 1)
+    WRITERS[whole.name](TABLE.slice(0, 3), whole)
+    note = tmp_path / f"{name}.dvc"
+    for make, words in (
+        (lambda: (tmp_path / name).write_text(LFS), f"{name} is a pointer of Git LFS; git lfs pull fetches the file$"),
+        (lambda: (tmp_path / name).symlink_to(".git/annex/objects/0"), f"{name} is a placeholder of git-annex; "),
+        (lambda: note.write_text(""), f"{name} is not here, and {note.name} stands in for it; dvc pull fetches it$"),
+    ):
+        make()
+        for location in (tmp_path, tmp_path / name):
+            with pytest.raises(RefusedJob, match=words):
+                Source(str(location), column="text", id_column=None)
+        (tmp_path / name).unlink(missing_ok=True)
+    note.rename(tmp_path / f"{whole.name}.dvc")  # of a file that is here
+    (tmp_path / "README.md").write_text(LFS)  # no data
+    Source(str(tmp_path), column="text", id_column=None).plan()
+    (tmp_path / "more.dvc").write_text("")  # of a folder
+    with pytest.raises(RefusedJob, match=r"more is not here, and more\.dvc stands in for it"):
+        Source(str(tmp_path), column="text", id_column=None)

@@ -225,12 +225,13 @@ def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Place,
     assert out.names("part-*") == []
 
 
-@pytest.mark.parametrize("other", ['"two"', "1.5", "true", "[1]"])
+@pytest.mark.parametrize("other", ['"two"', "1.5", "true", "[1]", f"{10**30}"])
 def test_ids_of_another_type_stop_the_job(other: str, tmp_path: Path, out: Place, fake_server: Server) -> None:
     lines = ['{"key": 1, "text": "a"}', '{"key": null, "text": "b"}', f'{{"key": {other}, "text": "c"}}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    with pytest.raises(WrongIds, match=r"the id of row 2 is a .*, and the ids of this job are whole numbers"):
+    with pytest.raises(WrongIds, match=r"the id of row 2 is a .*, and the ids of this job are whole numbers") as caught:
         run(options(tmp_path / "in.jsonl", out, shard_rows=2), url_of(fake_server))
+    assert ("a number that is not exact" in str(caught.value)) == other.startswith("10")
 
 
 def test_an_id_that_is_too_large_stops_the_job(tmp_path: Path, out: Place, fake_server: Server) -> None:

@@ -1,5 +1,6 @@
 """Slices of a text have the tokens of the whole text, with tokenizers of every form."""
 
+import json
 import random
 from collections.abc import Callable
 
@@ -187,6 +188,38 @@ def test_what_can_not_be_cut_is_scanned_whole(backend: tokenizers.Tokenizer) -> 
     chance = random.Random(5)
     for text in (odd_text(chance, 900), "x" + odd_text(chance, 30).join(_long_parts(chance))):
         ids, _ = scanned(Scanner(backend), backend, text, 301)
+        assert ids == backend.encode(text, add_special_tokens=False).ids
+
+
+def numbers_from_their_ends() -> tokenizers.Tokenizer:
+    """A pattern that looks ahead to the end of a number, and tokens of three digits."""
+    backend = byte_level()
+    model = json.loads(backend.to_str())
+    for first, second in (("7", "7"), ("77", "7")):
+        model["model"]["vocab"][first + second] = len(model["model"]["vocab"])
+        model["model"]["merges"].append([first, second])
+    backend = tokenizers.Tokenizer.from_str(json.dumps(model))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), "isolated"), pre_tokenizers.ByteLevel(False)]
+    )
+    return backend
+
+
+def long_words() -> tokenizers.Tokenizer:
+    """A word of up to 1,000 characters is no token of its own before its last character is known."""
+    backend = word_piece(lowercase=True)
+    backend.model.max_input_chars_per_word = 1000
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "word"),
+    [(numbers_from_their_ends(), "7" * 1999), (long_words(), "harbour" * 140 + "\N{SLIGHTLY SMILING FACE}")],
+    ids=["numbers from their ends", "long words"],
+)
+def test_a_word_whose_end_changes_its_start_is_scanned_whole(backend: tokenizers.Tokenizer, word: str) -> None:
+    for text in (word, f"the {word} harbour", f"{word} the {word}x"):
+        ids, _ = scanned(Scanner(backend), backend, text, 400)
         assert ids == backend.encode(text, add_special_tokens=False).ids
 
 

@@ -65,3 +65,18 @@ def test_what_is_fetched(tmp_path: Path) -> None:
     assert patterns(whole) == ()
     dense = folder_with(tmp_path / "dense", "model.safetensors", modules=True)
     assert patterns(dense) == ("2_Dense/pytorch_model*.bin",)
+
+
+def test_what_is_fetched_for_modules_of_every_kind(tmp_path: Path) -> None:
+    """A table of static embeddings, and what is behind a Router."""
+    kind = "sentence_transformers.models."
+    write(tmp_path / "modules.json", [{"idx": 0, "path": "0_Static", "type": f"{kind}StaticEmbedding"}])
+    assert patterns(tmp_path) == ("0_Static/pytorch_model*.bin",)
+    routed = {"document_0_Transformer": f"{kind}Transformer", "document_1_Pooling": f"{kind}Pooling"}
+    write(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": f"{kind}Router"}])
+    write(tmp_path / "router_config.json", {"types": routed, "structure": {"document": [*routed]}, "parameters": {}})
+    assert patterns(tmp_path) == ("document_0_Transformer/pytorch_model*.bin",)
+    folder_with(tmp_path, "document_0_Transformer/pytorch_model.bin")
+    planned = needed(tmp_path)
+    assert planned is not None
+    assert [target.stem for target in planned.targets] == ["document_0_Transformer/model"]

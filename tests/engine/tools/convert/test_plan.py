@@ -103,6 +103,9 @@ def test_blobs_are_only_those_of_a_snapshot(folder: Path) -> None:
         (model / "pytorch_model.bin").symlink_to("../../blobs/0")
         assert is_trusted is ("out of the model's folder" not in refusal_or_none(model))
         folder = model.parent
+        link = folder.parent / f"a link to {name}"
+        link.symlink_to(model)
+        assert refusal_or_none(link).replace(str(link), "") == refusal_or_none(model).replace(str(model), "")
 
 
 def refusal_or_none(folder: Path) -> str:
