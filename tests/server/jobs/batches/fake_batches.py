@@ -161,7 +161,9 @@ async def ended(place: Place, batch_id: str) -> dict[str, Any]:
         return await when_ended(place, batch_id)
 
 
-async def when_ended(place: Place, batch_id: str) -> dict[str, Any]:
-    while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
+async def when_ended(place: Place, batch_id: str, owner: str = "") -> dict[str, Any]:
+    while not (state := await place.batches.get(owner, batch_id)) or not state.has_ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    while batch_id in place.batches._running:  # noqa: ASYNC110  its end is in the store, and counted a moment later
         await asyncio.sleep(0)
     return state.shown()

@@ -31,6 +31,7 @@ from tests.server.jobs.batches.fake_batches import (
     joined,
     opened,
     running,
+    when_ended,
 )
 from wire.metrics import Recorder
 
@@ -41,12 +42,6 @@ pytestmark = pytest.mark.asyncio
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "TURN_SECONDS", 0.02)  # none at all would be too short for any line
     monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
-
-
-async def when_ended(place: Place, batch_id: str, owner: str) -> dict[str, Any]:
-    while not (state := await place.batches.get(owner, batch_id)) or not state.has_ended:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    return state.shown()
 
 
 class Paced(FakeServer):
@@ -155,7 +150,7 @@ async def test_batches_that_take_turns_have_one_line_for_each(tmp_path: Path, mo
         ids = [await place.made(joined(lines)) for _ in range(5)]
         async with running(place):
             for batch_id in ids:
-                shown = await when_ended(place, batch_id, "")
+                shown = await when_ended(place, batch_id)
                 assert shown["request_counts"] == {"total": 150, "completed": 147, "failed": 3}
                 found = await place.lines(shown["output_file_id"])
                 numbers = [number for number in range(150) if number not in (120, 121, 122)]
@@ -180,7 +175,7 @@ async def test_a_line_that_fails_again_and_again_ends_although_others_wait(tmp_p
         ids = [await place.made(joined(input_lines(5))) for _ in range(9)]
         async with running(place):
             for batch_id in ids:
-                assert (await when_ended(place, batch_id, ""))["request_counts"]["failed"] == 5
+                assert (await when_ended(place, batch_id))["request_counts"]["failed"] == 5
 
 
 async def test_a_key_with_many_batches_leaves_room_for_anothers(
@@ -247,7 +242,7 @@ async def test_a_batch_is_cancelled_while_it_is_scanned(tmp_path: Path, monkeypa
         async with running(place):
             await scans.wait()
             await place.batches.cancel("", batch_id)
-            assert (await when_ended(place, batch_id, ""))["status"] == "cancelled"
+            assert (await when_ended(place, batch_id))["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("answered", [0, 10])

@@ -16,7 +16,7 @@ from server.jobs.files import Files
 from server.jobs.http_client import HttpAnswer
 from server.jobs.messages import Call
 from server.jobs.store.sqlite.opening import open_sqlite
-from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, when_ended
 from wire.metrics import Recorder
 
 pytestmark = pytest.mark.asyncio
@@ -94,10 +94,7 @@ async def test_an_owner_sees_its_open_batches_and_files(tmp_path: Path) -> None:
 async def test_what_became_of_batches_and_lines_is_counted(tmp_path: Path) -> None:
     async with running(tmp_path, FakeServer()) as place:
         batch_id = await place.made(CONTENT)
-        while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        while place.batches._running:  # noqa: ASYNC110  its end is in the store, and counted a moment later
-            await asyncio.sleep(0)
+        await when_ended(place, batch_id)
         await place.batches.cancel("", batch_id)  # it has ended, so nothing changes
         assert place.counted() == {
             ("embedline_jobs_batch_lines_total", "completed"): 2,
