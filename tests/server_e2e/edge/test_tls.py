@@ -6,7 +6,7 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,12 @@ def serving_tls(folder: Path, *flags: str) -> Iterator[TlsServer]:
 
 
 def embed(server: Server, key: str) -> Reply:
-    return server.request("POST", "/v1/embeddings", BODY, authorization=f"Bearer {key}")
+    with contextlib.closing(server.connect()) as connection:
+        return embed_on(connection, key)
+
+
+def embed_on(connection: http.client.HTTPConnection, key: str) -> Reply:
+    return send(connection, "POST", "/v1/embeddings", BODY, authorization=f"Bearer {key}")
 
 
 @pytest.mark.holds("TLS", "Readiness")
@@ -70,8 +75,8 @@ def test_keys_and_certificate_are_taken_anew_by_every_frontend(tmp_path: Path) -
         (tmp_path / "keys").write_text("new:new-sesame\n")
         make_pair(tmp_path / "second").copy_to(server.trusted)  # so that the client trusts the new one, too
 
-        wait_until_all(server, lambda: embed(server, "new-sesame").status == 200)
-        wait_until_all(server, lambda: embed(server, "old-sesame").status == 401)
+        wait_until_all(server, "new-sesame", 200)
+        wait_until_all(server, "old-sesame", 401)
         seen = len(server.log.lines)
         server.kill("frontend 0")
         server.log.wait_for("frontend 0 is ready", after=seen)
@@ -98,12 +103,13 @@ def test_a_frontend_that_is_restarted_while_key_and_certificate_do_not_fit_serve
         assert embed(server, "old-sesame").status == 200
 
 
-def wait_until_all(server: Server, holds: Callable[[], bool]) -> None:
-    """Twenty times in a row, on a connection each, so that every frontend was asked."""
-    in_a_row = 0
-    while in_a_row < 20:
+def wait_until_all(server: Server, key: str, status: int) -> None:
+    """Until twenty connections, open at a time so that the frontends share them, get this status."""
+    statuses: list[int] = []
+    while statuses != [status] * 20:
         assert server.process.poll() is None
-        try:
-            in_a_row = in_a_row + 1 if holds() else 0
-        except ssl.SSLError:  # a frontend that has not looked again yet
-            in_a_row = 0
+        statuses.clear()
+        with contextlib.ExitStack() as stack, contextlib.suppress(ssl.SSLError):  # of one that has not looked again yet
+            for _ in range(20):
+                connection = stack.enter_context(contextlib.closing(server.connect()))
+                statuses.append(embed_on(connection, key).status)
