@@ -23,7 +23,7 @@ from server.http.bodies.decoding import BodyDecoder, num_marked
 from server.http.bodies.line_streams import LineStreams
 from server.http.bodies.lines import check_head, has_lines
 from server.http.bodies.request import HttpRequest
-from server.http.body import WHOLE_BODY, BodyReader, ClientLeft, Receive, Scope, Send, TimedReceive, decoded_bytes
+from server.http.body import WHOLE_BODY, BodyReader, ClientLeft, Receive, Scope, Send, TimedReceive
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.jobs.batch_routes import IS_HEAD, OWNER
@@ -144,8 +144,8 @@ class App:
                 return None
             request.open.let_in(trace.key)
             bodies = self._bodies.of(trace.key)
-            work, num_bytes = await _decoded(route, call, request, bodies)
-            with bodies.held(num_bytes):  # the decoder has copied what it needs
+            work = await _decoded(route, call, request, bodies)
+            with bodies.held(request.num_decoded_bytes):  # the decoder has copied what it needs
                 if call.form is not None:
                     trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
@@ -262,14 +262,14 @@ class App:
         return Answer(_CLIENT_LEFT, [], b"")
 
 
-async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> tuple[Any, int]:
-    """What the body asks for, and what it took in memory; it is not kept. Raises what the decoders raise."""
+async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> Any:
+    """What the body asks for; it is not kept. Raises what the decoders raise."""
 
-    def decode(body: bytes, num_marks: int = 0) -> tuple[Any, int]:
+    def decode(body: bytes, num_marks: int = 0) -> Any:
         work = route.decode(call, body)
         if num_marks and num_marked(work) != num_marks:
             raise MalformedBody("the body is not valid JSON in UTF-8")
-        return work, decoded_bytes(body)
+        return work
 
     return await request.read(bodies, decode, decode_marked=decode)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.time_slices import TimeSlice
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -258,12 +259,27 @@ class BodyReader:
 
 def decoded_bytes(body: bytes) -> int:
     """What the texts of a body take at most once it is decoded: of a text with one wide character all take as much."""
-    if len(body) <= SMALL_BYTES:
-        return len(body)
-    widest = int(np.frombuffer(body, np.uint8).max())
-    if widest >= 0xF0 or b"\\ud" in body or b"\\uD" in body:  # beyond U+FFFF; surrogates in pairs
-        return 4 * len(body)
-    return (2 if widest >= 0xC4 or b"\\u" in body else 1) * len(body)  # beyond U+00FF
+    return len(body) if len(body) <= SMALL_BYTES else _widest(body, 0, len(body)) * len(body)
+
+
+async def decoded_bytes_of_large(body: bytes) -> int:
+    """The same of a body of more than SMALL_BYTES. Lets other requests run meanwhile."""
+    widest, time_slice = 1, TimeSlice()
+    for start in range(0, len(body), SMALL_BYTES):
+        stop = min(start + SMALL_BYTES + 2, len(body))  # an escape may begin in the last byte of the slice
+        widest = max(widest, _widest(body, start, stop))
+        await time_slice.end_if_over()
+    return widest * len(body)
+
+
+def _widest(json: bytes, start: int, stop: int) -> int:
+    """Bytes of the widest character between two places."""
+    letter = int(np.frombuffer(json, np.uint8, stop - start, start).max())
+    escape = json.find(b"\\u", start, stop) if json.find(b"\\", start, stop) >= 0 else -1
+    is_pair = escape >= 0 and any(json.find(half, escape, stop) >= 0 for half in (b"\\ud", b"\\uD"))
+    if letter >= 0xF0 or is_pair:  # beyond U+FFFF; surrogates in pairs
+        return 4
+    return 2 if letter >= 0xC4 or escape >= 0 else 1  # beyond U+00FF
 
 
 async def next_piece(receive: Receive) -> Message:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from server.http.bodies import compression
 from server.http.bodies.decoding import BodyDecoder, DecodeMarked
-from server.http.body import SMALL_BYTES, WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes
+from server.http.body import SMALL_BYTES, WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes_of_large
 from server.http.passed_on import Read
 from server.http.paths import Place
 from server.requests.admission.open_requests import OpenRequest
@@ -31,6 +31,7 @@ class HttpRequest:
     open: OpenRequest
     decoder: BodyDecoder
     place: Place | None = None  # None = the path is a POST route's own
+    num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
 
     async def read(
         self,
@@ -56,13 +57,19 @@ class HttpRequest:
         if coding is not None:
             async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:
                 trace.read_seconds = time.perf_counter() - began
-                bodies.check(decoded_bytes(whole) - len(whole), held=len(body) + len(whole))
+                await self._check_decoded(bodies, whole, held=len(body) + len(whole))
                 return await self.decoder.decoded(whole, decode, decode_marked) if is_json else decode(whole)
         if len(body) <= SMALL_BYTES:
+            self.num_decoded_bytes = len(body)
             return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
         with bodies.held(len(body)):
-            bodies.check(decoded_bytes(body) - len(body), held=len(body))
+            await self._check_decoded(bodies, body, held=len(body))
             return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
+
+    async def _check_decoded(self, bodies: BodyReader, body: bytes, *, held: int) -> None:
+        """Raises Overloaded."""
+        self.num_decoded_bytes = len(body) if len(body) <= SMALL_BYTES else await decoded_bytes_of_large(body)
+        bodies.check(self.num_decoded_bytes - len(body), held=held)
 
     def holding(self, bodies: BodyReader, held: contextlib.ExitStack) -> Read:
         """Reads a body that goes on to another process: its copies count as open until `held` is closed."""

@@ -11,7 +11,16 @@ import pytest
 from server.http import body
 from server.http.bodies.decoding import BodyDecoder
 from server.http.bodies.request import HttpRequest
-from server.http.body import BodyReader, ClientLeft, Message, Receive, TimedReceive, decoded_bytes
+from server.http.body import (
+    SMALL_BYTES,
+    BodyReader,
+    ClientLeft,
+    Message,
+    Receive,
+    TimedReceive,
+    decoded_bytes,
+    decoded_bytes_of_large,
+)
 from server.requests.admission.open_requests import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from server.requests.trace import Trace
@@ -213,8 +222,16 @@ def test_a_body_counts_as_what_its_texts_take(character: str, is_escaped: bool) 
     text = "x" * 100_000 + character
     sent = json.dumps({"input": text}, ensure_ascii=is_escaped).encode()
     assert sys.getsizeof(text) - 100 <= decoded_bytes(sent) <= 4 * len(sent)
+    assert asyncio.run(decoded_bytes_of_large(sent)) == decoded_bytes(sent)
     if character == "a":
         assert decoded_bytes(sent) == len(sent)
+
+
+@pytest.mark.parametrize("start", range(SMALL_BYTES - 4, SMALL_BYTES + 2))
+@pytest.mark.parametrize(("escape", "width"), [(b"\\u4e16", 2), (b"\\ud83d\\ude00", 4), (b"\\uD83D\\uDE00", 4)])
+def test_an_escape_between_two_slices_counts(start: int, escape: bytes, width: int) -> None:
+    body = b"x" * start + escape + b"x" * SMALL_BYTES
+    assert asyncio.run(decoded_bytes_of_large(body)) == width * len(body)
 
 
 def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
