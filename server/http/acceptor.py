@@ -17,6 +17,7 @@ _GIVE_WAY_SECONDS = 0.001  # for an idle process to wake up and accept
 _SLACK = 1  # connections more than another frontend has
 _SLACK_SHARE = 16  # and one more for so many, or many short connections would make all of them wait
 _RETRY_SECONDS = 1.0  # for descriptors to become free
+_UNSENT_BYTES = 128 * 1024  # that the kernel keeps for a client that does not read; else some megabytes
 
 logger = logging.getLogger("embedline.server")
 
@@ -107,6 +108,7 @@ class Acceptor:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:  # asyncio leaves it out: an answer of two parts would take 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         self._accepted(connection)
 
     def _failed(self, error: OSError) -> None:

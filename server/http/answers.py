@@ -61,11 +61,9 @@ class HeldSend:
             self._start = None
             await self._send(start)
         self._trace.num_bytes += len(body)
-        if len(body) <= WRITE_BUFFER_BYTES:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-            return
         await _send_pieces(self._send, body)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": more})  # until most of it is read
+        # Waits until most of it is read: only then the next piece of a file is.
+        await self._send({"type": "http.response.body", "body": b"", "more_body": more})
 
     def _hold(self, num_bytes: int) -> None:
         if num_bytes <= self._num_held:

@@ -19,7 +19,7 @@ REFUSED = 0x0602
 READY = 0x0603  # no payload: the process has accepted the connection, and lives
 
 CHUNK_BYTES = 1 << 20  # the most of a file in one call, in either direction
-PIECE_BYTES = 256 * 1024  # of a file or a result that lies near: its client may not read it, or stop sending it
+PIECE_BYTES = 64 * 1024  # of a file or a result that lies near: its client may not read it
 MAX_BODY_BYTES = 4 << 20  # of one async request: more belongs into a batch
 
 _HEAD_LENGTH = struct.Struct("<I")

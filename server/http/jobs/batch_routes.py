@@ -123,17 +123,21 @@ def in_pieces(
 ) -> Response:
     """An answer of which one piece is here at a time: its client may not read it. `more` gives the piece from there."""
 
-    async def pieces() -> AsyncIterator[memoryview]:
-        piece, offset = first, 0
-        while piece:
-            yield memoryview(piece)
-            offset += len(piece)
+    content = _pieces(first, num_bytes, more)
+    return StreamingResponse(content, status_code=status, headers={**headers, "content-length": str(num_bytes)})
+
+
+async def _pieces(piece: Buffer, num_bytes: int, more: Callable[[int], Awaitable[Buffer]]) -> AsyncIterator[memoryview]:
+    offset = 0
+    while piece:
+        yield memoryview(piece)
+        offset += len(piece)
+        piece = b""  # it is not kept while the next one is read
+        if offset < num_bytes:
             try:
-                piece = await more(offset) if offset < num_bytes else b""
+                piece = await more(offset)
             except Refused:
                 return  # fewer bytes than announced: the client sees that it is not whole
-
-    return StreamingResponse(pieces(), status_code=status, headers={**headers, "content-length": str(num_bytes)})
 
 
 def _check_list(request: Request) -> None:

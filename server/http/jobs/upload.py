@@ -9,9 +9,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.http.body import ClientLeft
 from server.jobs.client import JobsClient
-from server.jobs.messages import PIECE_BYTES, Fields, Refused
+from server.jobs.messages import Fields, Refused
 from server.requests.errors import InvalidRequest, MalformedBody, UnsupportedMedia
 
+PIECE_BYTES = 256 * 1024  # of a file whose client may not go on
 _MAX_FIELD_BYTES = 1024
 _MAX_HEAD_BYTES = 8192  # of all headers of a part
 _MAX_PARTS = 2  # the file and its purpose: each more would cost time and no byte that counts

@@ -1,5 +1,6 @@
 """The routes of files and batches over a real store: what a client may ask, and what it is told where that fails."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from server.http.answers import HeldSend
+from server.http.body import Message
 from server.http.get_routes import make_app
+from server.http.jobs.batch_routes import in_pieces
 from server.jobs import files as files_module
 from server.jobs.batches.batches import BatchProblem
 from server.jobs.documents import Documents
 from server.jobs.store.disk import read_at
+from server.requests.admission.room import Room
+from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 from tests.server.jobs.connected import connected
@@ -138,3 +144,29 @@ async def test_metadata_has_the_bounds_of_openai(tmp_path: Path, metadata: dict[
 
 async def _is_kept(place: Any, metadata: dict[str, str]) -> None:
     assert (await place.shown(await place.made(b"line", **metadata)))["metadata"] == metadata
+
+
+async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> None:
+    """Of a client that does not read one piece is here, however small it is."""
+    asked, reads = list[int](), asyncio.Event()
+
+    async def more(offset: int) -> bytes:
+        asked.append(offset)
+        return b"piece"
+
+    async def receive() -> Message:
+        return await asyncio.Future[Message]()
+
+    async def send(message: Message) -> None:  # the transport has no room left
+        if message.get("more_body") and not message["body"]:
+            await reads.wait()
+
+    held = HeldSend(send, Trace(), Room(1, max_wait=0.0))
+    response = in_pieces(b"first", 15, more, headers={})
+    task = asyncio.create_task(response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, held))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert asked == []
+    reads.set()
+    await task
+    assert asked == [5, 10]

@@ -10,8 +10,9 @@ from starlette.requests import Request
 
 from server.http.body import ClientLeft, Message
 from server.http.jobs import upload
+from server.http.jobs.upload import PIECE_BYTES
 from server.jobs.client import JobsClient
-from server.jobs.messages import PIECE_BYTES, Reply
+from server.jobs.messages import Reply
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
 pytestmark = pytest.mark.asyncio

@@ -52,6 +52,7 @@ class Port:
         def accepted(connection: socket.socket) -> None:
             assert not connection.getblocking()
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 * 1024
             self._sockets.append(connection)
             self.accepted.put_nowait(frontend)
 
