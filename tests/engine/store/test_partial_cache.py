@@ -40,7 +40,7 @@ SENTENCE = (
     *("modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
     *("config_sentence_transformers.json", "sentence_bert_config.json"),
 )
-OFFLINE = [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": NOBODY}]
+OFFLINE = [{"HF_HUB_OFFLINE": "1"}, *full({"HF_ENDPOINT": NOBODY})]
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_module_may_have_no_file(hub: LocalHub, start: Starter) -> None:
     assert start(HF_HUB_OFFLINE="1").path == folder
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [0, *full(1)])
 def test_a_missing_shard(hub: LocalHub, start: Starter, missing: int) -> None:
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     (hub.folder / "model.safetensors").unlink()
@@ -165,7 +165,7 @@ def test_a_link_to_a_blob_that_was_removed(start: Starter) -> None:
     assert (folder / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("revision", ["v1", "89abcdef0123456789abcdef0123456789abcdef"])
+@pytest.mark.parametrize("revision", ["v1", *full("89abcdef0123456789abcdef0123456789abcdef")])
 def test_a_revision_of_which_there_is_a_part(start: Starter, revision: str) -> None:
     fetch(start, *TRANSFORMERS_ALONE, revision=revision)
     assert "may lack modules.json" in start(revision=revision, HF_HUB_OFFLINE="1").error
