@@ -88,7 +88,9 @@ class GpuClock:
 
     def graph(self, call: Call) -> Call:
         """See Clock."""
-        kept: list[object] = []  # the same tensors each time, alive for as long as the graph is
+        # The same tensors each time, and what the call reads: alive for as long as the graph is, which would read what
+        # the memory was given out to since.
+        kept: list[object] = [call]
 
         def record() -> Graph:
             torch.cuda.set_device(self.device)
@@ -101,7 +103,7 @@ class GpuClock:
 
         def replay() -> object:
             graph.replay()
-            return kept[0]
+            return kept[-1]
 
         return replay
 

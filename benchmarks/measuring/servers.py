@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = "/v1/embeddings"
 _STOP_SECONDS = 20.0
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _POLL_SHARE = 0.02, 0.005  # of the time since the start: each question leaves a line in a log
 # llama.cpp: the best of those tried, with 4 to 64 slots and 512 to 4,096 tokens a batch. A connection that is kept open
 # holds a thread of HTTP; with fewer threads than connections, requests wait for seconds.
 _LLAMA_SIZES = {"--parallel": 8, "--batch-size": 2048, "--ubatch-size": 2048, "--ctx-size": 4096, "--threads-http": 96}
@@ -128,7 +128,7 @@ class RunningServer:
             with contextlib.suppress(OSError, http.client.HTTPException, ServerFailed):
                 ask(left)
                 return time.perf_counter() - self._began
-            time.sleep(_POLL_SECONDS)
+            time.sleep(max(_POLL_SECONDS, _POLL_SHARE * (time.perf_counter() - self._began)))
         raise ServerFailed(f"{self.name} did not answer within {patience:.0f} s of its start: {self._last_line()}")
 
     def embed(self, texts: Sequence[str], *, patience: float = 60.0) -> NDArray[np.float32]:
