@@ -175,6 +175,7 @@ class EngineLimits:
     overlaps: bool = False  # whether a staged batch begins as soon as the one ahead leaves a part of its stream idle
     tokens_per_second: float = 0.0  # of one stream while all are busy, measured at warm-up; 0 = not known
     target_num_tokens: int = 0  # T above which larger batches are hardly faster per token; 0 = not known
+    fixed_batch_seconds: float = 0.0  # of a batch, however few its tokens: on a GPU what starting its kernels takes
     max_batch_seconds: float = 0.25  # the longest that a batch may compute, by choice
     max_batch_seconds_mixed: float = 0.05  # the same while bulk work waits beside interactive work
 

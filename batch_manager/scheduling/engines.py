@@ -13,6 +13,10 @@ from wire.vocabulary import RequestClass
 Lane = RequestClass | None  # of an engine: its urgent batches (INTERACTIVE), its others (BULK), or all of them (None)
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
+_LEAST_BEYOND_FIXED = 0.125  # of a batch's seconds
+# Simulated with the costs of an H100 and 50 queries a second: an 8B model in FP8 (3.4 ms a batch) keeps 0.86 of its
+# bulk and answers 99 % of the queries within 50 ms; without them 0.62, within 20 ms. 0.6B (0.9 ms) hardly sees them.
+_JOINED_FIXED_COSTS, _MIXED_FIXED_COSTS = 2, 9
 # An engine is within 5 % of its best speed at its target; by the cost that every batch has, at an eighth of it about
 # within 30 %.
 _MIN_PART_OF_TARGET = 8
@@ -122,17 +126,24 @@ class Rate:
     A batch runs on one stream from the moment it begins to compute, whatever the other streams do meanwhile; an engine
     with several streams computes as many times the rate, as far as its streams don't slow each other down, and where
     they do, the seconds of each batch show it.
+
+    How large a batch may be is told by its seconds beyond those that every batch costs (`fixed_seconds`, measured at
+    warm-up). By the plain rate a small batch would look slow for its tokens, the next would be made smaller, and on an
+    engine whose every batch takes longer than it should, none would ever be large.
     """
 
-    __slots__ = ("tokens_per_second",)
+    __slots__ = ("_beyond_fixed", "fixed_seconds", "tokens_per_second")
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
+        self.fixed_seconds = 0.0
+        self._beyond_fixed = 0.0  # tokens per second of what a batch takes beyond `fixed_seconds`
 
-    def seed(self, tokens_per_second: float) -> None:
+    def seed(self, tokens_per_second: float, fixed_seconds: float = 0.0) -> None:
         """Start from what an engine measured at warm-up, unless something is known already."""
         if not self.tokens_per_second:
             self.tokens_per_second = tokens_per_second
+            self.fixed_seconds = fixed_seconds
 
     def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int, is_beside: bool = False) -> None:
         """Learn from a batch that was packed under `max_tokens` and took so many seconds from when it began to compute.
@@ -148,8 +159,24 @@ class Rate:
             return
         if is_beside and newest > self.tokens_per_second:
             return
-        known = self.tokens_per_second or newest
-        self.tokens_per_second = known + _WEIGHT * (newest - known)
+        # a batch that was quicker than the fixed cost was found to be took little beyond it, not nothing
+        beyond_fixed = num_tokens / max(compute_seconds - self.fixed_seconds, _LEAST_BEYOND_FIXED * compute_seconds)
+        self.tokens_per_second = _nearer(self.tokens_per_second, newest)
+        self._beyond_fixed = _nearer(self._beyond_fixed, beyond_fixed)
+
+    def tokens_in(self, seconds: float) -> int:
+        """Of a batch that takes so long, or twice what every batch costs if that is longer: of one that kept to less
+        than its fixed cost, hardly anything would be left."""
+        return self.tokens_beyond_fixed(max(seconds - self.fixed_seconds, self.fixed_seconds))
+
+    def tokens_beyond_fixed(self, seconds: float) -> int:
+        """Those that make a batch so much longer."""
+        return int((self._beyond_fixed or self.tokens_per_second) * seconds)
+
+
+def _nearer(known: float, newest: float) -> float:
+    """A moving mean; 0 = nothing is known."""
+    return known + _WEIGHT * (newest - known) if known else newest
 
 
 class Sizes:
@@ -160,11 +187,13 @@ class Sizes:
         self._rate = rate
 
     def budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
-        """For one lane. Where batches don't overlap, some bulk joins an urgent batch: a small one has the same cost."""
+        """For one lane. Where batches don't overlap, some bulk joins an urgent batch, since a small one has the same
+        cost: as much as takes twice that cost."""
         if lane is None:
             max_joined = max_tokens
         elif lane == RequestClass.INTERACTIVE and not limits.overlaps:
-            max_joined = min(max_tokens, self.min_tokens(limits))
+            joined = self._rate.tokens_beyond_fixed(_JOINED_FIXED_COSTS * self._rate.fixed_seconds)
+            max_joined = min(max_tokens, max(self.min_tokens(limits), joined))
         else:
             max_joined = 0
         return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
@@ -181,10 +210,16 @@ class Sizes:
         """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
         max_tokens = self._policy.max_batch_tokens or limits.target_num_tokens or limits.max_num_tokens
         if self._rate.tokens_per_second:
-            seconds = limits.max_batch_seconds_mixed if is_mixed else limits.max_batch_seconds
-            in_time = int(self._rate.tokens_per_second * seconds / num_parts)
+            seconds = self._mixed_seconds(limits) if is_mixed else limits.max_batch_seconds
+            in_time = self._rate.tokens_in(seconds) // num_parts
             max_tokens = min(max_tokens, max(self.min_tokens(limits), in_time))
         return min(max_tokens, limits.max_num_tokens)
+
+    def _mixed_seconds(self, limits: EngineLimits) -> float:
+        """Of a batch beside queries. Each query costs the engine a batch; where that is much, longer ones of bulk make
+        up for it, but none that is longer than bulk has without queries."""
+        longer = min(_MIXED_FIXED_COSTS * self._rate.fixed_seconds, limits.max_batch_seconds)
+        return max(limits.max_batch_seconds_mixed, longer)
 
     def min_tokens(self, limits: EngineLimits) -> int:
         """How small batches are made at most, be it to keep to a time or to share work out."""

@@ -72,7 +72,7 @@ class Model:
     def add_engine(self, engine: Engine) -> None:
         """An engine is ready."""
         self.engines.append(engine)
-        self.rate.seed(engine.limits.tokens_per_second)
+        self.rate.seed(engine.limits.tokens_per_second, engine.limits.fixed_batch_seconds)
         self.gives_up_at = math.inf
         self._note_limits()
 
@@ -188,7 +188,7 @@ class Model:
         there is, or their share of it where several streams idle. Behind other batches one is staged only if it is at
         least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
         the engine could still have joined it. But it does not wait beside a long sequence that leaves cores idle, nor
-        if it passes bulk whose parts leave one core free after the other.
+        if it passes bulk: what is not in the engine when the batch ahead ends waits for the next of bulk, too.
         """
         engines = self._with_room(lane)
         for other in engines:
@@ -201,7 +201,8 @@ class Model:
         ahead = engine.lane(lane)
         passes_bulk = lane == RequestClass.INTERACTIVE and len(ahead) < len(engine.batches)
         is_beside = self._leaves_cores_idle(engine.limits, ahead) or (engine.limits.overlaps and passes_bulk)
-        if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
+        may_wait = not engine.num_idle_streams and not is_beside and not passes_bulk
+        if may_wait and ahead and num_tokens < ahead[-1].num_tokens:
             return None
         is_mixed = self._is_mixed(now)
         max_tokens = self._sizes.max_tokens_of(lane, engine.limits, is_mixed=is_mixed)

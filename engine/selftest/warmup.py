@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy mach
 _MAX_SECONDS = 0.6  # for all of them together
 _NUM_STAGED = 4  # batches one behind the other, where it is the rate of many that is wanted
 _ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
-_ENOUGH_WITH_BUCKETS = 0.98  # on a GPU a batch is short, and its time little disturbed by what else the machine does
 
 
 def warm_up(engine: Engine) -> EngineLimits:
@@ -30,10 +30,18 @@ def warm_up(engine: Engine) -> EngineLimits:
     seconds = _run(engine, seqlens)
     if engine.limits.target_num_tokens:  # known without measuring
         return dataclasses.replace(engine.limits, tokens_per_second=_rate(engine, sum(seqlens) / seconds))
-    rates = _rates(engine)
-    target = _target(rates, enough=_ENOUGH_WITH_BUCKETS if engine.limits.token_buckets else _ENOUGH)
+    costs = _costs(engine)
+    rates = {num_tokens: num_tokens / seconds for num_tokens, seconds in costs.items()}
+    # A GPU is never slower with more tokens, and under a long load it holds a lower clock than in so short a trial (8B
+    # in FP8 on an H100 seemed to have all of its rate with 1,024 tokens, and has 90 %), so time alone bounds its batch.
+    target = 0 if engine.limits.token_buckets else _target(rates)
     rate = rates[target] if target else max(rates.values())
-    return dataclasses.replace(engine.limits, tokens_per_second=rate, target_num_tokens=target)
+    return dataclasses.replace(
+        engine.limits,
+        tokens_per_second=rate,
+        target_num_tokens=target,
+        fixed_batch_seconds=max(0.0, _seconds_of(costs, 0)) if len(costs) > 1 else 0.0,
+    )
 
 
 def _rate(engine: Engine, least: float) -> float:
@@ -46,16 +54,16 @@ def _rate(engine: Engine, least: float) -> float:
     return rate
 
 
-def _rates(engine: Engine) -> dict[int, float]:
-    """Tokens per second of one stream by the tokens of a batch, as far as there is time to measure them.
+def _costs(engine: Engine) -> dict[int, float]:
+    """Seconds of a batch on one stream by its tokens, as far as there is time to measure them.
 
     An engine that has buckets prepares each size the first two times that it meets it, which are left out, and hides
     what the host does with a batch behind the one ahead, so there several are measured together.
     """
-    rates: dict[int, float] = {}
+    costs: dict[int, float] = {}
     seconds_left = _MAX_SECONDS
     num_staged = _NUM_STAGED if engine.limits.token_buckets else 1
-    for size in _SIZES:
+    for size, larger in zip(_SIZES, (*_SIZES[1:], 0), strict=True):
         seqlens = _equal_seqlens(engine.limits, size)
         if engine.limits.token_buckets:
             _run(engine, seqlens, 2)
@@ -63,18 +71,26 @@ def _rates(engine: Engine) -> dict[int, float]:
         if 2 * num_staged * trials[0] <= seconds_left:
             trials.append(_run(engine, seqlens, num_staged))  # the quicker counts: others start at the same time
         num_tokens, seconds = sum(seqlens), min(trials)
-        rates[num_tokens] = num_tokens / seconds
+        costs[num_tokens] = seconds
         seconds_left -= num_staged * sum(trials)
-        # the next size takes about as much longer as it is larger, or less where a batch has a cost of its own
-        is_last = num_tokens < size or 2 * seconds > engine.limits.max_batch_seconds
+        # the second size is always tried: without it nobody knows what a batch costs of its own
+        is_long = len(costs) > 1 and _seconds_of(costs, larger) > engine.limits.max_batch_seconds
+        is_last = num_tokens < size or is_long
         if is_last or 4 * num_staged * seconds > seconds_left:
             break
-    return rates
+    return costs
 
 
-def _target(rates: dict[int, float], *, enough: float) -> int:
+def _seconds_of(costs: Mapping[int, float], num_tokens: int) -> float:
+    """Of a batch that was not measured, by a straight line through the smallest and the largest of those that were."""
+    (least, quickest), (most, slowest) = min(costs.items()), max(costs.items())
+    a_token = max(0.0, slowest - quickest) / (most - least)
+    return slowest + (num_tokens - most) * a_token
+
+
+def _target(rates: Mapping[int, float]) -> int:
     """The least size that has enough of the best rate; 0 where larger ones than were measured may be faster still."""
-    least_rate = enough * max(rates.values())
+    least_rate = _ENOUGH * max(rates.values())
     target = min((size for size, rate in rates.items() if size >= _MIN_TARGET and rate >= least_rate), default=0)
     return target if target < max(rates) else 0
 

@@ -1,5 +1,7 @@
 """The rate estimate."""
 
+from dataclasses import replace
+
 import pytest
 
 from batch_manager.scheduling.engines import Rate
@@ -57,3 +59,17 @@ def test_an_estimate_from_a_small_batch_grows_to_the_truth() -> None:
     for _ in range(40):
         harness.done(seconds=0.005 + harness.engines[0].batches[0].num_tokens / 100_000)
     assert harness.scheduler.models[0].rate.tokens_per_second == pytest.approx(97_000, rel=0.05)
+
+
+def test_batches_grow_where_each_costs_more_than_it_should_take() -> None:
+    """As of an engine on a GPU that starts its kernels one by one: 33 ms a batch, 200,000 tokens/s beyond them."""
+    harness = Harness()
+    slow = limits(max_num_tokens=16_384, max_num_seqs=16_384, max_seqlen=512, tokens_per_second=15_000.0)
+    harness.ready(engine_limits=replace(slow, max_batch_seconds=0.025, fixed_batch_seconds=0.033, depth=1))
+    harness.submit(*[190] * 1000)
+    sizes = []
+    for _ in range(12):
+        sizes.append(harness.dispatched[-1].num_tokens)
+        harness.done(seconds=0.033 + sizes[-1] / 200_000)
+    assert 5000 < sizes[-1] < 7000  # as long again as the cost of each
+    assert max(sizes) < 7000

@@ -109,6 +109,19 @@ def test_where_more_may_be_gained_no_target_is_set(monkeypatch: pytest.MonkeyPat
     assert limits.tokens_per_second == pytest.approx(max(size / engine._cost(size) for size in engine.sizes))
 
 
+def test_what_every_batch_costs_is_found_where_it_is_longer_than_a_batch_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of an engine on a GPU that starts its kernels one by one."""
+    limits = warmed(monkeypatch, Scripted(linear(0.033, 200_000), max_batch_seconds=0.025))
+    assert limits.target_num_tokens == 0
+    assert limits.fixed_batch_seconds == pytest.approx(0.033)
+
+
+def test_an_engine_without_a_cost_for_each_batch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert warmed(monkeypatch, Scripted(linear(0, 100_000))).fixed_batch_seconds == pytest.approx(0, abs=1e-9)
+
+
 def test_no_batch_is_longer_than_the_engine_would_ever_have(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Scripted(linear(0, 100_000), max_batch_seconds=0.025)
     warmed(monkeypatch, engine)
@@ -182,7 +195,7 @@ class Staging(Scripted):
         return len(self._inside), self.answer(batch)
 
 
-@pytest.mark.parametrize(("known", "target", "measured"), [(0, 8192, 8192), (300, 300, 256)])
+@pytest.mark.parametrize(("known", "target", "measured"), [(0, 0, 16_384), (300, 300, 256)])
 def test_where_there_are_buckets_what_a_new_size_costs_is_left_out(
     known: int, target: int, measured: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
