@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.fused.model.linear import Linear
+from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.ops import (
     AttentionRule,
     EmbeddingTables,
@@ -23,6 +23,8 @@ from engine.fused.model.ops import (
     Rows,
 )
 from engine.fused.model.spec import Spec
+
+_GELUS = ("gelu", "gelu_tanh")  # whose difference is less than what rounding to 16 bits makes
 
 
 @dataclass(slots=True)
@@ -95,11 +97,16 @@ class Blocks:
 
     def mlp(self, layer: int, rows: Rows) -> Tensor:
         """[rows, h] of normalised rows."""
-        gate_up, down = f"layers.{layer}.gate_up", f"layers.{layer}.down"
+        spec, down = self.spec, f"layers.{layer}.down"
+        gate_up = self._weights.linears[f"layers.{layer}.gate_up"]
+        is_gelu = spec.activation in _GELUS and not spec.is_gated
+        if is_gelu and isinstance(gate_up, PlainLinear) and gate_up.can_gelu:
+            assert isinstance(rows, Tensor)
+            return self.linear(down, gate_up.gelu(rows))
         activated = self.ops.activate(
-            self.linear(gate_up, rows),
-            self.spec.activation,
-            is_gated=self.spec.is_gated,
+            gate_up(self._quantized_for(gate_up, rows)),
+            spec.activation,
+            is_gated=spec.is_gated,
             is_quantized=self.is_quantized(down),
         )
         return self.linear(down, activated)

@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, MPNetConfig, MPN
 from engine.fused.adapters import ADAPTERS
 from engine.fused.adapters.mpnet import ADAPTERS as MPNET
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
+from engine.fused.model.linear import PlainLinear
 from engine.types import ModelError
 from tests.engine.fused.model.models import COMPOSITIONS, Fused, inputs_of, load_fused, save
 from tests.engine.tiny_models import Reference, arbitrary, batch
@@ -54,6 +55,27 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     needs(family)
     folder = save(family, tmp_path / "model")
     check(load_fused(folder), folder)
+
+
+@pytest.mark.holds("Fused rows equal transformers' rows")
+@pytest.mark.parametrize(("family", "num_calls"), [("bert", 3), ("nomic_bert", 0)])
+def test_where_the_product_can_the_activation_is_a_part_of_it(
+    family: str, num_calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, of every layer but gated ones. Its GELU is the form with tanh."""
+    gelu, calls = PlainLinear.gelu, []
+
+    def counted(linear: PlainLinear, rows: Tensor) -> Tensor:
+        calls.append(linear)
+        return gelu(linear, rows)
+
+    monkeypatch.setattr(PlainLinear, "can_gelu", True)
+    monkeypatch.setattr(PlainLinear, "gelu", counted)
+    folder = save(family, tmp_path / "model")
+    fused, sequence = load_fused(folder), arbitrary((7,))
+    rows = fused.token_rows(sequence)
+    assert len(calls) == num_calls
+    assert np.abs(rows - Reference(folder).token_rows(sequence[0])).max() <= 2e-3 * np.abs(rows).max()
 
 
 @pytest.mark.parametrize("family", CONVERTED)
