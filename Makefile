@@ -97,15 +97,15 @@ GPU_BENCH = $(if $(WHEELS),WHEELS="$(WHEELS)") $(if $(SCRATCH),SCRATCH="$(SCRATC
 HAS_GPU = @test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 HAS_OUT = @test -n "$(OUT)" || { echo "where to? OUT=folder"; exit 2; }
 
-first-gpu: ## ceilings, models, probes, attention and tests on a GPU in 570 seconds (OUT=folder, RESUME=csv, GPU_PYTHON=)
+first-gpu: ## ceilings, models, probes, attention and tests on a GPU in 510 seconds (OUT=folder, RESUME=csv, GPU_PYTHON=)
 	$(HAS_OUT)
 	$(HAS_GPU)
 	$(GPU_BENCH) $(ARGS)
 
-first-gpu-server: ## the whole server in front of a GPU in 200 s (OUT=folder, WHEELS=folder, SCRATCH=folder, GPU_PYTHON=)
+first-gpu-server: ## the whole server in front of a GPU in 280 s (OUT=folder, WHEELS=folder, SCRATCH=folder, GPU_PYTHON=)
 	$(HAS_OUT)
 	$(HAS_GPU)
-	$(GPU_BENCH) server --seconds 180 $(ARGS)
+	$(GPU_BENCH) server --seconds 260 $(ARGS)
 
 # What the server needs beside torch, Triton and transformers with all that these require.
 GPU_WHEELS := annotated-doc annotated-types backports.zstd fastapi httptools msgspec opentelemetry-api orjson \

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [part ...] --out DIR
 
-Without a part it is what a GPU is asked in at most 570 seconds: ceilings, models with their profiles, probes,
+Without a part it is what a GPU is asked in at most 510 seconds: ceilings, models with their profiles, probes,
 attention, other people's engines, tests. The same command goes on where it was stopped, also from CSVs that were
 carried (--resume FILE ...). `report --resume FILE ...` measures nothing and writes the report of these rows. Installs
 nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs the same code at toy sizes.
@@ -35,7 +35,7 @@ _TOY_MODELS: Sequence[Models] = (
 _IMPORTS = ("torch", "benchmarks.gpu.step", "benchmarks.gpu.model", "transformers.models.qwen3.modeling_qwen3")
 _REPORT = "report"  # not a part: it measures nothing
 _INTERRUPTED = "interrupted; the same command goes on from here"
-_SECONDS = 530.0  # from the start of this process; beside them: the grace of the last step, and the report
+_SECONDS = 470.0  # from the start of this process; beside them: the grace of the last step, and the report
 
 
 def main() -> None:
