@@ -17,10 +17,15 @@ from engine.model.model_folder import ModelFolder
 from engine.store import fingerprint, manifest
 from engine.store.manifest import Json
 
+# Of such a folder. Raise it when the same model would have another graph or other rows in it, or what is read here
+# would stand elsewhere.
+_FORMAT = 1
+_UNNUMBERED = 0  # the format of folders that were written before formats were counted
+
 
 def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choices) -> str:
     """Add to a folder with a converted model what makes it an entry that travels. Returns its key. Raises OSError."""
-    made_for = {**keys.parts(folder, choices), "files": keys.sums(folder)}
+    made_for = {"format": _FORMAT, **keys.parts(folder, choices), "files": keys.sums(folder)}
     converted_file.write(target, converted)
     manifest.write(target, {"made_for": made_for}, samples=False)
     return fingerprint.of_json(made_for)
@@ -43,10 +48,10 @@ def read(entry: Path, folder: ModelFolder, choices: Choices) -> Converted:
 
 def _check_parts(found: Json, wanted: Json) -> None:
     """Raises ValueError with the first difference."""
+    if (number := found.get("format", _UNNUMBERED)) != _FORMAT:
+        raise ValueError(f"it is of format {number}, and this version of Embedline reads format {_FORMAT}")
     for package, version in wanted["versions"].items():
         other = found["versions"].get(package)
-        if other != version and package == keys.CODE:
-            raise ValueError("another build of Embedline made it")
         if other != version:
             raise ValueError(f"{package} {other} made it, and this is {version}")
     for option, value in wanted["options"].items():

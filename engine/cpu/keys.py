@@ -11,41 +11,30 @@ from engine.model.model_folder import ModelFolder, read_as
 from engine.store import fingerprint
 from engine.store.manifest import Json
 
-CODE = "Embedline's code"  # among the versions of `parts`
-SOURCES = (  # of ours
-    "cpu/**/*.py",
-    "machine/host.py",
-    "model/**/*.py",
-    "rows/*.py",
-    "selftest/*.py",
-    "transformers/configuration.py",
-    "transformers/distance_bias.py",
-    "transformers/headers.py",
-    "transformers/loading.py",
-    "transformers/models/*.py",
-    "transformers/state.py",
-)
+# Of an entry in the cache. Raise it when the same model would have another graph, other rows, another result of the
+# self-test, or other facts in the manifest.
+_FORMAT = 1
 _CONVERTING = ("torch", "transformers")
-_TRAVELLING = ("embedline", *openvino.PACKAGES)  # where an entry is taken, what converted it may be missing
 
 
 def local(folder: ModelFolder, choices: Choices) -> str:
     """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError."""
     return fingerprint.key(
         folder.path,
+        format_number=_FORMAT,
         packages=(*openvino.PACKAGES, *_CONVERTING),
-        sources=SOURCES,
         choices={**dataclasses.asdict(choices), **read_as(folder), "cpu": host.cpu()},
         others=weights_files(folder.path, steps_of(folder)),
     )
 
 
 def parts(folder: ModelFolder, choices: Choices) -> Json:
-    """All that an entry that travels depends on, by name, but the model's files. The dtype is not among it, since
-    either is made of float32, and nothing of the CPU is."""
+    """All that an entry that travels depends on, by name, but its format and the model's files. The dtype is not among
+    it, since either is made of float32, nothing of the CPU is, and where an entry is taken, what converted it may be
+    missing."""
     options = {name: value for name, value in dataclasses.asdict(choices).items() if name != "dtype"}
     return {
-        "versions": {**fingerprint.versions(_TRAVELLING), CODE: fingerprint.source(SOURCES)},
+        "versions": fingerprint.versions(openvino.PACKAGES),
         "options": options,
         "understood": fingerprint.of_json(read_as(folder)),
     }

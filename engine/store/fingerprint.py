@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-_ENGINE = Path(__file__).parents[1]
 _SMALL = ("config.json", "hf_quant_config.json")
 _INDEX_AND_TOKENIZER = ("model.safetensors.index.json", "tokenizer.json")
 _BLOCK = 64 << 10  # bytes
@@ -21,36 +20,26 @@ _NUM_BLOCKS = 64
 def key(
     folder: Path,
     *,
+    format_number: int,
     packages: Iterable[str],
-    sources: Iterable[str],
     choices: Mapping[str, object],
     others: Iterable[Path] = (),
 ) -> str:
     """32 hexadecimal digits for what is made from a model's `folder`.
 
-    packages: names of installed packages whose versions count
-    sources:  patterns of our own files that count; see `source`
-    choices:  all else that it is made for, fit for JSON
-    others:   files of the model in subfolders
+    format_number: of what is made, as our code makes it: see tests/structure/cache_formats.py
+    packages:      names of installed packages whose versions count
+    choices:       all else that it is made for, fit for JSON
+    others:        files of the model in subfolders
 
     Raises OSError where a file can't be read.
     """
-    return of_json([_model_files(folder, others), versions(packages), source(sources), dict(choices)])[:32]
+    return of_json([format_number, _model_files(folder, others), versions(packages), dict(choices)])[:32]
 
 
 def of_json(values: object) -> str:
     """A digest of what is fit for JSON."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def source(patterns: Iterable[str]) -> str:
-    """A digest of our own files that match these patterns, which begin in engine/."""
-    digest = hashlib.sha256()
-    files = [sorted(_ENGINE.glob(pattern)) for pattern in patterns]
-    assert all(files), "a pattern matches no file"
-    for file in sorted({file for found in files for file in found}):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _model_files(folder: Path, others: Iterable[Path]) -> dict[str, str]:

@@ -26,13 +26,9 @@ logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "self-tests"  # within --compiled-cache
 _MAX_ENTRIES = 256  # of a file each
-_SOURCES = (
-    "machine/varlen.py",
-    "model/**/*.py",
-    "rows/*.py",
-    "selftest/*.py",
-    "transformers/**/*.py",
-)
+# Of an entry. Raise it when the self-test would find out something else for the same model, or a Finding has other
+# fields.
+_FORMAT = 1
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)
 
 
@@ -84,6 +80,5 @@ def _key(folder: ModelFolder, where: Place) -> str:
         "max_seqlen": folder.max_seqlen,
     }
     others = [*weights_files(folder.path, folder.steps), *(folder.weights_folder / name for name in TOKENIZER_FILES)]
-    return fingerprint.key(
-        folder.path, packages=("torch", "transformers"), sources=_SOURCES, choices=choices, others=others
-    )
+    packages = ("torch", "transformers")
+    return fingerprint.key(folder.path, format_number=_FORMAT, packages=packages, choices=choices, others=others)

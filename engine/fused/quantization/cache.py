@@ -34,17 +34,12 @@ from wire.frames import ProtocolError
 logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "fused"  # within --compiled-cache
-# Of some GB each, so fewer than compiled models for CPUs: those used last, some versions of ours and of torch included.
+# Of some GB each, so fewer than compiled models for CPUs: those used last, for some versions of torch included.
 _MAX_ENTRIES = 8
 _PACKAGES = ("torch", "transformers", "triton")
-_SOURCES = (
-    "fused/**/*.py",
-    "model/**/*.py",
-    "rows/*.py",
-    "selftest/*.py",
-    "store/tensor_file.py",
-    "transformers/configuration.py",
-)
+# Of an entry. Raise it when the same model would have other tensors, another result of the gate, or other facts in the
+# manifest.
+_FORMAT = 1
 
 _FILE = "weights.safetensors"
 _REJECTED = "rejected"  # in the facts of an entry without weights
@@ -133,7 +128,7 @@ def _key(chosen: Choices, requested: str) -> str:
         "do_lower_case": folder.do_lower_case,
     }
     others = weights_files(folder.path, folder.steps)
-    return fingerprint.key(folder.path, packages=_PACKAGES, sources=_SOURCES, choices=choices, others=others)
+    return fingerprint.key(folder.path, format_number=_FORMAT, packages=_PACKAGES, choices=choices, others=others)
 
 
 def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:

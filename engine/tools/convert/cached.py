@@ -27,7 +27,7 @@ Progress = Callable[[str], AbstractContextManager[Report]]  # shows, under a tit
 
 _FOLDER = "converted"  # in the folder that was given
 _MAX_OTHERS = 8  # copies of other models that no process uses
-_FORMAT = 1  # of a copy: counted up when the same pickles become other files
+_FORMAT = 1  # of a copy. Raise it when the same pickles would become other files
 _MAX_WHOLE = 4 << 20  # bytes: larger files of the model count by samples
 _SHARD_BYTES = 512 << 20  # a shard is in memory before it is written, and progress is seen by whole shards
 _RESERVE = 256 << 20  # bytes that stay free on the disk

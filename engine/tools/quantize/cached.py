@@ -22,11 +22,7 @@ logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "block-fp8"  # in the folder that was given
 _MAX_OTHERS = 3  # copies of other models, of some GB each
-# All that decides what is written. When one of them changes, copies are made again.
-_SOURCES = (
-    "store/tensor_file.py",
-    *(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard")),
-)
+_FORMAT = 1  # of a copy. Raise it when the same model would become other files
 _RESERVE = 1 << 30  # bytes that stay free on the disk
 _MAX_ERROR = 0.03  # relative RMS of a tensor; what rounding to e4m3 costs arbitrary weights is 0.026
 _LINE_SECONDS = 10.0
@@ -78,7 +74,7 @@ def _plan(folder: Path) -> Plan:
 def _key(folder: Path, planned: Plan) -> str:
     others = [folder / name for name in planned.copied]
     try:
-        return fingerprint.key(folder, packages=(), sources=_SOURCES, choices={}, others=others)
+        return fingerprint.key(folder, format_number=_FORMAT, packages=(), choices={}, others=others)
     except OSError as error:
         raise ModelError(f"{folder} can't be read: {one_line(error)}") from error
 

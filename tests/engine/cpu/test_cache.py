@@ -15,7 +15,6 @@ from engine.cpu import keys, loading
 from engine.cpu.facts import Facts
 from engine.model.with_options import read_with
 from engine.selftest.fidelity import Fidelity
-from engine.store import fingerprint
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import difference, load, options, pooled
 from tests.engine.cpu.fresh_start import start
@@ -71,7 +70,7 @@ def warm(tmp_path: Path) -> tuple[Path, Path]:
     return folder, cache_dir
 
 
-@pytest.mark.parametrize("what", ["weights", "config", "pooling", "understood"])
+@pytest.mark.parametrize("what", ["weights", "config", "pooling", "understood", "format"])
 def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = warm
     if what == "weights":  # the same size and time, one byte in the middle differs
@@ -88,6 +87,8 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monk
         found = read_with(options(folder))
         other = dataclasses.replace(found, config={**found.config, "layer_norm_eps": 1e-3}, is_translated=True)
         monkeypatch.setattr(loading, "read_with", lambda _: other)
+    elif what == "format":
+        monkeypatch.setattr(keys, "_FORMAT", keys._FORMAT + 1)
     load(folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
     assert len(entries(cache_dir)) == 2
 
@@ -254,23 +255,3 @@ def test_a_disk_that_fails_is_only_warned_of(
         assert cache.find("key") is None
         put(cache, "key")
     assert caplog.records
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        "cpu/conversion/graph.py",
-        "machine/host.py",  # how large int8 weights may be
-        "model/model_folder.py",
-        "selftest/sample_ids.py",
-        "transformers/loading.py",
-    ],
-)
-def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
-    before = fingerprint.source(keys.SOURCES)
-    monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
-    assert fingerprint.source(keys.SOURCES) == before
-    with (tmp_path / "engine" / file).open("a") as stream:
-        stream.write("# changed")
-    assert fingerprint.source(keys.SOURCES) != before

@@ -3,14 +3,16 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.cpu import exported, keys, loading, selftest
+from engine.cpu import exported, loading, selftest
 from engine.cpu.choices import choices_of
 from engine.cpu.converted import Converted
 from engine.cpu.executor import Executor
@@ -118,10 +120,11 @@ def test_wrong_rows_on_this_cpu_are_refused(
 
 
 def change_manifest(entry: Path, **made_for: object) -> None:
-    """As another build would have written it."""
+    """As another version would have written it; without what is None."""
     facts, _ = manifest.read_facts(entry)
     (entry / manifest.FILE).unlink()
-    manifest.write(entry, {**facts, "made_for": {**facts["made_for"], **made_for}}, samples=False)
+    changed = {name: value for name, value in {**facts["made_for"], **made_for}.items() if value is not None}
+    manifest.write(entry, {**facts, "made_for": changed}, samples=False)
 
 
 def cut(folder: Path, entry: Path) -> None:
@@ -152,11 +155,17 @@ def change_a_fact(folder: Path, entry: Path) -> None:
 
 
 def of_another_openvino(folder: Path, entry: Path) -> None:
-    change_manifest(entry, versions={**fingerprint.versions(("embedline",)), "openvino": "2025.1"})
+    change_manifest(entry, versions={"openvino": "2025.1"})
 
 
-def of_other_code(folder: Path, entry: Path) -> None:
-    change_manifest(entry, versions=fingerprint.versions(("embedline", "openvino")) | {keys.CODE: "other"})
+def of_another_format(folder: Path, entry: Path) -> None:
+    change_manifest(entry, format=exported._FORMAT + 1)
+
+
+def of_no_format(folder: Path, entry: Path) -> None:
+    """As versions wrote it that held it against a digest of their own source."""
+    versions = fingerprint.versions(("embedline", "openvino")) | {"Embedline's code": "0" * 64}
+    change_manifest(entry, format=None, versions=versions)
 
 
 def of_another_pooling(folder: Path, entry: Path) -> None:
@@ -187,6 +196,7 @@ def of_another_config(folder: Path, entry: Path) -> None:
     [
         (cut, "a file has changed since it was written: rows.npz"),
         (of_another_openvino, r"openvino 2025\.1 made it, and this is 202"),
+        (of_no_format, r"^it is of format 0, and this version of Embedline reads format \d+$"),
         (of_other_weights, r"of a model with another model\.safetensors"),
         *full(
             (flip, r"changed since it was written: model\.bin"),
@@ -194,7 +204,7 @@ def of_another_config(folder: Path, entry: Path) -> None:
             (lose_the_manifest, "No such file"),
             (cut_the_manifest, "Unterminated|Expecting|Invalid"),
             (change_a_fact, "its manifest has changed"),
-            (of_other_code, "another build of Embedline made it"),
+            (of_another_format, r"it is of format \d+, and this version of Embedline reads format \d+"),
             (of_another_pooling, "made for pooling 'mean', and this is 'cls'"),
             (of_another_config, "another config.json"),
         ),
@@ -211,6 +221,18 @@ def test_what_is_damaged_or_of_something_else(
     after = read_with(given)
     with pytest.raises((ValueError, OSError), match=told):
         exported.read(entry, after, choices_of(after, given))
+
+
+def test_another_version_of_embedline_reads_what_has_the_same_format(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, distributions = read_with(options(made[0])), metadata.distributions
+
+    def newer(name: str) -> Iterable[Any]:
+        return [SimpleNamespace(version="99.0")] if name == "embedline" else distributions(name=name)
+
+    monkeypatch.setattr(metadata, "distributions", newer)
+    assert exported.read(made[1], folder, choices_of(folder, options(made[0]))).pad_id == 0
 
 
 def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.transformers import engine, reference, selftest
+from engine.transformers import engine, findings, reference, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import PackedForward
 from tests.engine.load_options import load_options
@@ -55,6 +55,16 @@ def test_another_model_is_tried_anew(tried: list[int], tmp_path: Path) -> None:
     load(save("bert", tmp_path / "one"), tmp_path / "cache")
     load(save("ernie", tmp_path / "two"), tmp_path / "cache")
     assert min(tried) > 150
+
+
+def test_a_finding_of_another_format_is_found_out_anew(
+    tried: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save("bert", tmp_path / "model")
+    load(folder, tmp_path / "cache")
+    monkeypatch.setattr(findings, "_FORMAT", findings._FORMAT + 1)
+    load(folder, tmp_path / "cache")
+    assert tried[0] == tried[1]
 
 
 def test_another_engines_longer_test_is_caught_up_with(tried: list[int], tmp_path: Path) -> None:

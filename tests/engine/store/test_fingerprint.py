@@ -95,10 +95,11 @@ def test_whether_anything_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len(caplog.records) == 1
 
 
-def test_another_version_of_a_library_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def key() -> str:
-        return fingerprint.key(tmp_path, packages=("numpy",), sources=(), choices={})
+def test_another_version_of_a_library_or_format_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(format_number: int = 1) -> str:
+        return fingerprint.key(tmp_path, format_number=format_number, packages=("numpy",), choices={})
 
     before = key()
+    assert key(2) != before
     monkeypatch.setattr(metadata, "distributions", lambda name: [SimpleNamespace(version=f"0 of {name}")])
     assert key() != before

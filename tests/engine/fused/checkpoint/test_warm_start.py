@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from engine.fused.quantization import cache, gate
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
-from engine.store import fingerprint
 from engine.types import ModelError
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save_tame
@@ -196,6 +194,13 @@ def test_config_json_understood_in_another_way_is_another_model(tmp_path: Path) 
     assert cache._key(chosen, "fp8") != cache._key(dataclasses.replace(chosen, folder=folder), "fp8")
 
 
+def test_an_entry_of_another_format_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose(options(save_tame("bert", tmp_path / "model"), None))
+    before = cache._key(chosen, "fp8")
+    monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
+    assert cache._key(chosen, "fp8") != before
+
+
 @pytest.mark.usefixtures("lenient")
 def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
@@ -206,20 +211,3 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(from_folder, "find", refuse)
     load(folder, cache_dir)
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        *("fused/model/linear.py", "fused/quantization/gate.py", "fused/adapters/bert.py"),
-        *("model/known_code/gte.py", "transformers/configuration.py"),
-    ],
-)
-def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
-    before = fingerprint.source(cache._SOURCES)
-    monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
-    assert fingerprint.source(cache._SOURCES) == before
-    with (tmp_path / "engine" / file).open("a") as stream:
-        stream.write("# changed")
-    assert fingerprint.source(cache._SOURCES) != before

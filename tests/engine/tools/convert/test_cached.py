@@ -115,8 +115,10 @@ def test_it_is_made_once_and_keeps_the_models_name(
     assert child.num_calls == 1
 
 
-@pytest.mark.parametrize("what", ["weights", "config", "name"])
-def test_another_model_is_converted_anew(what: str, tmp_path: Path, cache: Path, child: Child) -> None:
+@pytest.mark.parametrize("what", ["weights", "config", "name", "format"])
+def test_another_model_is_converted_anew(
+    what: str, tmp_path: Path, cache: Path, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = small(tmp_path / "model")
     first = copy_of(folder, cache)
     match what:
@@ -126,6 +128,8 @@ def test_another_model_is_converted_anew(what: str, tmp_path: Path, cache: Path,
             change(folder / "config.json", vocab_size=3)
         case "name":
             folder = folder.rename(tmp_path / "other")
+        case "format":
+            monkeypatch.setattr(cached, "_FORMAT", cached._FORMAT + 1)
     assert copy_of(folder, cache) != first
     assert child.num_calls == 2
 

@@ -63,7 +63,7 @@ def test_engines_read_it_as_they_read_the_model(embedder: Path, cache: str) -> N
 
 
 @pytest.mark.holds("TensorRT-LLM")
-@pytest.mark.parametrize("change_of", ["weights", "config", "pooling", "source"])
+@pytest.mark.parametrize("change_of", ["weights", "config", "pooling", "format"])
 def test_another_model_is_quantized_anew(
     change_of: str, folder: Path, cache: str, strips: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,15 +80,15 @@ def test_another_model_is_quantized_anew(
             change(folder / "config.json", rms_norm_eps=1e-4)
         case "pooling":
             write(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-        case "source":
-            monkeypatch.setattr(cached, "_SOURCES", cached._SOURCES[1:])
+        case "format":
+            monkeypatch.setattr(cached, "_FORMAT", cached._FORMAT + 1)
 
     second = block_fp8(folder, cache_dir=cache)
 
     assert second != first
     assert len(strips) == 14
     assert contents(first) == before
-    assert (contents(second) == before) == (change_of == "source")
+    assert (contents(second) == before) == (change_of == "format")
 
 
 @pytest.mark.holds("TensorRT-LLM")
