@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import embedline
-from tests.server_e2e.running import ADDRESS, READY, Log
+from tests.server_e2e.running import ADDRESS, PATIENCE, READY, Log
 
 ROOT = Path(__file__).resolve().parents[1]
 APPLICATION = ("wire", "engine", "tokenizer_pool", "batch_manager", "server")
@@ -194,7 +194,7 @@ def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen
             (address, _), _ = log.wait_for(ADDRESS), log.wait_for(READY)
             yield process, address[0].removeprefix("on ")
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)
+            process.wait(PATIENCE)
         finally:
             process.kill()  # does nothing to a process that has ended
             log.join()
@@ -203,7 +203,7 @@ def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen
 def embed(url: str, text: str) -> list[float]:
     body = json.dumps({"model": "any", "input": text}).encode()
     request = urllib.request.Request(f"{url}/v1/embeddings", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         row: list[float] = json.load(answer)["data"][0]["embedding"]
         return row
 

@@ -26,7 +26,8 @@ class Measured:
 
     summary: Summary
     cpu_seconds: float  # of the server's processes
-    foreign_share: float  # of the machine's CPU time: neither the server's nor the generator's
+    foreign_share: float  # of the machine's CPU time: neither the servers' nor the generator's
+    resting_share: float = 0.0  # of the same, of a server beside it that is up and not asked
 
     @property
     def cpu_per_1000_texts(self) -> float:
@@ -41,10 +42,21 @@ def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request
 
 
 def measure(
-    pid: int, port: int, requests: list[Request], load: Load, *, gap: float = 0.0, patience: float = 60.0
+    pid: int,
+    port: int,
+    requests: list[Request],
+    load: Load,
+    *,
+    gap: float = 0.0,
+    patience: float = 60.0,
+    beside: int = 0,
 ) -> Measured:
-    """Put a load on the server whose first process is `pid`. `gap`: as `drive` has it."""
-    (measured,) = _measured(pid, lambda: [drive(port, requests, load, gap=gap, patience=patience)])
+    """Put a load on the server whose first process is `pid`.
+
+    gap     as `drive` has it
+    beside  the first process of another server, whose CPU time is not foreign
+    """
+    (measured,) = _measured(pid, lambda: [drive(port, requests, load, gap=gap, patience=patience)], beside=beside)
     return measured
 
 
@@ -53,13 +65,13 @@ def measure_together(pid: int, port: int, traffic: Traffic, *, patience: float =
     return _measured(pid, lambda: drive_together(port, traffic, patience=patience))
 
 
-def _measured(pid: int, run: Callable[[], list[Phase]]) -> list[Measured]:
-    own, server, machine, began = _own_cpu(), tree_cpu_seconds(pid), machine_cpu_seconds(), time.perf_counter()
+def _measured(pid: int, run: Callable[[], list[Phase]], *, beside: int = 0) -> list[Measured]:
+    before, began = _cpu_of(pid, beside), time.perf_counter()
     summaries = [summarize(phase) for phase in run()]
-    own, server, machine = _own_cpu() - own, tree_cpu_seconds(pid) - server, machine_cpu_seconds() - machine
+    machine, server, idle, own = (then - first for then, first in zip(_cpu_of(pid, beside), before, strict=True))
     capacity = (time.perf_counter() - began) * (os.cpu_count() or 1)
-    foreign = max(0.0, machine - server - own) / capacity
-    return [Measured(summary=summary, cpu_seconds=server, foreign_share=foreign) for summary in summaries]
+    shares = {"foreign_share": max(0.0, machine - server - idle - own) / capacity, "resting_share": idle / capacity}
+    return [Measured(summary=summary, cpu_seconds=server, **shares) for summary in summaries]
 
 
 def drive(port: int, requests: list[Request], load: Load, *, gap: float = 0.0, patience: float = 60.0) -> Phase:
@@ -104,6 +116,8 @@ def drive_together(port: int, traffic: Traffic, *, patience: float = 60.0) -> li
     return run_on_loop(run())
 
 
-def _own_cpu() -> float:
+def _cpu_of(pid: int, beside: int) -> tuple[float, float, float, float]:
+    """Seconds so far: of the machine, the server, the one beside it, and this process."""
     times = os.times()
-    return times.user + times.system
+    idle = tree_cpu_seconds(beside) if beside else 0.0
+    return machine_cpu_seconds(), tree_cpu_seconds(pid), idle, times.user + times.system

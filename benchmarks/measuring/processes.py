@@ -27,6 +27,15 @@ def tree_cpu_seconds(pid: int) -> float:
     return sum(map(cpu_seconds, tree(pid)))
 
 
+def cpu_by_title(pid: int) -> dict[str, float]:
+    """CPU seconds of each process of an Embedline server whose supervisor is `pid`, by the title that `ps` shows."""
+    found: dict[str, float] = {}
+    for one in tree(pid):
+        title = _read(f"/proc/{one}/cmdline").rstrip("\0").removeprefix("embedline: ")
+        found["supervisor" if one == pid else title] = cpu_seconds(one)
+    return dict(sorted(found.items()))
+
+
 def tree_pss_mb(pid: int) -> float:
     """Proportional set size now: what several processes share counts once. MB = 1e6 bytes."""
     return sum(_field(f"/proc/{one}/smaps_rollup", "Pss:") for one in tree(pid)) * 1024 / 1e6

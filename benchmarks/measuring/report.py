@@ -35,17 +35,22 @@ def hardware() -> str:
 
 def commit() -> str:
     """Embedline's version and commit, and whether the source differs from it."""
+    return f"{__version__}, {described(RESULTS.parent)}"
+
+
+def described(folder: Path) -> str:
+    """The commit of a checkout, and whether its source differs from it."""
     try:
-        described = subprocess.run(
+        found = subprocess.run(
             ["git", "describe", "--always", "--dirty=, changed since", "--abbrev=10", "--exclude=*"],
-            cwd=RESULTS.parent,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return f"{__version__}, not from a repository"
-    return f"{__version__}, commit {described.stdout.strip()}"
+        return "not from a repository"
+    return f"commit {found.stdout.strip()}"
 
 
 def command() -> str:

@@ -17,6 +17,7 @@ from batch_manager.messages import Answer, EngineAddress, ManagerStart, Policy, 
 from batch_manager.worker import serve
 from engine import messages as engine_messages
 from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
+from tests.server_e2e.running import PATIENCE
 from wire import connection
 from wire.child import Child
 from wire.connection import Connection
@@ -253,7 +254,7 @@ async def running(
     folder: Path, *, num_engines: int = 1, has_engines: bool = True, **policy: Any
 ) -> AsyncIterator[ManagerRole]:
     """The batch manager's role between these peers. On leaving it is told to stop and must come to an end."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         manager = ManagerRole(folder, num_engines, Policy(**policy))
         if has_engines:
             for engine in manager.engines:

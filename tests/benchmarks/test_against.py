@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server_e2e.running import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "against.sh"
 IMAGES = {"TEI_IMAGE": "stand-in/tei:1", "VLLM_IMAGE": "stand-in/vllm:2", "EMBEDLINE_IMAGE": "stand-in/embedline:3"}
@@ -89,7 +91,9 @@ def surroundings(tmp_path: Path) -> dict[str, str]:
 
 
 def run(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        ["sh", SCRIPT], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 def rows(environment: dict[str, str]) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ from benchmarks.gpu import beside
 from benchmarks.gpu.random_models import batch_of
 from benchmarks.gpu.shapes import TINY_BERT
 from engine.types import Batch, Engine, EngineLimits, OutputKind
+from tests.server_e2e.running import PATIENCE
 
 
 class OneByOne:
@@ -31,7 +32,7 @@ class OneByOne:
         return len(self.submitted)
 
     def collect(self) -> tuple[int, dict[OutputKind, object]]:
-        ticket = self._waiting.get(timeout=10)
+        ticket = self._waiting.get(timeout=PATIENCE)
         self._never.wait(self._seconds)
         self._num_collected = ticket
         return ticket, {}

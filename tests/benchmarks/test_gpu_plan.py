@@ -31,6 +31,7 @@ from benchmarks.gpu.plan import (
 from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
 from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, TINY_QWEN3
 from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS
+from tests.server_e2e.running import PATIENCE
 
 LOG = """
 [gw0] [ 10%] PASSED tests/engine/fused/gpu/test_fp8.py::test_few_long_rows[1]
@@ -212,7 +213,6 @@ list(run_all([Step("tests", 1.0)], command, Path(sys.argv[1], "rows.csv"), deadl
 
 
 @pytest.mark.full
-@pytest.mark.timeout(60)
 def test_ctrl_c_ends_tests_that_are_deaf_to_it_and_they_are_counted(tmp_path: Path) -> None:
     """Only the plan is told, as by `kill`. The pipe that the innermost process holds is closed once it has ended."""
     step = STEP.replace("DEAF", repr(DEAF))
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_tests_that_are_deaf_to_it_and_they_are_counted(tmp_path: Pa
                 assert alive.readline() == "begun\n"
                 process.send_signal(signal.SIGINT)
                 assert alive.read() == ""
-            process.wait(60)
+            process.wait(PATIENCE)
         finally:
             process.kill()
     assert Rows(tmp_path / "rows.csv", machine="m").value(Key("tests", f"{tmp_path}/alive"), "tests passed") == 1

@@ -3,14 +3,19 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import host_path
 from benchmarks.engines import fma_peak
 from benchmarks.engines.__main__ import gflop
-from benchmarks.measuring import processes, report
+from benchmarks.host_path import MAX_TRIES, OTHER, THIS, Pair, Run, compare, quiet_pair, write_pairs
+from benchmarks.measuring import load, processes, report
 from benchmarks.measuring.load import Measured
 from benchmarks.measuring.servers import Recipe, ServerFailed, running
 from benchmarks.measuring.texts import Corpus, Prose
@@ -24,6 +29,7 @@ from benchmarks.peers.figures import (
     write_summary,
 )
 from embedline import __version__
+from embedline.bench.load import Load, Phase
 from embedline.bench.summary import Summary
 from tests.server_e2e.expected import minilm
 
@@ -92,8 +98,8 @@ def test_a_server_that_hangs_is_one_line(tmp_path: Path) -> None:
     assert server.process.returncode is not None
 
 
-def figures(label: str, server: str, texts_per_second: float, *, case: str = "load") -> Figures:
-    summary = Summary(
+def summary_of(texts_per_second: float) -> Summary:
+    return Summary(
         seconds=1.0,
         num_requests=1,
         num_texts=1,
@@ -104,7 +110,11 @@ def figures(label: str, server: str, texts_per_second: float, *, case: str = "lo
         latencies_ms=[1000 / texts_per_second],
         lag_p99_ms=None,
     )
-    return Figures(label, case, server, 50.0, Measured(summary=summary, cpu_seconds=0.01, foreign_share=0.0))
+
+
+def figures(label: str, server: str, texts_per_second: float, *, case: str = "load") -> Figures:
+    measured = Measured(summary=summary_of(texts_per_second), cpu_seconds=0.01, foreign_share=0.0)
+    return Figures(label, case, server, 50.0, measured)
 
 
 def test_medians_are_over_the_rounds_and_ratios_are_ours_to_theirs() -> None:
@@ -180,3 +190,106 @@ def test_without_a_compiler_the_limit_says_that_it_is_lower(monkeypatch: pytest.
     assert "for want of a C compiler" in peak.how
     assert np.isfinite(peak.gflops)
     assert peak.gflops > 0
+
+
+def run_of(micros: float, *, rate: float = 100.0, foreign: float = 0.0) -> Run:
+    return Run(Measured(summary=summary_of(rate), cpu_seconds=0.01, foreign_share=foreign), {"a": 1.0, "b": micros - 1})
+
+
+def test_foreign_cpu_is_neither_the_servers_nor_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has worked 9 s in 5 s on two cores: 4 for the server, 0.5 for the one beside it, 3 for the client."""
+    now = {"machine": iter((100.0, 109.0)), 1: iter((10.0, 14.0)), 2: iter((20.0, 20.5)), "own": iter((1.0, 4.0))}
+    clock = iter((50.0, 55.0))
+    monkeypatch.setattr(load, "machine_cpu_seconds", lambda: next(now["machine"]))
+    monkeypatch.setattr(load, "tree_cpu_seconds", lambda pid: next(now[pid]))
+    own = SimpleNamespace(times=lambda: SimpleNamespace(user=next(now["own"]), system=0.0), cpu_count=lambda: 2)
+    monkeypatch.setattr(load, "os", own)
+    monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(load, "drive", lambda *_, **__: Phase(Load(concurrency=1, seconds=1.0)))
+    measured = load.measure(1, 80, [], Load(concurrency=1, seconds=1.0), beside=2)
+    shares = (measured.cpu_seconds, measured.foreign_share, measured.resting_share)
+    assert shares == pytest.approx((4.0, 0.15, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_tries", "is_disturbed"),
+    [
+        ([0.05], 1, False),
+        ([0.2, 0.051, 0.01], 3, False),
+        ([0.3, 0.2, 0.06, 0.4, 0.01], MAX_TRIES, True),
+    ],
+)
+def test_a_disturbed_pair_is_measured_anew_a_few_times(shares: list[float], num_tries: int, is_disturbed: bool) -> None:
+    """Either of the two may be the disturbed one."""
+    pairs = [
+        Pair(*(run_of(9.0, foreign=share if number % 2 == turn else 0.0) for turn in (0, 1)))
+        for number, share in enumerate(shares)
+    ]
+    tries = iter(pairs)
+    found = quiet_pair(lambda: next(tries))
+    assert len(pairs) - len(list(tries)) == num_tries
+    assert (found.foreign_share, found.is_disturbed) == (min(shares[:num_tries]), is_disturbed)
+
+
+def test_the_ratio_is_that_of_the_medians() -> None:
+    times = [(300.0, 310.0), (305.0, 290.0), (306.0, 300.0), (900.0, 300.0)]
+    pairs = [Pair(run_of(this, rate=200.0), run_of(other)) for this, other in times]
+    pairs[3] = Pair(run_of(900.0, rate=200.0, foreign=0.5), run_of(300.0))
+    row = compare("float", pairs)
+    assert (row["sum µs"], row["other's"], row["ratio"]) == ("306", "300", "1.018")
+    assert (row["requests/s"], row["other's requests/s"], row["ratio of requests/s"]) == ("200", "100", "2.000")
+    assert (row["pairs"], row["disturbed"], row["foreign CPU at most"]) == (4, 1, "50.0%")
+
+
+def test_pairs_begin_with_either_server_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A B, B A and so on; what is this checkout's stays this checkout's."""
+    asked: list[str] = []
+
+    def measure(server: Any, *, resting: Any, **_: object) -> Run:
+        assert {server.name, resting.name} == {THIS, OTHER}
+        asked.append(server.name)
+        return run_of(100.0 if server.name == THIS else 50.0)
+
+    monkeypatch.setattr(host_path, "measure", measure)
+    servers: Sequence[Any] = [SimpleNamespace(name=THIS), SimpleNamespace(name=OTHER)]
+    written = report.Report("what", "title")
+    write_pairs(written, servers, pairs=4, seconds=1.0)
+    assert asked[::6] == [THIS, OTHER, THIS, OTHER]
+    assert asked[:2] == [THIS, OTHER]
+    measurements, compared = (table.rows for table in written._tables[-2:])
+    assert len(measurements) == 4 * 3 * 2
+    assert {(row["checkout"], row["sum µs"], row["disturbed"]) for row in measurements} == {
+        (THIS, "100", ""),
+        (OTHER, "50", ""),
+    }
+    assert [(row["encoding"], row["ratio"]) for row in compared] == [
+        (encoding, "2.000") for encoding in ("bytes", "base64", "float")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--pairs", "3"], "--pairs must be at least 4"), (["--against", "."], "--against: . is no checkout")],
+)
+def test_what_could_not_be_compared_is_refused(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["host_path", *flags])
+    with pytest.raises(SystemExit):
+        host_path.parse()
+    assert message in capsys.readouterr().err
+
+
+def test_processes_of_a_server_are_counted_by_title() -> None:
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()', 'embedline'])"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        found = processes.cpu_by_title(process.pid)
+        assert len(found) == 2
+        assert all(seconds > 0 for seconds in found.values())
+        assert "supervisor" in found
+        process.stdin.write(b"\n")

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from server.dialects.table import ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.requests.errors import Overloaded
+from tests.server_e2e.running import PATIENCE
 
 _SHAPES = {route.path: route.error_shape for route in ROUTES}
 _HOPS = {"connection", "transfer-encoding", "content-length", "date", "server"}
@@ -39,7 +40,7 @@ class StumblingServer:
                 self._pass_on(None)
 
             def _pass_on(self, body: bytes | None) -> None:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
                 kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOPS | {"host"}}
                 connection.request(self.command, self.path, body, kept)
                 reply = connection.getresponse()

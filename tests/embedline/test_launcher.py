@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
+from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
-
-PATIENCE = 60
 
 
 def run(*words: str, streams: str, unbuffered: str = "") -> tuple[int, str]:

@@ -17,6 +17,7 @@ from engine import fake, messages
 from engine.messages import EngineStart, LoadOptions
 from engine.types import EngineErrorKind, OutputKind
 from tests.engine.load_options import fake_options
+from tests.server_e2e.running import PATIENCE
 from wire import control
 from wire.blocking import BlockingConnection
 from wire.control import ProcessStart
@@ -121,7 +122,7 @@ def test_batches_in_rows_out_and_a_stop(start: Any) -> None:
     assert seconds >= 0
     manager.close()
     engine.supervisor.send(control.STOP, 0, control.encode({}))
-    assert engine.process.wait(20) == 0
+    assert engine.process.wait(PATIENCE) == 0
 
 
 def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:
@@ -194,7 +195,7 @@ def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_
     assert "POOLED rows differ" in str(messages.decode_failed(payload))
 
     manager.send(messages.EXIT, 0)
-    assert engine.process.wait(20) == 1
+    assert engine.process.wait(PATIENCE) == 1
 
 
 def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
@@ -217,7 +218,7 @@ def test_an_engine_whose_rows_are_not_finite_never_becomes_ready(start: Any) -> 
     engine = start(faults=["nan@batch:1"])
 
     assert "not finite" in engine.wait_for(control.FAILED)["message"]
-    assert engine.process.wait(20) == 2
+    assert engine.process.wait(PATIENCE) == 2
 
 
 def test_it_does_not_outlive_its_supervisor(start: Any) -> None:
@@ -226,7 +227,7 @@ def test_it_does_not_outlive_its_supervisor(start: Any) -> None:
 
     engine.supervisor.close()
 
-    assert engine.process.wait(20) == 1
+    assert engine.process.wait(PATIENCE) == 1
 
 
 def test_signals_of_the_terminal_are_the_supervisors_business(start: Any) -> None:

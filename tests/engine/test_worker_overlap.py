@@ -16,6 +16,7 @@ from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results, 
 from engine.worker import Worker
 from tests.engine.load_options import fake_options
 from tests.engine.test_worker import receive
+from tests.server_e2e.running import PATIENCE
 from wire.blocking import BlockingConnection
 
 
@@ -163,7 +164,7 @@ def test_a_batch_is_computed_at_once_unless_it_came_while_another_was() -> None:
             while (frame := receive(manager))[0] != messages.RESULT:
                 pass
             assert frame[1] == 11
-            assert engine.was_submitted.wait(20)
+            assert engine.was_submitted.wait(PATIENCE)
             assert engine.submitted == [12]
             ours.close()
             with pytest.raises(EOFError):
@@ -190,6 +191,6 @@ def test_the_process_does_not_end_before_a_batch_that_is_computed_alone_is_answe
 
         assert worker._compute_alone(connection, 7, messages.decode_batch("m", payload))
 
-        collector.join(20)
+        collector.join(PATIENCE)
         assert (had_ended, collector.is_alive()) == ([False], False)
         assert receive(manager)[:2] == (messages.RESULT, 7)

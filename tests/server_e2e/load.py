@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.server_e2e.expected import DIMENSIONS, rows_of
-from tests.server_e2e.running import send
+from tests.server_e2e.running import PATIENCE, send
 
 # varied in length and number, small enough to be many
 REQUESTS = [
@@ -77,19 +77,19 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
 
     def wait_for(self, num_more: int) -> None:
         """Until so many more requests were answered with 200."""
         with self._progress:
             goal = self.outcomes[200] + num_more
-            assert self._progress.wait_for(lambda: self.outcomes[200] >= goal, 60), self.outcomes
+            assert self._progress.wait_for(lambda: self.outcomes[200] >= goal, PATIENCE), self.outcomes
 
     def wait_until(self, moment: float) -> None:
         """Until a request has ended after this moment of time.monotonic()."""
         with self._progress:
-            assert self._progress.wait_for(lambda: time.monotonic() >= moment, 60), self.outcomes
+            assert self._progress.wait_for(lambda: time.monotonic() >= moment, PATIENCE), self.outcomes
 
     def p99(self, since: float, seconds: float) -> float:
         """In seconds, by nearest rank: of what was sent in so many seconds from `since` on and has been answered."""

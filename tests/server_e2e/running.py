@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # seconds: how long a test waits for what should come at once, on a busy machine
+# Seconds that a test waits for what should come at once: minutes, so that no verdict depends on what else is computed.
+PATIENCE = 300.0
 CACHE_HOME = "COMPILED_MODELS_OF_TESTS"  # the variable that names the folder for compiled models; see conftest.py
 # what a server logs: where it listens, and that it is ready
 ADDRESS = r"on https?://127\.0\.0\.1:(\d+)"

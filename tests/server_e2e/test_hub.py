@@ -71,11 +71,12 @@ def test_a_start_that_waits_for_the_hub_can_be_stopped(hub: LocalHub, tmp_path: 
 def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path: Path, number: int) -> None:
     """Threads of the library fetch it, which an ordinary exit would wait for; Docker kills after 10 s."""
     hub.stalls = True
-    server = Server(*FAKE, "--model-id", MODEL, folder=tmp_path, environment=environment(hub, tmp_path / "cache"))
+    settings = environment(hub, tmp_path / "cache") | {"HF_HUB_DOWNLOAD_TIMEOUT": "3600"}  # they would wait for
+    server = Server(*FAKE, "--model-id", MODEL, folder=tmp_path, environment=settings)
     try:
         assert hub.stalled.wait(PATIENCE)
         server.process.send_signal(number)
-        assert server.process.wait(9) == 0
+        assert server.process.wait(PATIENCE) == 0
     finally:
         server.close()
     assert not [line for line in server.log.lines if " INFO " not in line]

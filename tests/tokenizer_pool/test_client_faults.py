@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.scripted import MANY, ScriptedWorker, answer_all, ask, num_live, numbers, scripted_pool, until
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts
@@ -180,7 +181,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_request_and_no_other() ->
             asked = await worker.asked.get()
             asked.connection.send(kind, asked.frame_id, [payload])
             with pytest.raises(TextRefused) as caught:
-                await asyncio.wait_for(request, 20)
+                await asyncio.wait_for(request, PATIENCE)
             assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, -1)
             assert (await answer_all([worker], other)).token_ids.tolist() == [3]
             assert (await answer_all([worker], ask(pool, ["4"]))).token_ids.tolist() == [4]

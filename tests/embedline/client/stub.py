@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.server_e2e.running import PATIENCE
+
 WIDTH = 4
 
 
@@ -63,7 +65,7 @@ class Stub:
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Until a request or the end of a connection makes it so."""
         with self.changed:
-            assert self.changed.wait_for(is_so, 30)
+            assert self.changed.wait_for(is_so, PATIENCE)
 
     def serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError), connection:
@@ -106,7 +108,7 @@ class Stub:
 
     def _do(self, connection: socket.socket, step: Step) -> None:
         if isinstance(step, threading.Event):
-            step.wait(30)
+            step.wait(PATIENCE)
         elif step is RESET:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise OSError
@@ -141,12 +143,12 @@ def stub(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
             yield running
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            accepting.join(30)
+            accepting.join(PATIENCE)
             for connection in list(running.open):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             for thread in threads:
-                thread.join(30)
+                thread.join(PATIENCE)
 
 
 def http(status: int = 200, body: bytes = b"", **headers: str) -> bytes:

@@ -10,6 +10,7 @@ from embedline.client.transport.base_url import read_base_url
 from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Failure, Kind
 from embedline.client.transport.lookup import Lookup
+from tests.server_e2e.running import PATIENCE
 
 
 def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
@@ -29,7 +30,7 @@ def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
         with server.accept()[0] as accepted:
             assert accepted.recv(1)  # the handshake has begun
             connection.abort(Kind.TIMEOUT)
-            thread.join(30)
+            thread.join(PATIENCE)
             assert ended == [Kind.TIMEOUT]
     connection.close()
 

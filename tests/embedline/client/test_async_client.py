@@ -12,6 +12,7 @@ from embedline import AsyncClient, CancellationToken, Cancelled, Client, Request
 from embedline.client import async_client
 from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
+from tests.server_e2e.running import PATIENCE
 
 pytestmark = pytest.mark.asyncio
 
@@ -152,7 +153,7 @@ async def test_a_task_that_is_cancelled_twice_still_waits_for_the_end_of_its_cal
 
     def slices(*_: object, **__: object) -> Iterator[int]:
         entered.set()
-        end.wait(30)
+        end.wait(PATIENCE)
         yield 1
 
     monkeypatch.setattr(Client, "iter_embed", slices)

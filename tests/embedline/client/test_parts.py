@@ -17,6 +17,7 @@ from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Kind
 from embedline.client.transport.lookup import Lookup
 from embedline.client.transport.pool import ConnectionPool
+from tests.server_e2e.running import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_the_handler_of_a_signal_may_cancel_whatever_its_thread_is_at(part: str)
 
     thread = threading.Thread(target=cancel_inside, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

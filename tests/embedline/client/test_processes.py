@@ -6,6 +6,7 @@ import threading
 
 from embedline.client.calls.threads import Threads
 from tests.embedline.client.stub import raw, stub
+from tests.server_e2e.running import PATIENCE
 
 END = """
 import sys, threading
@@ -39,7 +40,7 @@ def test_an_interpreter_that_ends_waits_for_no_server() -> None:
     with stub(lambda _: [never]) as server:
         process = subprocess.Popen([sys.executable, "-c", END, server.url], stdin=subprocess.PIPE)
         server.wait_until(lambda: len(server.seen) == 2)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
         never.set()
 
@@ -47,7 +48,9 @@ def test_an_interpreter_that_ends_waits_for_no_server() -> None:
 def test_a_used_client_is_refused_after_a_fork_and_a_new_one_works() -> None:
     """Both processes would read each other's answers from the same connections."""
     with stub(lambda seen: [raw(seen.texts)]) as server:
-        done = subprocess.run([sys.executable, "-c", FORK, server.url], timeout=30, check=False, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", FORK, server.url], timeout=PATIENCE, check=False, capture_output=True
+        )
     assert done.returncode == 0, done.stderr
     assert [seen.texts for seen in server.seen] == [["text 1"], ["text 2"], ["text 4"]]
 
@@ -63,5 +66,5 @@ def test_no_more_threads_than_allowed_and_none_after_the_end() -> None:
     threads.close()
     assert [work.result() for work in works[:4]] == [True] * 4
     for thread in started:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -12,6 +12,7 @@ import pytest
 
 from embedline import AsyncClient, Client, DeadlineExceeded, NoThread, RequestProcessingPreference
 from tests.embedline.client.stub import Seen, Step, raw, stub, texts
+from tests.server_e2e.running import PATIENCE
 
 QUICK = RequestProcessingPreference(batch_size=1, initial_backoff_ms=1, max_concurrent_requests=4)
 _start = threading.Thread.start
@@ -24,7 +25,7 @@ def test_a_look_up_that_hangs_ends_with_the_calls_time_and_is_made_once(monkeypa
     def hanging(host: str, port: int, **more: Any) -> Any:
         if more["flags"] == 0:
             asked.append(host)
-            goes_on.wait(30)
+            goes_on.wait(PATIENCE)
         return look_up(host, port, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", hanging)

@@ -21,6 +21,7 @@ from engine.rows.modules_numpy import RowModules
 from engine.rows.pooling_numpy import Pooling
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, compute
 from tests.engine.tiny_models import batch
+from tests.server_e2e.running import PATIENCE
 
 POISON, HUGE = 666, 667
 DIMENSIONS = 3
@@ -141,7 +142,7 @@ def test_mini_batches_hold_every_token_once_and_little_padding(seqlens: list[int
 
 def test_one_batch_is_spread_over_all_streams() -> None:
     barrier = threading.Barrier(2)  # broken unless two mini-batches are computed at the same time
-    plain = Plain(gate=lambda: barrier.wait(20))
+    plain = Plain(gate=lambda: barrier.wait(PATIENCE))
     with engine(plain) as loaded:
         loaded.submit(batch(of_lengths(200, 200)))
         _, found = loaded.collect()
@@ -151,7 +152,7 @@ def test_one_batch_is_spread_over_all_streams() -> None:
 
 def test_streams_that_are_done_begin_with_the_next_batch() -> None:
     barrier = threading.Barrier(2)
-    with engine(Plain(gate=lambda: barrier.wait(20)), has_wide=False) as loaded:
+    with engine(Plain(gate=lambda: barrier.wait(PATIENCE)), has_wide=False) as loaded:
         tickets = {loaded.submit(batch(of_lengths(3))), loaded.submit(batch(of_lengths(4)))}
         found = dict(loaded.collect() for _ in tickets)
     assert found.keys() == tickets
@@ -198,13 +199,13 @@ def test_nothing_is_begun_beside_it() -> None:
             is_beside.set()
             return
         is_alone.set()
-        assert has_next.wait(20)
+        assert has_next.wait(PATIENCE)
         assert not is_beside.wait(0.1)
 
     plain.gate = gate
     with engine(plain) as loaded, ThreadPoolExecutor(1) as pool:
         alone = pool.submit(loaded.compute_alone, batch(of_lengths(7)))
-        assert is_alone.wait(20)
+        assert is_alone.wait(PATIENCE)
         loaded.submit(batch(of_lengths(5, 200, 200)))
         has_next.set()
         _, found = loaded.collect()
@@ -216,7 +217,7 @@ def test_nothing_is_begun_beside_it() -> None:
 
 def test_a_sequence_behind_others_is_not_lone() -> None:
     may_end = threading.Event()
-    plain = Plain(gate=lambda: may_end.wait(20))
+    plain = Plain(gate=lambda: may_end.wait(PATIENCE))
     with engine(plain) as loaded:
         loaded.submit(batch(of_lengths(200, 200)))
         assert loaded.compute_alone(batch(of_lengths(7))) is None
@@ -231,7 +232,7 @@ def test_where_memory_is_short_one_stream_takes_all_long_sequences() -> None:
     def gate() -> None:
         if plain.shapes[-1][1] > MAX_PADDED_TOKENS:
             assert at_once.acquire(blocking=False)
-            has_short.wait(20)
+            has_short.wait(PATIENCE)
             at_once.release()
         else:
             has_short.set()
@@ -247,7 +248,7 @@ def test_where_memory_is_short_one_stream_takes_all_long_sequences() -> None:
 
 def test_the_engine_holds_two_batches_and_no_more() -> None:
     may_end, is_in = threading.Event(), threading.Event()
-    with engine(Plain(gate=lambda: may_end.wait(20))) as loaded:
+    with engine(Plain(gate=lambda: may_end.wait(PATIENCE))) as loaded:
         loaded.submit(batch(of_lengths(5)))
         loaded.submit(batch(of_lengths(5)))
 
@@ -260,7 +261,7 @@ def test_the_engine_holds_two_batches_and_no_more() -> None:
         assert not is_in.wait(0.05)
         may_end.set()
         loaded.collect()
-        assert is_in.wait(20)
+        assert is_in.wait(PATIENCE)
         thread.join()
 
 

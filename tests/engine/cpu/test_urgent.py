@@ -19,6 +19,7 @@ from engine.cpu.minibatch import (
 from engine.types import Batch, EngineError
 from tests.engine.cpu.test_engine import Plain, engine, of_lengths
 from tests.engine.tiny_models import batch
+from tests.server_e2e.running import PATIENCE
 
 
 def urgent(*seqlens: int) -> Batch:
@@ -32,13 +33,13 @@ def test_urgent_mini_batches_are_computed_before_those_that_wait() -> None:
 
     def gate() -> None:
         has_begun.set()
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(PATIENCE)
 
     plain.gate = gate
     with engine(plain, has_wide=False) as loaded:
         loaded.submit(batch(of_lengths(400, 300, 200)))
         loaded.submit(batch(of_lengths(350)))
-        assert has_begun.wait(20)
+        assert has_begun.wait(PATIENCE)
         loaded.submit(urgent(5, 50))
         may_go_on.set()
         found = [loaded.collect() for _ in range(3)]
@@ -49,7 +50,7 @@ def test_urgent_mini_batches_are_computed_before_those_that_wait() -> None:
 
 def test_urgent_batches_have_places_of_their_own() -> None:
     may_end, is_in = threading.Event(), threading.Event()
-    with engine(Plain(gate=lambda: may_end.wait(20))) as loaded:
+    with engine(Plain(gate=lambda: may_end.wait(PATIENCE))) as loaded:
         for _ in range(loaded.limits.depth):
             loaded.submit(batch(of_lengths(5)))
         for _ in range(loaded.limits.depth):
@@ -64,7 +65,7 @@ def test_urgent_batches_have_places_of_their_own() -> None:
         assert not is_in.wait(0.05)
         may_end.set()
         assert {loaded.collect()[0] for _ in range(5)} == set(range(1, 6))
-        assert is_in.wait(20)
+        assert is_in.wait(PATIENCE)
         thread.join()
 
 

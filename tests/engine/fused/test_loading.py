@@ -26,6 +26,7 @@ from tests.engine.fused.test_memory import QWEN3_8B
 from tests.engine.load_options import load_options
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
+from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 from wire import control
 from wire.blocking import BlockingConnection
@@ -220,7 +221,7 @@ def test_the_engine_process(tiny: Path) -> None:
             expected = results_of(load(tiny), batch(arbitrary((5, 1, 30))))
             assert difference(rows, expected[OutputKind.POOLED].values) <= 1e-6
             engine.supervisor.send(control.STOP, 0, control.encode({}))
-            assert engine.process.wait(20) == 0
+            assert engine.process.wait(PATIENCE) == 0
         finally:
             engine.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.store.local_hub import MODEL, LocalHub
+from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
 
 NOBODY = "http://127.0.0.1:1"  # a port at which nothing listens
@@ -68,7 +69,7 @@ class Starter:
             env={**self.environment(), **options},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE,
             check=False,
         )
         assert ended.returncode == 0, ended.stderr

@@ -16,6 +16,7 @@ from tests.engine.folder_files import NO_TENSORS, write
 from tests.engine.model.sentence_folder import POOLING, TRANSFORMER
 from tests.engine.store.local_hub import COMMIT, MODEL, LocalHub, serving_hub
 from tests.engine.store.starts import NOBODY, Starter
+from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 
 FETCH = """
@@ -64,7 +65,7 @@ def fetch(start: Starter, *names: str, revision: str = "main", local_dir: Path |
     """The snapshot after the library was asked for these files, one by one, as from_pretrained does."""
     where = {"local_dir": str(local_dir)} if local_dir else {"cache_dir": str(start.cache)}
     given = json.dumps([MODEL, revision, names, where])
-    subprocess.run([sys.executable, "-P", "-c", FETCH, given], env=start.environment(), check=True, timeout=100)
+    subprocess.run([sys.executable, "-P", "-c", FETCH, given], env=start.environment(), check=True, timeout=PATIENCE)
     return snapshot_of(start)
 
 

@@ -13,6 +13,7 @@ from tests.engine.rows.sentence_models import save_words
 from tests.engine.tensorrt_llm.models import FAMILIES, embedding
 from tests.engine.tensorrt_llm.stand_in import library, load
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary
+from tests.server_e2e.running import PATIENCE
 
 LIMITS: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 32}
 
@@ -91,13 +92,13 @@ def test_a_second_call_meanwhile_is_our_mistake(api: Any, folder: Path) -> None:
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         inside.set()
-        done.wait(60)
+        done.wait(PATIENCE)
         return forward(*args, **kwargs)
 
     llm._encoder_executor.model_engine.encoder_forward = slow
     first = threading.Thread(target=llm.encode, args=([[5]],))
     first.start()
-    inside.wait(60)
+    inside.wait(PATIENCE)
     try:
         with pytest.raises(AssertionError, match="race for buffers"):
             llm.encode([[6]])

@@ -24,6 +24,7 @@ from engine.types import (
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, batch, save
 from tests.engine.transformers.loaded import load, raw_rows
+from tests.server_e2e.running import PATIENCE
 
 
 def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
@@ -91,7 +92,7 @@ def test_a_batch_waits_inside_while_another_computes() -> None:
     gate = threading.Event()
 
     def forward(some: Batch) -> torch.Tensor:
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE)
         return ids_as_rows(some)
 
     loaded = made(forward)
@@ -153,7 +154,7 @@ def test_each_stream_computes_in_one_thread_beside_the_others() -> None:
     together = threading.Barrier(3)
 
     def forward(some: Batch) -> torch.Tensor:
-        together.wait(60)
+        together.wait(PATIENCE)
         seen.append((threading.current_thread().name, torch.get_num_threads()))
         return ids_as_rows(some)
 
@@ -168,7 +169,7 @@ def test_closing_finishes_what_every_stream_has() -> None:
     gate = threading.Event()
 
     def forward(some: Batch) -> torch.Tensor:
-        assert some.token_ids[0] != 1 or gate.wait(60)
+        assert some.token_ids[0] != 1 or gate.wait(PATIENCE)
         return ids_as_rows(some)
 
     loaded = made(forward, streams=2)

@@ -12,6 +12,7 @@ import pytest
 
 from server.commands import health as health_command
 from server.commands.health import health, local_urls
+from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
 
 
@@ -86,7 +87,7 @@ def test_something_else_answers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_answer_that_never_comes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_command, "_TIMEOUT", 0.05)
     asked = threading.Event()
-    with answering(lambda handler: asked.wait(60)) as url:
+    with answering(lambda handler: asked.wait(PATIENCE)) as url:
         assert health(url) == 1
         asked.set()
     assert capsys.readouterr().err == "embedline: no answer: timed out\n"

@@ -17,8 +17,8 @@ from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
 from server.supervisor.listening.ports import host_and_port, reserve
 from tests.server.edge import Edge
+from tests.server_e2e.running import PATIENCE
 
-PATIENCE = 20.0  # seconds
 MAX_BYTES = 10_000
 
 

@@ -12,7 +12,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, ready_state
-from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
+from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
+from tests.server_e2e.running import PATIENCE
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN

@@ -12,7 +12,8 @@ from server.grpc import calls
 from server.http.body import BodyReader
 from server.requests.time_slices import SharedSlice
 from tests.server.edge import Edge
-from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
+from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
+from tests.server_e2e.running import PATIENCE
 
 STREAM = "/tei.v1.Embed/EmbedStream"
 
@@ -132,7 +133,7 @@ def test_when_the_server_stops_what_was_sent_is_answered() -> None:
             reading = asyncio.ensure_future(stream.read())
             await edge.managers.arrivals.get()
             edge.state.draining = True
-            stopping = asyncio.ensure_future(port.server.stop(20))
+            stopping = asyncio.ensure_future(port.server.stop(PATIENCE))
             edge.managers.gate.set()
             assert (await reading).embeddings[0] == 1
             assert await error_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")

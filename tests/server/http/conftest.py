@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from tests.server.http.running import Running, Test
+from tests.server_e2e.running import PATIENCE
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -14,7 +15,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
     """Runs a test against a running server."""
 
     async def start_and_run(test: Test) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             running = Running()
             await running.server.start()
             try:

@@ -193,9 +193,24 @@ def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: p
 
 @pytest.mark.holds("Limits")
 def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
+    """Half a second for each of 100 bytes, by a clock that the test moves on."""
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1)
-    assert asyncio.run(trickle(100)) == b"a" * 100
+
+    async def run() -> bytes:
+        loop, passed, num_left = asyncio.get_running_loop(), 0.0, 100
+        time = loop.time
+
+        async def receive() -> Message:
+            nonlocal passed, num_left
+            passed, num_left = passed + 0.5, num_left - 1
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b"a", "more_body": num_left > 0}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda: time() + passed)
+            return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None)
+
+    assert asyncio.run(run()) == b"a" * 100
 
 
 @pytest.mark.holds("Limits")

@@ -12,6 +12,7 @@ from server.http.connection import clocks
 from server.http.connection.answer_clock import AnswerClock
 from server.http.protocol import Protocol
 from tests.server.http.running import GET, POST, Running, Test
+from tests.server_e2e.running import PATIENCE
 
 
 def test_a_connection_is_kept_for_many_requests(run: Callable[[Test], None]) -> None:
@@ -63,7 +64,7 @@ def test_a_client_that_leaves_after_a_large_body_is_missed_too(run: Callable[[Te
         async with running.client() as client:
             client.send(b"POST /wait HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body), body)
             await running.app.waiting.get()
-        await asyncio.wait_for(running.app.cancelled.get(), 20)
+        await asyncio.wait_for(running.app.cancelled.get(), PATIENCE)
 
     run(test)
 
@@ -150,6 +151,7 @@ def test_who_does_not_read_its_answers_is_cut_off(
             client.send(*[head, b"x" * size] * num_requests)
             await running.app.waiting.get()
             await running.server._state.empty.wait()
+        monkeypatch.setattr(Protocol, "answer_seconds", PATIENCE)
         async with running.client() as client:
             client.send(GET % b"now")
             assert await client.answer() == (200, b"/now")

@@ -22,6 +22,7 @@ from server.http.http_server import HttpServer
 from server.settings import watched_files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl
+from tests.server_e2e.running import PATIENCE
 
 LARGE = b"x" * 24_000_000  # more than the kernel keeps for a client that does not read
 
@@ -100,7 +101,7 @@ def run(request: pytest.FixtureRequest, used: Pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0)
 
     async def start_and_run(test: Test) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             running = Running(used)
             await running.server.start()
             try:
@@ -235,7 +236,7 @@ def test_what_is_no_handshake_is_closed(
         with contextlib.suppress(ConnectionError):
             assert b"HTTP" not in await reader.read()
         await close(writer)
-        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 10.0)
+        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", PATIENCE)
         usual = await running.connect(used)
         assert await get(*usual) == b"https"
         await close(usual[1])
@@ -270,7 +271,7 @@ def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_answered(
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         while not running.server._state.by_age:  # noqa: ASYNC110 - until it is accepted
             await asyncio.sleep(0)
-        stopping = asyncio.create_task(running.server.stop(20))
+        stopping = asyncio.create_task(running.server.stop(PATIENCE))
         await asyncio.sleep(0)
         await writer.start_tls(used.trusting(), server_hostname="127.0.0.1")
         assert await get(reader, writer) == b"https"

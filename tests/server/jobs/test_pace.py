@@ -9,11 +9,27 @@ from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane, Pace, Postponed
 
 
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time a test moves on."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
 def run(test: Callable[[Pace], Awaitable[None]]) -> None:
     async def main() -> None:
         await test(Pace(4))
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(main())
+
+
+def later(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    loop.ahead += seconds
 
 
 async def taken(pace: Pace, number: int, owner: str = "", *, refused: float | None = None) -> list[asyncio.Task[None]]:
@@ -73,9 +89,13 @@ def test_a_turn_that_was_cancelled_while_it_waited_is_free() -> None:
 
 def test_a_refusal_halves_the_number_and_pauses() -> None:
     async def test(pace: Pace) -> None:
-        await ended(await taken(pace, 4, refused=0.02))  # they were sent together, so it is halved once
+        await ended(await taken(pace, 4, refused=30.0))  # they were sent together, so it is halved once
         assert (pace.is_paused(""), pace.limit("")) == (True, 2)
-        tasks = await taken(pace, 2)  # waits for the pause to end
+        waiting = asyncio.create_task(taken(pace, 2))
+        await asyncio.sleep(0)
+        assert pace.is_paused("")
+        later(30.0)
+        tasks = await waiting
         third = asyncio.create_task(taken(pace, 1))
         await asyncio.sleep(0.001)
         assert not third.done()

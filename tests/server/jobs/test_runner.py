@@ -13,6 +13,7 @@ from server.jobs.store.errors import StoreFull
 from server.jobs.store.sqlite.opening import open_sqlite
 from server.jobs.store.store import RequestStore
 from server.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
+from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
 
 OK = (200, b'{"rows":1}')
@@ -71,7 +72,7 @@ def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Serve
         )
         runner.may_claim.set()
         running = asyncio.create_task(runner.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await test(store.requests, server, runner)
         running.cancel()
         await asyncio.wait([running])

@@ -40,6 +40,7 @@ from tests.server.pipelines.running_pipelines import (
     gates,
     run,
 )
+from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
 
 pytestmark = pytest.mark.asyncio
@@ -162,7 +163,8 @@ async def test_what_a_step_says_of_a_wrong_input_is_cut(tmp_path: Path) -> None:
     assert refused.value.message == "x" * 1000
 
 
-async def test_a_request_ends_at_its_deadline(tmp_path: Path) -> None:
+async def test_a_request_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pipelines.client._GRACE_SECONDS", PATIENCE)
     async with connected(tmp_path) as (client, _):
         with pytest.raises(DeadlineExceeded, match="pipeline waits did not end before the request's deadline"):
             await run(client, "waits", seconds=0.5)

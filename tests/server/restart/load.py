@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from tests.server_e2e.expected import rows_of
+from tests.server_e2e.running import PATIENCE
 
 TEXT = "a query of a few words"
 _ROW = rows_of([TEXT]).astype("<f4").tobytes()
@@ -82,13 +83,13 @@ class Load:
     async def stop(self) -> None:
         """Send nothing more, and wait for the answers that are due."""
         self._stopping = True
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*self._clients)
 
     async def wait_for(self, num_more: int) -> None:
         """Until so many more requests were answered."""
         goal = self.outcomes["answered"] + num_more
-        async with asyncio.timeout(60), self._news:
+        async with asyncio.timeout(PATIENCE), self._news:
             await self._news.wait_for(lambda: self.outcomes["answered"] >= goal)
 
     async def _open_each_time(self) -> None:

@@ -17,6 +17,7 @@ from server.supervisor.restarts import Restarts
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.watchdog import Watchdog
+from tests.server_e2e.running import PATIENCE
 from wire.control import Json
 
 
@@ -279,6 +280,6 @@ def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytes
             server.supervisor.taken_over(1)
         else:
             server.supervisor._signalled(3600.0)
-        await asyncio.wait_for(draining, 20)
+        await asyncio.wait_for(draining, PATIENCE)
 
     asyncio.run(run())

@@ -25,6 +25,7 @@ from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, Recording
 from tests.engine.fused.runner.recording import rows_of_block as compute_rows
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, save
+from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 
 CPU = torch.device("cpu")
@@ -162,7 +163,7 @@ def recording_until(may_end: threading.Event, cuda: PretendedCuda) -> Callable[.
     """A stand-in for `recorded`, which takes its time."""
 
     def recorded(*_: object, **__: object) -> Graph:
-        assert may_end.wait(10)
+        assert may_end.wait(PATIENCE)
         cuda.events.append("recorded")
         return Graph(lambda: None, 10)
 

@@ -9,6 +9,7 @@ import torch
 from engine.fused.runner.graphs import Graph, Graphs, on_recorder
 from engine.fused.runner.packing import Shape
 from engine.types import OutputKind
+from tests.server_e2e.running import PATIENCE
 
 
 def shape(num_tokens: int) -> Shape:
@@ -108,7 +109,7 @@ def test_nobody_waits_for_a_recording() -> None:
     record_at_once = recorder.record
 
     def record_late(recorded: Shape) -> Graph:
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE)
         return record_at_once(recorded)
 
     graphs = Graphs(record_late, synchronize=recorder.settle, max_num=3, max_bytes=1000)

@@ -27,6 +27,7 @@ from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.tools.convert.pickles import Touch, pickled, small
 from tests.engine.tools.quantize.models import contents, end_of_processes
+from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
 
 KILLED = """
@@ -58,7 +59,7 @@ class Child:
     def _fill(self, folder: Path, planned: Plan, *, max_shard_bytes: int, report: Report) -> Answer:
         self.num_calls += 1
         self.begun.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(PATIENCE)
         for name, path in planned.copied.items():
             shutil.copyfile(path, folder / name)
         save_file({"a": torch.ones(3)}, folder / "model.safetensors")
@@ -167,7 +168,7 @@ def test_one_makes_it_while_the_others_wait(
     with ThreadPoolExecutor(2) as starts:
         try:
             first = starts.submit(copy_of, folder, cache)
-            assert child.begun.wait(60)
+            assert child.begun.wait(PATIENCE)
             second = starts.submit(copy_of, folder, cache)
             while not any("waiting for it" in message for message in log.messages):
                 assert not second.done()

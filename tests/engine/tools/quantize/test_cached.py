@@ -25,6 +25,7 @@ from engine.tools.quantize.cached import block_fp8
 from tests.engine.folder_files import change, write
 from tests.engine.tools.quantize.fuse import Fuse, Killed
 from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, copies, end_of_processes
+from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
 
 # What a server's start does, killed when some of the tensors have been written.
@@ -102,7 +103,7 @@ def test_one_makes_it_while_the_others_wait(
 
     def held(rows: torch.Tensor) -> blocks.Quantized:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE)
         strips.append(len(rows))
         return blocks.quantize(rows)
 
@@ -117,9 +118,9 @@ def test_one_makes_it_while_the_others_wait(
     try:
         with ThreadPoolExecutor(3) as starts:
             first = starts.submit(block_fp8, embedder, cache_dir=cache)
-            assert begun.wait(60)
+            assert begun.wait(PATIENCE)
             others = [starts.submit(block_fp8, embedder, cache_dir=cache) for _ in range(2)]
-            assert all(num_waiting.acquire(timeout=60) for _ in others)
+            assert all(num_waiting.acquire(timeout=PATIENCE) for _ in others)
             assert not any(other.done() for other in others)
             go_on.set()
     finally:
@@ -142,14 +143,14 @@ def test_the_copy_of_another_model_does_not_wait(
     def held(rows: torch.Tensor) -> blocks.Quantized:
         if not begun.is_set():
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         return blocks.quantize(rows)
 
     monkeypatch.setattr(shard, "quantize", held)
     try:
         with ThreadPoolExecutor(1) as starts:
             first = starts.submit(block_fp8, embedder, cache_dir=cache)
-            assert begun.wait(60)
+            assert begun.wait(PATIENCE)
             second = block_fp8(other, cache_dir=cache)
             assert not first.done()
             go_on.set()

@@ -12,6 +12,7 @@ from server.requests.admission import joint_room
 from server.requests.trace import Trace
 from tests.server.asking import ask, tei_error
 from tests.server.edge import Edge, call, state_with
+from tests.server_e2e.running import PATIENCE
 from wire.control import Json
 from wire.vocabulary import RequestClass
 
@@ -169,7 +170,7 @@ def test_instances_that_exceed_the_room_together_take_it_as_one() -> None:
         called = await asyncio.gather(*[call(edge.app, "POST", "/vertex", body) for _ in range(3)])
         return [each.status for each in called], edge.admission.room_of("interactive").num_held_bytes
 
-    assert asyncio.run(asyncio.wait_for(run(), 5)) == ([200] * 3, 0)
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE)) == ([200] * 3, 0)
 
 
 @pytest.mark.holds("Limits")

@@ -12,6 +12,7 @@ import uvloop
 
 from server.http import acceptor
 from server.http.acceptor import Acceptor, Share
+from tests.server_e2e.running import PATIENCE
 from wire.page import Page
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
@@ -20,7 +21,7 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
     async def limited(test: Callable[[], Awaitable[None]]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await test()
 
     def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.server.http.running import GET, Running, Test
+from tests.server_e2e.running import PATIENCE
 
 
 @pytest.mark.holds("Shutdown")
@@ -17,7 +18,7 @@ def test_stop_waits_for_what_is_open_and_closes_what_is_idle(run: Callable[[Test
             busy.send(GET % b"slow")
             await running.app.waiting.get()
 
-            stopping = asyncio.create_task(running.server.stop(10))
+            stopping = asyncio.create_task(running.server.stop(PATIENCE))
             assert [await idle.rest(), await silent.rest()] == [b"", b""]
             assert not stopping.done()
             running.app.gate.set()
@@ -82,7 +83,7 @@ def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered(run: Cal
             await kept.answer()
             new.send(GET % b"now")
             await new.answer()
-            stopping = asyncio.create_task(running.server.stop(10))
+            stopping = asyncio.create_task(running.server.stop(PATIENCE))
             await asyncio.sleep(0)
             kept.send(GET % b"now")
             new.send((GET % b"now")[:10])
@@ -115,7 +116,7 @@ def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) ->
             size = 20_000_000
             client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
             await running.app.waiting.get()
-            stopping = asyncio.create_task(running.server.stop(20))
+            stopping = asyncio.create_task(running.server.stop(PATIENCE))
             status, body = await client.answer()
             assert (status, len(body)) == (200, size)
             await stopping

@@ -11,6 +11,7 @@ from server.jobs.batches.asking import Asking
 from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
 from server.jobs.pace import Lane, Pace
 from tests.server.jobs.test_runner import LOST, OK, Server
+from tests.server_e2e.running import PATIENCE
 
 
 def answer_of(
@@ -24,7 +25,7 @@ def answer_of(
         listening = await asyncio.start_unix_server(server.accepted, path)
         asking = Asking(path, "secret", Pace(4))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 return await asking.ask(Lane("team"), "/v1/embeddings", b"{}", "line 1", accept="a/b"), server
         finally:
             asking.close()

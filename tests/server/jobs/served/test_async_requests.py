@@ -13,7 +13,7 @@ import pytest
 from server.jobs.messages import MAX_BODY_BYTES
 from tests.server.jobs.served.asking import accepted, ended, result, view
 from tests.server_e2e.expected import FAKE, rows_of
-from tests.server_e2e.running import Server, serving
+from tests.server_e2e.running import PATIENCE, Server, serving
 
 HELLO = {"input": "hello", "model": "any"}
 
@@ -121,7 +121,7 @@ def test_an_idempotency_key_keeps_one_request(server: Server) -> None:
 
 
 def test_two_idempotency_keys_are_refused(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.putrequest("POST", "/async_predict")
     body = json.dumps({"model_input": HELLO}).encode()
     for name, value in (("content-length", len(body)), ("idempotency-key", "a"), ("idempotency-key", "b")):

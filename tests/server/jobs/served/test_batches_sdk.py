@@ -16,7 +16,7 @@ import pytest
 
 from tests.server.jobs.served.test_job_faults import ROLES, SEED
 from tests.server_e2e.expected import FAKE, rows_of
-from tests.server_e2e.running import Server, serving
+from tests.server_e2e.running import PATIENCE, Server, serving
 
 KEYS = ("--api-key", "first", "--api-key", "second")
 
@@ -41,7 +41,7 @@ def lines(count: int, **fields: str) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def ended(api: openai.OpenAI, batch_id: str, *, seconds: float = 60) -> openai.types.Batch:
+def ended(api: openai.OpenAI, batch_id: str, *, seconds: float = PATIENCE) -> openai.types.Batch:
     deadline = time.monotonic() + seconds
     while (batch := api.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
         assert time.monotonic() < deadline, batch

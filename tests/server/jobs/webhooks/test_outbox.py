@@ -18,6 +18,7 @@ from server.jobs.webhooks.addresses import AddressRules
 from server.jobs.webhooks.delivery import Sender
 from server.jobs.webhooks.outbox import Outbox
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
+from tests.server_e2e.running import PATIENCE
 
 pytestmark = pytest.mark.asyncio
 
@@ -209,7 +210,7 @@ async def test_many_webhooks_of_one_owner_to_a_slow_host_delay_no_other_owners(t
             await ended(store, silent.url, SUCCEEDED, owner="anna")
         await silent.until(8)
         expected = {await ended(store, url, SUCCEEDED, owner="bert") for url in (silent.url, quick.url)}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not expected <= {one.headers["webhook-id"] for one in (*silent.received, *quick.received)}:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert silent.most_open < outbox.MAX_PARALLEL

@@ -16,6 +16,7 @@ from server.supervisor.takeover import predecessor
 from server.supervisor.takeover.handover import Handover, RunningServer
 from server.supervisor.takeover.place import place
 from server.supervisor.takeover.predecessor import Predecessor
+from tests.server_e2e.running import PATIENCE
 
 _T = TypeVar("_T")
 
@@ -61,7 +62,7 @@ class Running:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await test()
 
     asyncio.run(limited())
