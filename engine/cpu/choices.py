@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 
-from engine.cpu.executors import openvino
+from engine.cpu import openvino
 from engine.cpu.outputs import TOKEN_ROWS, head_in_graph
 from engine.machine import host
 from engine.messages import LoadOptions

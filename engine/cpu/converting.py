@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from engine.cpu.bert import weights
-from engine.cpu.bert.built import Built
+from engine.cpu import bert
 from engine.cpu.choices import Choices
 from engine.cpu.converted import Converted
 from engine.cpu.selftest import Reference
@@ -73,10 +72,10 @@ def _special(original: Original, tried: Trial) -> tuple[tuple[Reference, ...], t
 
 
 def _original(folder: ModelFolder) -> Original:
-    bert = weights.read(folder)
-    if bert is not None:
-        return Built(bert)
-    from engine.cpu.conversion.traced import Traced  # imports torch
+    weights = bert.read(folder)
+    if weights is not None:
+        return bert.Built(weights)
+    from engine.cpu.tracing import Traced  # imports torch
 
     return Traced(folder)
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.cpu import converted as converted_file
-from engine.cpu import keys
 from engine.cpu.choices import Choices
 from engine.cpu.converted import Converted
+from engine.cpu.keys import file_sums, key_parts
 from engine.model.model_folder import ModelFolder
 from engine.store import fingerprint, manifest
 from engine.store.manifest import Json
@@ -25,7 +25,7 @@ _UNNUMBERED = 0  # the format of folders that were written before formats were c
 
 def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choices) -> str:
     """Add to a folder with a converted model what makes it an entry that travels. Returns its key. Raises OSError."""
-    made_for = {"format": _FORMAT, **keys.parts(folder, choices), "files": keys.sums(folder)}
+    made_for = {"format": _FORMAT, **key_parts(folder, choices), "files": file_sums(folder)}
     converted_file.write(target, converted)
     manifest.write(target, {"made_for": made_for}, samples=False)
     return fingerprint.of_json(made_for)
@@ -38,9 +38,9 @@ def read(entry: Path, folder: ModelFolder, choices: Choices) -> Converted:
     """
     facts, files = manifest.read_facts(entry)
     made_for = facts["made_for"]
-    _check_parts(made_for, keys.parts(folder, choices))
+    _check_parts(made_for, key_parts(folder, choices))
     with ThreadPoolExecutor(1) as beside:  # SHA-256 leaves the interpreter to others
-        sums = beside.submit(keys.sums, folder)
+        sums = beside.submit(file_sums, folder)
         manifest.check(entry, files, samples=False)
         _check_files(made_for["files"], sums.result())
     return converted_file.read(entry)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from engine.cpu import openvino
 from engine.cpu.choices import Choices
-from engine.cpu.executors import openvino
 from engine.cpu.outputs import steps_of
 from engine.machine import host
 from engine.model.arrays import weights_files
@@ -17,7 +17,7 @@ _FORMAT = 1
 _CONVERTING = ("torch", "transformers")
 
 
-def local(folder: ModelFolder, choices: Choices) -> str:
+def cache_key(folder: ModelFolder, choices: Choices) -> str:
     """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError."""
     return fingerprint.key(
         folder.path,
@@ -28,7 +28,7 @@ def local(folder: ModelFolder, choices: Choices) -> str:
     )
 
 
-def parts(folder: ModelFolder, choices: Choices) -> Json:
+def key_parts(folder: ModelFolder, choices: Choices) -> Json:
     """All that an entry that travels depends on, by name, but its format and the model's files. The dtype is not among
     it, since either is made of float32, nothing of the CPU is, and where an entry is taken, what converted it may be
     missing."""
@@ -40,6 +40,6 @@ def parts(folder: ModelFolder, choices: Choices) -> Json:
     }
 
 
-def sums(folder: ModelFolder) -> dict[str, str]:
+def file_sums(folder: ModelFolder) -> dict[str, str]:
     """The SHA-256 of each of the model's files that count. Reads every byte. Raises OSError."""
     return fingerprint.sums(folder.path, weights_files(folder.path, steps_of(folder)))

@@ -1,25 +1,31 @@
-"""Loads a CPU engine from the cache, or converts the model first. Imports neither torch nor transformers."""
+"""Loads a CPU engine from the cache, or converts the model first; and says how many streams may compute the longest
+sequences at the same time, so that their values fit into memory. Imports neither torch nor transformers.
+
+OpenVINO keeps for each stream what its longest sequence took, so a limit on what is computed at the same time would not
+hold. Only some streams compute long sequences, where memory is short.
+"""
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from engine.cpu import converted as converted_file
-from engine.cpu import exported, keys, memory
+from engine.cpu import exported, openvino
 from engine.cpu.child import Child
 from engine.cpu.choices import Choices, check, check_outputs, choices_of
 from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
 from engine.cpu.engine import DEPTH, CompiledEngine
-from engine.cpu.examination import examine
-from engine.cpu.executor import Executor
-from engine.cpu.executors import openvino
-from engine.cpu.facts import Facts
+from engine.cpu.examination import Facts, examine
+from engine.cpu.keys import cache_key
+from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, makers_of, sizes_of
+from engine.machine import cores, host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
+from engine.model.json_files import number_in
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import VocabularyWeights
 from engine.model.weights import weights_of
@@ -28,6 +34,60 @@ from engine.store.cache import Cache, check_room
 from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
 
 logger = logging.getLogger("embedline.engine")
+
+_SHARE = 0.5  # of the memory; the rest is for weights, short sequences and other processes
+# Numbers that a stream keeps of a token, for each hidden size: 25 to 27 were measured with BERT of 384 to 1,024 numbers
+# and up to 8,192 tokens, in float32, and 17 in bfloat16.
+_NUM_HIDDEN_COPIES = 28
+_NUM_VOCABULARY_COPIES = 2  # the scores, and the scores with padding masked
+# These add a mask with a number for each score: engine.transformers.distance_bias.
+_WITH_BIASES = frozenset(("jina_bert", "mt5", "t5"))
+_NUM_BIAS_COPIES = 2  # by head and distance, and with padding masked
+_USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of heads
+
+
+def num_long_streams(folder: ModelFolder, *, num_threads: int, has_vocabulary_scores: bool = False) -> int:
+    """Of `num_threads` streams, those for which the longest sequences fit into memory; at least one.
+
+    A sequence of S tokens takes float32 arrays: _NUM_HIDDEN_COPIES of [S, hidden_size], and its scores:
+    _NUM_BIAS_COPIES of [num_heads, S, S] if they get biases by position, and _NUM_VOCABULARY_COPIES of [S, vocab_size]
+    if its tokens get scores of the vocabulary. Several engines share the memory in proportion to their cores. Raises
+    ModelError if the scores of a single sequence do not fit; the message names a length of which they do.
+    """
+    num_copies = _NUM_BIAS_COPIES * (folder.architecture in _WITH_BIASES)
+    room = _SHARE * host.memory() * min(1, num_threads / cores.usable())
+    bytes_of_square = 4 * num_copies * _num_heads(folder)
+    bytes_of_vocabulary = 4 * _NUM_VOCABULARY_COPIES * folder.vocab_size * has_vocabulary_scores
+
+    def scores(seqlen: int) -> float:
+        return bytes_of_square * seqlen**2 + bytes_of_vocabulary * seqlen
+
+    def all_of(seqlen: int) -> float:
+        return scores(seqlen) + 4 * _NUM_HIDDEN_COPIES * folder.hidden_size * seqlen
+
+    longest = folder.max_seqlen
+    if scores(longest) > room:
+        raise ModelError(f"{_could_take(longest, scores(longest), room)}; {_fitting(longest, scores, room)}")
+    if all_of(longest) > room:
+        logger.warning("%s; %s", _could_take(longest, all_of(longest), room), _fitting(longest, all_of, room))
+    return max(1, min(num_threads, int(room / all_of(longest))))
+
+
+def _could_take(seqlen: int, num_bytes: float, room: float) -> str:
+    taken, left = f"{num_bytes / 1e9:.1f} GB", f"{room / 1e9:.1f} GB"
+    return f"a sequence of {seqlen} tokens could take {taken} of memory, and {left} are for it"
+
+
+def _fitting(longest: int, needed: Callable[[int], float], room: float) -> str:
+    fitting = next((seqlen for seqlen in range(longest, 1, -1) if needed(seqlen) <= room), 1)
+    return f"--max-input-length {fitting} fits"
+
+
+def _num_heads(folder: ModelFolder) -> int:
+    return number_in(folder.config, "num_attention_heads", "n_heads", "n_head", "num_heads") or max(
+        1, folder.hidden_size // _USUAL_HEAD
+    )
+
 
 # Tokens of a batch for each stream. Twice as many would save another 2 % of padding at most.
 _TARGET_NUM_TOKENS = 2048
@@ -41,7 +101,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     folder = read_with(options)
     check_outputs(folder, options)
     max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
-    num_long_streams = memory.num_long_streams(
+    num_long = num_long_streams(
         folder,
         num_threads=options.num_threads,
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
@@ -67,7 +127,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         limits=limits,
         pad_id=facts.pad_id,
         sizes=sizes,
-        num_long_streams=num_long_streams,
+        num_long_streams=num_long,
     )
 
 
@@ -101,7 +161,7 @@ class _Loader:
         self._on_stage("compiled model")
         if self._options.compiled is not None and (taken := self._load_exported(Path(self._options.compiled), makers)):
             return taken
-        key = keys.local(self._folder, self.choices)
+        key = cache_key(self._folder, self.choices)
         loaded = self._load_warm(key)
         return loaded or self._load_cold(key, makers)
 

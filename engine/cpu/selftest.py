@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import cut, padded
+from engine.cpu.openvino import Executor, Run
 from engine.machine.failures import one_line
 from engine.rows.pooling_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near

@@ -36,8 +36,6 @@ COUNTS_CORES = Path("engine/machine/cores.py")
 FORBIDDEN_TRUE_KEYWORDS = frozenset({"shell", "allow_pickle", "trust_remote_code"})
 FORBIDDEN_FILE_NAMES = frozenset({"utils.py", "util.py", "common.py", "helpers.py", "misc.py"})
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
-MAX_LINES = 600
-MAX_ENTRIES = 20  # of a folder
 
 
 def violations(source: Source) -> list[str]:
@@ -55,8 +53,6 @@ def violations(source: Source) -> list[str]:
     found += [problem for call in calls for problem in call_problems(call)]
     if ast.get_docstring(tree) is None:
         found.append("has no docstring")
-    if source.text.count("\n") > MAX_LINES:
-        found.append(f"has more than {MAX_LINES} lines")
     if source.path.name in FORBIDDEN_FILE_NAMES:
         found.append(f"is called {source.path.name}")
     return found
@@ -108,12 +104,6 @@ def test_pickles_are_read_in_one_place_by_one_process() -> None:
     assert "engine.tools.convert.child" not in imported  # it is started, as a process of its own
 
 
-def test_a_folder_can_be_looked_over() -> None:
-    folders = {source.path.parent for source in sources()}
-    entries = {folder: [path for path in (ROOT / folder).iterdir() if path.name != "__pycache__"] for folder in folders}
-    assert [str(folder) for folder, inside in entries.items() if len(inside) > MAX_ENTRIES] == []
-
-
 def test_messages_between_processes_are_frozen() -> None:
     found = [source for source in sources() if source.path.name == "messages.py"]
     classes = [node for source in found for node in ast.walk(source.tree()) if isinstance(node, ast.ClassDef)]
@@ -145,7 +135,6 @@ def test_each_package_folder_says_that_it_is_one() -> None:
         ("subprocess.run('ls', shell=True)", "passes shell=True"),
         ("AutoModel.from_pretrained(path, trust_remote_code=True)", "passes trust_remote_code=True"),
         ("raise Exception('?')", "raises a bare Exception"),
-        ("\n" * 601, "has more than 600 lines"),
     ],
 )
 def test_a_planted_violation_is_found(text: str, violation: str) -> None:

@@ -12,7 +12,6 @@ from tests.tiers import tier_asked
 
 MAX_SLEEP = 0.02  # seconds: the turn of an event loop, or what a wrong answer would need to arrive
 LISTENING = frozenset({"bind", "create_server"})
-MAX_ENTRIES = 22
 
 
 def problems(tree: ast.AST) -> Iterator[str]:
@@ -36,12 +35,6 @@ def test_tests_wait_for_events_and_take_any_port() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
     found = {str(file.relative_to(ROOT)): list(problems(ast.parse(file.read_text()))) for file in files}
     assert {file: those for file, those in found.items() if those} == {}
-
-
-def test_a_folder_of_tests_can_be_looked_over() -> None:
-    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
-    entries = {folder: [path for path in folder.iterdir() if path.name != "__pycache__"] for folder in folders}
-    assert [str(folder) for folder, inside in entries.items() if len(inside) > MAX_ENTRIES] == []
 
 
 @pytest.mark.parametrize(

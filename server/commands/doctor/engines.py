@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine import registry
-from engine.cpu.bert import weights
+from engine.cpu import bert
 from engine.fused.choices import check_outputs
 from engine.machine import devices
 from engine.machine.cuda_driver import Cuda
@@ -125,7 +125,7 @@ def _installed(engine: str, inputs: VerdictInputs, notes: list[str]) -> Iterator
         yield f"{' and '.join(lacks)} not installed: pip install 'embedline[{row.extra}]'"
     elif lacks := inputs.environment.lacks(row.converters):
         install = f"{' and '.join(lacks)} not installed: pip install 'embedline[{row.extra}]'"
-        if inputs.model.compiled_model is None and inputs.folder is not None and not weights.described(inputs.folder):
+        if inputs.model.compiled_model is None and inputs.folder is not None and not bert.described(inputs.folder):
             yield f"{install}, or give it --compiled-model, since this model is not converted without"
         else:
             notes.append(f"it serves BERT and RoBERTa embedding models and compiled ones, no others ({install})")

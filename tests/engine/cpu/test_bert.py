@@ -11,11 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
-from engine.cpu import converting
-from engine.cpu.bert import weights
-from engine.cpu.bert.reference import token_rows
+from engine.cpu import bert, converting, openvino
+from engine.cpu.bert import token_rows
 from engine.cpu.choices import choices_of
-from engine.cpu.executors import openvino
 from engine.model.model_folder import ModelFolder
 from engine.model.with_options import read_with
 from tests.engine.cpu.engines import difference, load, options, pooled
@@ -32,7 +30,7 @@ def read(folder: Path) -> ModelFolder:
 def test_rows_are_transformers_rows(architecture: str, tmp_path: Path) -> None:
     """Of the reference and of the graph, also where a text holds the token of padding."""
     folder = save(architecture, tmp_path / "model")
-    model = weights.read(read(folder))
+    model = bert.read(read(folder))
     assert model is not None
     sequences = arbitrary(SEQLENS)
     sequences[1][3:5] = [1, 1]  # RoBERTa's padding
@@ -58,7 +56,7 @@ def test_weights_of_a_whole_model_in_half_precision(dtype: torch.dtype, tmp_path
     tensors = {f"bert.{name}": tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     tensors["cls.predictions.bias"] = torch.zeros(3, dtype=dtype)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    model = weights.read(read(folder))
+    model = bert.read(read(folder))
     assert model is not None
     for name, found in model.weights.items():
         assert np.array_equal(found, tensors[f"bert.{name}"].float().numpy())
@@ -81,7 +79,7 @@ def test_weights_of_a_whole_model_in_half_precision(dtype: torch.dtype, tmp_path
 def test_another_config_is_left_to_transformers(values: dict[str, Any], tmp_path: Path) -> None:
     described = read(save("bert", tmp_path / "model"))
     described.config.update(values)
-    assert weights.read(described) is None
+    assert bert.read(described) is None
 
 
 @pytest.mark.parametrize("architecture", ["bert", "camembert"])
@@ -96,7 +94,7 @@ def test_what_transformers_refuses_is_left_to_it(architecture: str, tmp_path: Pa
                 config_class.from_dict(changed.config)
             except Exception:
                 num_refused += 1
-                assert weights.read(changed) is None, (field.name, value)
+                assert bert.read(changed) is None, (field.name, value)
     assert num_refused > 50
 
 
@@ -112,13 +110,13 @@ def test_what_transformers_refuses_is_left_to_it(architecture: str, tmp_path: Pa
 def test_a_weight_too_many_or_of_another_shape_is_left_to_transformers(name: str, tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change_weights(folder, name, torch.zeros(3))
-    assert weights.read(read(folder)) is None
+    assert bert.read(read(folder)) is None
 
 
 def test_a_pooler_changes_no_rows(tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change_weights(folder, "pooler.dense.weight", torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE))
-    model = weights.read(read(folder))
+    model = bert.read(read(folder))
     assert model is not None
     assert not any("pooler" in name for name in model.weights)
 
@@ -126,17 +124,17 @@ def test_a_pooler_changes_no_rows(tmp_path: Path) -> None:
 def test_a_missing_weight_is_left_to_transformers(tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change_weights(folder, "encoder.layer.0.output.dense.bias", None)
-    assert weights.read(read(folder)) is None
+    assert bert.read(read(folder)) is None
 
 
 def test_other_architectures_are_left_to_transformers(tmp_path: Path) -> None:
-    assert weights.read(read(save("distilbert", tmp_path / "model"))) is None
+    assert bert.read(read(save("distilbert", tmp_path / "model"))) is None
 
 
 def test_numbers_that_follow_are_passed_over(tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change_weights(folder, "embeddings.position_ids", torch.arange(64)[None])
-    assert weights.read(read(folder)) is not None
+    assert bert.read(read(folder)) is not None
 
 
 def test_both_ways_to_convert_give_the_same_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +145,7 @@ def test_both_ways_to_convert_give_the_same_references(tmp_path: Path, monkeypat
         target = tmp_path / by
         target.mkdir()
         if by == "transformers":
-            monkeypatch.setattr(weights, "read", lambda _: None)
+            monkeypatch.setattr(bert, "read", lambda _: None)
         converted = converting.convert(described, choices_of(described, options(folder)), target=target)
         assert by in converted.computed_by
         found.append(converted)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.cpu import keys, loading
-from engine.cpu.facts import Facts
+from engine.cpu.examination import Facts
 from engine.model.with_options import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store.cache import Cache

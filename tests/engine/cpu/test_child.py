@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cpu import child, converted, loading
+from engine.cpu import child, converted, loading, openvino
 from engine.cpu.child import Child, convert
-from engine.cpu.executors import openvino
 from engine.messages import LoadOptions
 from engine.types import ModelError
 from tests.engine.cpu.engines import load

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cpu import exported, loading, selftest
+from engine.cpu import exported, loading, openvino, selftest
 from engine.cpu.choices import choices_of
 from engine.cpu.converted import Converted
-from engine.cpu.executor import Executor
-from engine.cpu.executors import openvino
+from engine.cpu.openvino import Executor
 from engine.machine import host
 from engine.model.with_options import read_with
 from engine.selftest.fidelity import Fidelity

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.cpu.executors.openvino import import_openvino
+from engine.cpu.openvino import import_openvino
 from engine.types import Batch, ModelError, OutputKind
 from tests.engine.cpu.engines import difference, load, pooled, results
 from tests.engine.tiny_models import FAMILIES, HIDDEN_SIZE, Reference, arbitrary, batch, save

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.cpu.executors import int8
-from engine.cpu.executors.openvino import import_openvino
+from engine.cpu import openvino
+from engine.cpu.openvino import import_openvino
 from engine.machine import host
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, pooled
@@ -48,7 +48,7 @@ def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: 
 
 @pytest.mark.holds("Engines on a CPU")
 def test_what_loses_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "_LARGEST", 3)  # four values are left of a weight
+    monkeypatch.setattr(openvino, "_LARGEST", 3)  # four values are left of a weight
     with pytest.raises(ModelError, match=r"^--quantization int8 costs this model too much") as refused:
         load(save("bert", tmp_path / "model"), quantization="int8")
     assert "--quantization none" in str(refused.value)
@@ -79,7 +79,7 @@ def test_each_column_has_a_scale_of_its_own(has_outputs_first: bool) -> None:
     rows = op.parameter([-1, 64], np.float32)
     products = [op.matmul(rows, kept, False, has_outputs_first) for _ in range(2)]
     graph = ov.Model([op.add(*products)], [rows])
-    assert int8.quantize(graph) == 2
+    assert openvino.quantize(graph) == 2
     held = [node.data for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"]
     assert [values.size for values in held if values.dtype == np.uint8 and values.size > 48] == [weights.size]
 
@@ -93,7 +93,7 @@ def test_each_column_has_a_scale_of_its_own(has_outputs_first: bool) -> None:
 
 
 def test_a_model_without_products_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "_is_product", lambda _: False)
+    monkeypatch.setattr(openvino, "_is_product", lambda _: False)
     with pytest.raises(ModelError) as refused:
         load(save("bert", tmp_path / "model"), quantization="int8")
     assert str(refused.value) == "--quantization int8 finds no matrix products to quantize in this model"

@@ -12,9 +12,8 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from engine import registry
-from engine.cpu import loading
-from engine.cpu.executor import Executor, Run
-from engine.cpu.executors import openvino
+from engine.cpu import loading, openvino
+from engine.cpu.openvino import Executor, Run
 from engine.machine import host
 from engine.model.tasks import SequenceScores
 from engine.selftest.fidelity import Fidelity, fidelity

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import registry
-from engine.cpu import memory, selftest
+from engine.cpu import loading, openvino, selftest
 from engine.cpu.choices import choices_of
 from engine.cpu.converting import convert
-from engine.cpu.executor import Executor
-from engine.cpu.executors import openvino
+from engine.cpu.openvino import Executor
 from engine.machine import cores, host
 from engine.model import model_folder
 from engine.model.with_options import read_with
@@ -177,18 +176,18 @@ def test_memory_decides_how_many_streams_take_long_sequences(
 ) -> None:
     """62 tokens take 4 bytes * 28 * 32 * 62 = 222,208, and with biases as many * 2 * 4 * 62 * 62 = 123,008 more."""
     folder = model_folder.read(save("roberta", tmp_path / "model"))
-    monkeypatch.setattr(memory, "_WITH_BIASES", {"roberta"})
+    monkeypatch.setattr(loading, "_WITH_BIASES", {"roberta"})
     monkeypatch.setattr(cores, "usable", lambda: 8)
     for num_bytes, found in ((345_216, 1), (2 * 345_216, 2), (2 * 345_215, 1), (99 * 345_216, 8)):
         monkeypatch.setattr(host, "memory", lambda num_bytes=num_bytes: 2 * num_bytes)
-        assert memory.num_long_streams(folder, num_threads=8) == found
+        assert loading.num_long_streams(folder, num_threads=8) == found
     assert not caplog.records
     monkeypatch.setattr(host, "memory", lambda: 2 * 345_215)
-    assert memory.num_long_streams(folder, num_threads=8) == 1
+    assert loading.num_long_streams(folder, num_threads=8) == 1
     assert caplog.messages[0].endswith("; --max-input-length 61 fits")
     monkeypatch.setattr(host, "memory", lambda: 2 * 2 * 123_007)
     with pytest.raises(ModelError, match=r"^a sequence of 62 tokens could take .*; --max-input-length 61 fits$"):
-        memory.num_long_streams(folder, num_threads=4)  # half of the cores, half of the memory
+        loading.num_long_streams(folder, num_threads=4)  # half of the cores, half of the memory
 
 
 def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(

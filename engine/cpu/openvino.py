@@ -1,23 +1,85 @@
-"""OpenVINO as an executor, in float32, bfloat16 or int8. `import openvino` in here is the library."""
+"""OpenVINO, which compiles a converted model in float32, bfloat16 or int8. `import openvino` in here is the library.
+Imports no torch.
+
+In int8 the constant weights of matrix products have 8 bits. Each output of a product has a scale and a zero of its own.
+OpenVINO rounds the rows that it multiplies them with as it computes, in groups of 128 numbers, so a row does not depend
+on its neighbours. Embeddings, biases, norms and attention stay in float32.
+
+    q = uint8(round(W / scale) + zero);  W = (q - zero) * scale
+
+Shapes: B sequences in a padded mini-batch, S tokens of its longest, D numbers a row.
+"""
 
 import importlib
 import logging
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.executor import Executor, Run
-from engine.cpu.executors import int8
 from engine.machine import host, mapped_files
 from engine.machine.free_memory import free_memory
 from engine.types import DeviceTrouble, ModelError
 
-if TYPE_CHECKING:
-    from engine.cpu.conversion.graph import Graph
+# int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
+# call of the same function
+Run = Callable[[Mapping[str, NDArray[np.int64]]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """A compiled model. A Run is called by one thread at a time; different ones may be called at the same time."""
+
+    input_names: frozenset[str]
+    streams: tuple[Run, ...]  # one core each
+    wide: Run | None  # on all cores at once; None with one core, or without memory for a second compilation
+    multiple_alone: int  # a short sequence that is computed alone is as long as a multiple of so many tokens
+
+
+_LARGEST = 255
+_TINY = 1e-12  # a scale, for weights that are all zero
+
+
+def quantize(graph: Any) -> int:
+    """Change an openvino.Model. Returns the number of products."""
+    products = [node for node in graph.get_ordered_ops() if _is_product(node)]
+    rounded: dict[tuple[str, bool], Any] = {}  # weights are shared by layers, as in ALBERT
+    for node in products:
+        weights = node.input_value(1).get_node()
+        has_outputs_first = bool(node.get_attributes()["transpose_b"])
+        key = (weights.get_friendly_name(), has_outputs_first)
+        if key not in rounded:
+            rounded[key] = _rounded(weights.data, axis=1 if has_outputs_first else 0)
+        node.input(1).replace_source_output(rounded[key].output(0))
+    graph.validate_nodes_and_infer_types()
+    return len(products)
+
+
+def _is_product(node: Any) -> bool:
+    if node.get_type_name() != "MatMul":
+        return False
+    weights = node.input_value(1).get_node()
+    return weights.get_type_name() == "Constant" and len(weights.shape) == 2
+
+
+def _rounded(weights: NDArray[np.float32], *, axis: int) -> Any:
+    """The node that gives the weights again. `axis` is that of a product's inputs."""
+    op = importlib.import_module("openvino.opset13")
+    lowest = np.minimum(weights.min(axis=axis, keepdims=True), 0)
+    highest = np.maximum(weights.max(axis=axis, keepdims=True), 0)
+    scale = np.maximum((highest - lowest) / _LARGEST, _TINY).astype(np.float32)
+    zero = np.rint(-lowest / scale)
+    in_8_bits = np.clip(np.rint(weights / scale) + zero, 0, _LARGEST).astype(np.uint8)
+    shifted = op.subtract(
+        op.convert(op.constant(in_8_bits), "f32"), op.convert(op.constant(zero.astype(np.uint8)), "f32")
+    )
+    return op.multiply(shifted, op.constant(scale))
+
 
 logger = logging.getLogger("embedline.engine")
 
@@ -67,28 +129,12 @@ def _check_int8(dtype: str) -> None:
         )
 
 
-def traced(model: "Graph") -> Any:
-    """The openvino.Model of a torch model. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
-    ov = import_openvino()
-    tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
-    decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
-    frontend = ov.frontend.FrontEndManager().load_by_framework("pytorch")
-    graph = frontend.convert(frontend.load(decoder))
-    for port, name in zip(graph.inputs, model.example(), strict=True):
-        port.get_node().set_friendly_name(name)
-        port.get_tensor().set_names({name})
-        port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
-        port.get_node().set_element_type(ov.Type.i64)
-    graph.validate_nodes_and_infer_types()
-    return graph
-
-
 def save(graph: Any, target: Path, *, quantization: str) -> int:
     """Write an openvino.Model into the empty folder `target`, for `open_model`.
 
     Returns the number of quantized matrix products. Raises ModelError if there are none to quantize.
     """
-    num_products = int8.quantize(graph) if quantization == "int8" else 0
+    num_products = quantize(graph) if quantization == "int8" else 0
     if quantization == "int8" and not num_products:
         raise ModelError("--quantization int8 finds no matrix products to quantize in this model")
     import_openvino().save_model(graph, target / _GRAPH, compress_to_fp16=False)

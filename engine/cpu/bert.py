@@ -1,0 +1,321 @@
+"""Converts BERT and RoBERTa models from their weights alone, in a third of the time that it takes with torch: numpy
+computes the rows that the compiled model has to give, and OpenVINO's graph is built operation by operation.
+
+Whatever is not exactly as here is left to engine.cpu.tracing, and so to transformers. The rows are written from the
+papers (Devlin et al. 2018, arXiv 1810.04805; Vaswani et al. 2017, arXiv 1706.03762), as transformers computes them:
+tests hold them against transformers.
+
+Shapes: B sequences, S tokens of the longest, H numbers a row, M intermediate size, N heads of D numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu import openvino
+from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from engine.cpu.openvino import import_openvino
+from engine.cpu.outputs import head_in_graph
+from engine.cpu.selftest import Reference
+from engine.model import quantization
+from engine.model.arrays import read_tensor
+from engine.model.json_files import Json
+from engine.model.model_folder import ModelFolder
+from engine.model.weights import StoredTensor, tensors_in
+from engine.rows.modules_numpy import gelu
+from engine.selftest.comparison import not_finite
+from engine.selftest.sample_ids import Sequences
+
+# transformers' model_type -> the prefix that names have in a model with a head; RoBERTa and what is like it number
+# positions from the padding id on
+_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
+_PARTS = ("embeddings.", "encoder.", "pooler.")  # transformers' model has no others
+_FOLLOWS = ("embeddings.position_ids", "embeddings.token_type_ids")  # numbers that older versions wrote down
+_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
+_NONE = type(None)
+# A key that is there has one of these values, or a value of one of these types. Others transformers refuses, or may
+# compute something else with them.
+_VALUES: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "hidden_act": ("gelu",),
+    "is_decoder": (False,),
+    "position_embedding_type": ("absolute", None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "text_config": (None,),
+    **dict.fromkeys(("dtype", "torch_dtype"), ("bfloat16", "float16", "float32", None)),
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), (float, int)),
+    **dict.fromkeys(("bos_token_id", "pad_token_id"), (int, _NONE)),
+    **dict.fromkeys(("initializer_range", "layer_norm_eps"), (float,)),
+    **dict.fromkeys(("tie_word_embeddings", "use_cache"), (bool,)),
+    "classifier_dropout": (float, int, _NONE),
+    "eos_token_id": (int, _NONE),
+    "id2label": (dict, _NONE),
+    "num_labels": (int,),
+}
+
+Weights = dict[str, NDArray[np.float32]]  # transformers' names without the prefix; of a Linear [outputs, inputs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bert:
+    """What the model computes with."""
+
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    norm_eps: float
+    padding_idx: int | None  # see ModelFolder
+    weights: Weights
+
+
+def read(folder: ModelFolder) -> Bert | None:
+    """None if the model is not exactly a BERT that gives token rows. Raises ModelError if a file of it is wrong."""
+    config, stored = folder.config, described(folder)
+    if stored is None:
+        return None
+    return Bert(
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        hidden_size=config["hidden_size"],
+        norm_eps=config["layer_norm_eps"],
+        padding_idx=folder.padding_idx,
+        weights={name: read_tensor(tensor) for name, tensor in stored.items()},
+    )
+
+
+def described(folder: ModelFolder) -> dict[str, StoredTensor] | None:
+    """The weights that `read` reads, by name. Reads the headers of files alone, and raises as `read` does."""
+    quantization.check(folder.weights_folder, reads_fp8=False)
+    return _stored(folder, folder.config) if _is_plain(folder, folder.config) else None
+
+
+def _is_plain(folder: ModelFolder, config: Json) -> bool:
+    return (
+        folder.architecture == config.get("model_type")
+        and folder.architecture in _PREFIXES
+        and (folder.padding_idx is None) == (folder.architecture == "bert")
+        and not (folder.is_translated or folder.adapters or folder.hides_tokens or head_in_graph(folder))
+        and all(type(config.get(name)) is int and config[name] > 0 for name in _SIZES)
+        and config["hidden_size"] % config["num_attention_heads"] == 0
+        and {"hidden_act", "layer_norm_eps"} <= config.keys()
+        and all(_is_one_of(config[name], values) for name, values in _VALUES.items() if name in config)
+        and all(type(config[name]) in types for name, types in _TYPES.items() if name in config)
+    )
+
+
+def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
+    """Of the same type, too: false is no 0."""
+    return any(type(value) is type(one) and value == one for one in values)
+
+
+def _stored(folder: ModelFolder, config: Json) -> dict[str, StoredTensor] | None:
+    """The tensors that are needed, if all are there and no other is in one of the parts but the pooler's two, whose
+    rows nobody asks for."""
+    prefix = _PREFIXES[folder.architecture]
+    found: dict[str, StoredTensor] = {}
+    for tensor in tensors_in(folder.weights_folder).values():
+        name = tensor.name.removeprefix(prefix)
+        if not name.startswith(_PARTS) or name in _FOLLOWS:
+            continue
+        if name in found or tensor.dtype not in _DTYPES:
+            return None
+        found[name] = tensor
+    needed, size = dict(_shapes(config)), config["hidden_size"]
+    pooler = dict(_affine("pooler.dense", (size, size)))
+    if {**pooler, **{name: tensor.shape for name, tensor in found.items()}} != {**pooler, **needed}:
+        return None
+    return {name: found[name] for name in needed}
+
+
+def _shapes(config: Json) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield "embeddings.word_embeddings.weight", (config["vocab_size"], hidden)
+    yield "embeddings.position_embeddings.weight", (config["max_position_embeddings"], hidden)
+    yield "embeddings.token_type_embeddings.weight", (config["type_vocab_size"], hidden)
+    yield from _affine("embeddings.LayerNorm", (hidden,))
+    for number in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{number}"
+        for name in ("query", "key", "value"):
+            yield from _affine(f"{layer}.attention.self.{name}", (hidden, hidden))
+        yield from _affine(f"{layer}.attention.output.dense", (hidden, hidden))
+        yield from _affine(f"{layer}.attention.output.LayerNorm", (hidden,))
+        yield from _affine(f"{layer}.intermediate.dense", (inner, hidden))
+        yield from _affine(f"{layer}.output.dense", (hidden, inner))
+        yield from _affine(f"{layer}.output.LayerNorm", (hidden,))
+
+
+def _affine(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[:1]
+
+
+_LAST = -1
+
+
+class Graph:
+    """Builds the graph of one model. Nodes and what they give are OpenVINO's, which has no types."""
+
+    def __init__(self, model: Bert) -> None:
+        self._model = model
+        self._library = import_openvino()
+        self._ops = self._library.opset13
+
+    def build(self) -> Any:
+        """The openvino.Model: int64 [B, S] ids, mask and types -> float32 [B, S, H]."""
+        ids, mask, types = (self._input(name) for name in (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS))
+        hidden = self._embeddings(ids, types)
+        is_token = self._ops.unsqueeze(self._ops.convert(mask, "boolean"), self._axes(1, 2))
+        for number in range(self._model.num_layers):
+            hidden = self._layer(hidden, is_token, f"encoder.layer.{number}")
+        return self._library.Model([self._ops.result(hidden)], [ids, mask, types], "bert")
+
+    def _input(self, name: str) -> Any:
+        parameter = self._ops.parameter([-1, -1], np.int64, name=name)
+        parameter.output(0).get_tensor().set_names({name})
+        return parameter
+
+    def _embeddings(self, ids: Any, types: Any) -> Any:
+        """Summed in transformers' order: words, types, positions."""
+        words = self._rows("embeddings.word_embeddings", ids)
+        typed = self._ops.add(words, self._rows("embeddings.token_type_embeddings", types))
+        positions = self._rows("embeddings.position_embeddings", self._positions(ids))
+        return self._norm(self._ops.add(typed, positions), "embeddings.LayerNorm")
+
+    def _positions(self, ids: Any) -> Any:
+        """As engine.model.positions numbers them."""
+        ops, padding_idx = self._ops, self._model.padding_idx
+        if padding_idx is None:
+            length = ops.gather(ops.shape_of(ids), self._axis(1), self._axis(0))
+            numbers = ops.range(self._axis(0), length, self._axis(1), "i64")
+            return ops.unsqueeze(numbers, self._axes(0))
+        is_token = ops.convert(ops.not_equal(ids, self._axis(padding_idx)), "i64")
+        return ops.add(ops.multiply(ops.cum_sum(is_token, self._axis(1)), is_token), self._axis(padding_idx))
+
+    def _layer(self, hidden: Any, is_token: Any, name: str) -> Any:
+        attended = self._attention(hidden, is_token, f"{name}.attention.self")
+        attended = self._linear(attended, f"{name}.attention.output.dense")
+        hidden = self._norm(self._ops.add(attended, hidden), f"{name}.attention.output.LayerNorm")
+        inner = self._ops.gelu(self._linear(hidden, f"{name}.intermediate.dense"), "erf")
+        inner = self._linear(inner, f"{name}.output.dense")
+        return self._norm(self._ops.add(inner, hidden), f"{name}.output.LayerNorm")
+
+    def _attention(self, hidden: Any, is_token: Any, name: str) -> Any:
+        ops, num_heads, size = self._ops, self._model.num_heads, self._model.hidden_size
+        in_heads, swapped = self._axes(0, 0, num_heads, size // num_heads), self._axes(0, 2, 1, 3)
+        query, key, value = (
+            ops.transpose(ops.reshape(self._linear(hidden, f"{name}.{part}"), in_heads, True), swapped)
+            for part in ("query", "key", "value")
+        )
+        found = ops.scaled_dot_product_attention(query, key, value, is_token)
+        return ops.reshape(ops.transpose(found, swapped), self._axes(0, 0, size), True)
+
+    def _linear(self, values: Any, name: str) -> Any:
+        product = self._ops.matmul(values, self._weight(f"{name}.weight"), False, True)
+        return self._ops.add(product, self._weight(f"{name}.bias"))
+
+    def _norm(self, values: Any, name: str) -> Any:
+        eps = self._model.norm_eps
+        normed = self._ops.mvn(values, self._axes(_LAST), True, eps, "inside_sqrt")
+        scaled = self._ops.multiply(normed, self._weight(f"{name}.weight"))
+        return self._ops.add(scaled, self._weight(f"{name}.bias"))
+
+    def _rows(self, name: str, numbers: Any) -> Any:
+        return self._ops.gather(self._weight(f"{name}.weight"), numbers, self._axis(0))
+
+    def _weight(self, name: str) -> Any:
+        """Its node has its name, as the nodes of a traced model have."""
+        return self._ops.constant(self._model.weights[name], name=name, shared_memory=True)
+
+    def _axis(self, number: int) -> Any:
+        return self._ops.constant(np.array(number, np.int64))
+
+    def _axes(self, *numbers: int) -> Any:
+        return self._ops.constant(np.array(numbers, np.int64))
+
+
+_Rows = NDArray[np.float32]
+
+
+def token_rows(model: Bert, token_ids: NDArray[np.int32]) -> _Rows:
+    """float32 [S, H], from int32 [S] ids."""
+    weights = model.weights
+    summed = weights["embeddings.word_embeddings.weight"][token_ids]
+    summed = summed + weights["embeddings.token_type_embeddings.weight"][0]
+    summed = summed + weights["embeddings.position_embeddings.weight"][_positions(model, token_ids)]
+    hidden = _norm(model, summed, "embeddings.LayerNorm")
+    for number in range(model.num_layers):
+        hidden = _layer(model, hidden, f"encoder.layer.{number}")
+    return hidden
+
+
+def _positions(model: Bert, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    if model.padding_idx is None:
+        return np.arange(len(token_ids))
+    is_token = token_ids != model.padding_idx
+    return np.where(is_token, np.cumsum(is_token), 0) + model.padding_idx
+
+
+def _layer(model: Bert, hidden: _Rows, name: str) -> _Rows:
+    attended = _linear(model, _attention(model, hidden, f"{name}.attention.self"), f"{name}.attention.output.dense")
+    hidden = _norm(model, hidden + attended, f"{name}.attention.output.LayerNorm")
+    inner = gelu(_linear(model, hidden, f"{name}.intermediate.dense"), computes_in=np.float32)
+    return _norm(model, hidden + _linear(model, inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+
+
+def _attention(model: Bert, hidden: _Rows, name: str) -> _Rows:
+    query, key, value = (
+        _linear(model, hidden, f"{name}.{part}").reshape(len(hidden), model.num_heads, -1).swapaxes(0, 1)
+        for part in ("query", "key", "value")
+    )  # [N, S, D]
+    scores = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    found: _Rows = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
+    return found
+
+
+def _linear(model: Bert, rows: _Rows, name: str) -> _Rows:
+    found: _Rows = rows @ model.weights[f"{name}.weight"].T + model.weights[f"{name}.bias"]
+    return found
+
+
+def _norm(model: Bert, rows: _Rows, name: str) -> _Rows:
+    centred = rows - rows.mean(axis=-1, keepdims=True)
+    variance = (centred * centred).mean(axis=-1, keepdims=True)
+    normed: _Rows = centred / np.sqrt(variance + np.float32(model.norm_eps))
+    return normed * model.weights[f"{name}.weight"] + model.weights[f"{name}.bias"]
+
+
+class Built:
+    """See engine.cpu.converting.Original."""
+
+    computed_by = "those that numpy computes"
+
+    def __init__(self, model: Bert) -> None:
+        self._model = model
+        self.pad_id = 0 if model.padding_idx is None else model.padding_idx
+
+    def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
+        """See engine.cpu.converting.Original."""
+        assert not hides_tokens
+        with np.errstate(all="ignore"):  # weights may be infinite
+            rows = [token_rows(self._model, sequence) for sequence in sequences]
+        if not all(np.isfinite(of_one).all() for of_one in rows):
+            raise not_finite("transformers", "float32")  # it would give the same
+        return Reference(sequences, rows)
+
+    def write(self, target: Path, *, quantization: str) -> int:
+        """See engine.cpu.converting.Original."""
+        return openvino.save(Graph(self._model).build(), target, quantization=quantization)

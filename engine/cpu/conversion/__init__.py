@@ -1,1 +1,0 @@
-"""Converts any model that transformers has a class for: it loads the model, and OpenVINO traces it. Imports torch."""

@@ -1,0 +1,333 @@
+"""Converts any model that transformers has a class for: it is loaded, its rows are computed as the library computes
+them, and OpenVINO traces it in a form of padded ids in and rows out. Imports torch.
+
+If transformers has a class for the head, that class computes the scores. It gets the attention mask, and the ids in
+which it looks for padding.
+
+Shapes: B sequences, S tokens of the longest (of a sequence, where it is alone; 1 where a sequence has one row), V
+entries of the vocabulary, D numbers a row.
+"""
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
+from transformers.utils import logging
+
+from engine.cpu import openvino
+from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from engine.cpu.outputs import head_in_graph
+from engine.cpu.selftest import Reference, num_hidden
+from engine.machine.failures import one_line
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
+from engine.selftest.comparison import not_finite
+from engine.selftest.sample_ids import Sequences
+from engine.transformers.loading import load_model
+from engine.transformers.state import State
+from engine.transformers.visibility import visibility_of
+from engine.types import ModelError
+
+# transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
+TRACED = "embedline_traced"
+TRACED_WITH_HIDDEN = "embedline_traced_with_hidden"  # for models with tokens that the others do not attend to
+
+
+def register() -> None:
+    """Register both with transformers. It may be called more than once."""
+    AttentionInterface.register(TRACED, sdpa_attention_forward)
+    AttentionMaskInterface.register(TRACED, traceable_mask)
+    AttentionInterface.register(TRACED_WITH_HIDDEN, _attention_with_hidden)
+    AttentionMaskInterface.register(TRACED_WITH_HIDDEN, _mask_with_hidden)
+
+
+def traceable_mask(**arguments: Any) -> Tensor | None:
+    """transformers' own mask, bool [B, 1, S, S], changed so that executors give the same as torch.
+
+    Where padding alone is masked it is [B, 1, 1, S]: of the other form OpenVINO kept 784 MB after two texts of 8,192
+    tokens (4 layers, 384 numbers a row), of this one 564 MB.
+
+    With a sliding window some padding tokens attend to nothing. torch gives zeros for them, executors NaN, which
+    spreads. So here they attend to everything, which is harmless, since nothing attends to them. vmap can't be traced
+    and is replaced by broadcast indices; if a model needs more, the self-test finds out.
+    """
+    function, is_token = arguments["mask_function"], arguments["attention_mask"]  # [B, S]
+    if function is bidirectional_mask_function and is_token is not None:
+        return is_token[:, None, None, :].bool()  # type: ignore[no-any-return]
+    mask = _mask_with_hidden(**arguments)
+    return None if mask is None else mask | ~mask.any(dim=-1, keepdim=True)
+
+
+def _mask_with_hidden(**arguments: Any) -> Tensor | None:
+    mask: Tensor | None = sdpa_mask(
+        **{**arguments, "use_vmap": False, "mask_function": _without_left_padding(arguments)}
+    )
+    return mask
+
+
+def _without_left_padding(arguments: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """The mask's rule. That of chunks counts the padding on the left, which is never there, by adding up booleans;
+    OpenVINO keeps such sums in bytes, so texts of 256 tokens and more would get other chunks.
+    """
+    function: Callable[..., Tensor] = arguments["mask_function"]
+    seen = visibility_of(function, arguments.get("local_size"), arguments["device"])
+    if isinstance(seen, str) or seen.chunk is None:
+        return function
+    return lambda _batch, _head, query, key: seen.visible(query, key)
+
+
+def _attention_with_hidden(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' own, with torch's zeros for a token that attends to nothing: hidden tokens have rows, too."""
+    if attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, None, **others)
+    sees = attention_mask.any(dim=-1, keepdim=True)  # [B, 1, S, 1]
+    rows, scores = sdpa_attention_forward(module, query, key, value, attention_mask | ~sees, **others)
+    return rows * sees.transpose(1, 2), scores  # [B, S, heads, D of a head]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the warnings and prints of tracing out of the log, since the self-test decides; torch uses one thread.
+
+    torch computes little here, and several threads are slow beside another busy process: 8 s against 0.2 s.
+    """
+    verbosity, num_threads = logging.get_verbosity(), torch.get_num_threads()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings(), torch.inference_mode(), _nothing_printed():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        torch.set_num_threads(num_threads)
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Discard standard output: an export that fails prints its whole graph, from C++."""
+    with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "wb") as nowhere:
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+_EXAMPLE_SHAPE = (2, 7)  # with padding, because without it some models leave out their mask
+_NO_TOKEN = -1  # never in a text
+
+_Finish = Callable[[Tensor, Tensor | None], Tensor]  # of rows [B, S, D] and the mask [B, S]; None = no padding
+
+
+class Graph(nn.Module):
+    """Gives rows [B, S, D], or [B, D] if a sequence has one."""
+
+    def __init__(self, model: PreTrainedModel, head: TransformersHead | None, *, hides_tokens: bool = False) -> None:
+        """`model`: the class with the head, or the bare transformer if there is none. `hides_tokens`: tokens other than
+        padding can be masked. Raises ModelError.
+        """
+        super().__init__()
+        self.model = model
+        self.is_per_token = head is None or isinstance(head, TokenScores)
+        self.pad_id = _pad_of_scores(model) if isinstance(head, SequenceScores) else _known_pad(model) or 0
+        if model.config._attn_implementation == "sdpa":
+            register()
+            model.set_attn_implementation(TRACED_WITH_HIDDEN if hides_tokens else TRACED)
+        # A model without a table of token types, such as GPT-2, would take their zeros for token 0.
+        self.takes_types = _takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
+        self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
+        self._finish = _finish(model, head)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """The rows of a padded mini-batch; all arguments are int64 [B, S]."""
+        types = {TOKEN_TYPE_IDS: token_type_ids} if self.takes_types else {}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types, **self._fixed)
+        rows: Tensor = output.logits if "logits" in output else output.last_hidden_state
+        return self._finish(rows, attention_mask) if self._finish else rows
+
+    def example(self) -> dict[str, Tensor]:
+        """Inputs for tracing, by name."""
+        mask = torch.ones(_EXAMPLE_SHAPE, dtype=torch.int64)
+        mask[1, 5:] = 0
+        vocab_size = self.model.config.get_text_config().vocab_size
+        ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
+        types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
+        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
+
+
+def _takes(model: PreTrainedModel, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters
+
+
+def _finish(model: PreTrainedModel, head: TransformersHead | None) -> _Finish | None:
+    match head:
+        case VocabularyWeights():
+            return _vocabulary_weights(head)
+        case AnswerScore():
+            _keep_two_rows(model, head)
+            return _answer_score
+        case SequenceScores() | TokenScores() | None:
+            return None
+        case _:
+            assert_never(head)
+
+
+def _pad_of_scores(model: PreTrainedModel) -> int:
+    """The id that the class takes for padding: a decoder's scores are those of the last token with another id.
+
+    If the model has no such id, or its table lacks it, a number that is no token is used. Then each token counts, as in
+    a sequence alone.
+    """
+    found = _known_pad(model)
+    if found is not None:
+        return found
+    model.config.get_text_config().pad_token_id = _NO_TOKEN
+    model.base_model.register_forward_pre_hook(_with_tokens_alone, with_kwargs=True)
+    return _NO_TOKEN
+
+
+def _known_pad(model: PreTrainedModel) -> int | None:
+    """The id of config.json, if the model's table has it."""
+    config = model.config.get_text_config()
+    found = config.pad_token_id
+    return found if isinstance(found, int) and 0 <= found < config.vocab_size else None
+
+
+def _with_tokens_alone(_: nn.Module, positional: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Replace _NO_TOKEN, for which the transformer has no row. The rows of padding are masked."""
+    if positional:
+        ids, *others = positional
+        return (ids.clamp(min=0), *others), named
+    return (), {**named, INPUT_IDS: named[INPUT_IDS].clamp(min=0)}
+
+
+def _vocabulary_weights(head: VocabularyWeights) -> _Finish:
+    """[B, V] of the scores [B, S, V]. The activation is monotonic, so the maximum may be taken first."""
+
+    def activated(scores: Tensor) -> Tensor:
+        weights = scores.relu().log1p()
+        return weights.log1p() if head.activation == "log1p_relu" else weights
+
+    def finish(scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, :, None] == 0, 0.0)
+        return activated(scores.amax(dim=1)) if head.pooling == "max" else activated(scores).sum(dim=1)
+
+    return finish
+
+
+def _keep_two_rows(model: PreTrainedModel, head: AnswerScore) -> None:
+    """Drop all other rows of the output embedding. What follows it in the class, such as Gemma 2's softcap, stays."""
+    whole = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(whole, nn.Linear):
+        raise ModelError(f"the class of {model.config.model_type!r} has no output embedding to take rows from")
+    ids = [head.yes_id] if head.no_id is None else [head.yes_id, head.no_id]
+    if not all(0 <= token_id < len(whole.weight) for token_id in ids):
+        raise ModelError(f"the answers' token ids are not among the {len(whole.weight)} that the model gives scores of")
+    kept = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None)
+    kept.weight = nn.Parameter(whole.weight[ids].clone(), requires_grad=False)
+    if whole.bias is not None:
+        kept.bias = nn.Parameter(whole.bias[ids].clone(), requires_grad=False)
+    model.set_output_embeddings(kept)  # type: ignore[no-untyped-call]
+
+
+def _answer_score(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, 1] of the scores [B, S, 2] of yes and no, or of yes alone."""
+    if mask is None:
+        of_last = scores[:, -1]
+    else:
+        of_last = scores[torch.arange(scores.shape[0], device=scores.device), mask.sum(dim=1) - 1]
+    return of_last if of_last.shape[1] == 1 else of_last[:, :1] - of_last[:, 1:]
+
+
+def compute_reference(model: Graph, state: State, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
+    """Each as if it were the first: state is what the model held when it was loaded, and holds afterwards.
+
+    Raises ModelError if the model does not run, or gives rows that are not finite.
+    """
+    rows = []
+    try:
+        for sequence in sequences:
+            rows.append(_run_original(model, sequence, num_hidden(sequence) if hides_tokens else 0))
+            state.restore()
+    except Exception as error:
+        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
+    if not all(np.isfinite(of_one).all() for of_one in rows):
+        raise not_finite("transformers", "float32")
+    return Reference(sequences, rows, hides_tokens)
+
+
+@torch.inference_mode()
+def _run_original(model: Graph, sequence: NDArray[np.int32], hidden: int) -> NDArray[np.float32]:
+    ids = torch.tensor(sequence, dtype=torch.int64)[None]
+    mask = torch.ones_like(ids)  # without one, some classes (XLM) take each padding id for padding
+    mask[:, len(sequence) - hidden :] = 0
+    rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
+    return rows if model.is_per_token else rows[None]
+
+
+class Traced:
+    """See engine.cpu.converting.Original."""
+
+    computed_by = "transformers'"
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Raises ModelError if transformers can't load the model."""
+        model = load_model(folder, dtype=torch.float32)
+        self._model = Graph(model, head_in_graph(folder), hides_tokens=folder.hides_tokens)
+        self._state = State(self._model)
+        self._architecture = folder.architecture
+        # RoBERTa and similar models number positions by the padding id
+        self.pad_id = self._model.pad_id if folder.padding_idx is None else folder.padding_idx
+
+    def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
+        """See engine.cpu.converting.Original."""
+        with quiet():
+            return compute_reference(self._model, self._state, sequences, hides_tokens=hides_tokens)
+
+    def write(self, target: Path, *, quantization: str) -> int:
+        """See engine.cpu.converting.Original. Raises ModelError if OpenVINO can't convert the model."""
+        try:
+            with quiet():
+                self._model(**self._model.example())  # tracing runs it more than once, and BigBird changes at the first
+                return openvino.save(_traced(self._model), target, quantization=quantization)
+        except ModelError:
+            raise
+        except Exception as error:  # tracers and converters raise anything on code that they do not support
+            raise ModelError(f"openvino can't convert {self._architecture!r}: {one_line(error)}") from error
+
+
+def _traced(model: Graph) -> Any:
+    """The openvino.Model of a torch model. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
+    ov = openvino.import_openvino()
+    tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
+    decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
+    frontend = ov.frontend.FrontEndManager().load_by_framework("pytorch")
+    graph = frontend.convert(frontend.load(decoder))
+    for port, name in zip(graph.inputs, model.example(), strict=True):
+        port.get_node().set_friendly_name(name)
+        port.get_tensor().set_names({name})
+        port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
+        port.get_node().set_element_type(ov.Type.i64)
+    graph.validate_nodes_and_infer_types()
+    return graph

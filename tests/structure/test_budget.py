@@ -1,0 +1,136 @@
+"""The budget: how large the house may be. Growth is a decision, so a limit is raised in the commit that needs it."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.structure.budget import (
+    GUESTS,
+    REGISTRIES,
+    Measure,
+    code_size,
+    feature_imports,
+    measures,
+    measures_of_running,
+    over,
+    single_importers,
+)
+from tests.structure.on_the_way import FRONTEND, Ran, imported, on_the_way
+from tests.structure.sources import Source, is_within, sources
+
+# The most lines and tokens of code: without docstrings, comments and empty lines.
+SIZES = {
+    "server": (28_400, 250_500),
+    "engine": (18_300, 171_500),
+    "batch_manager": (2_200, 21_300),
+    "tokenizer_pool": (2_420, 22_900),
+    "wire": (870, 8_300),
+    "embedline": (4_150, 36_600),
+    "core": (35_900, 330_500),  # all of them without features, fused, TensorRT-LLM and the tools
+}
+LIMITS = {
+    **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
+    **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
+    "lines of the tests": 105_500,
+    "files of the product": 691,
+    "folders of the product": 86,
+    "files with one importer that no registry names": 207,
+    "imports of features by the core": 39,
+    "lines of the longest file": 600,
+    "entries of the fullest folder": 20,
+    "entries of the fullest folder of tests": 22,
+}
+LIMITS_OF_RUNNING = {"files on the way of one text": 90, "files that a frontend imports": 198}
+
+
+def test_the_house_is_within_its_budget() -> None:
+    found = measures()
+    assert {measure.name for measure in found} == LIMITS.keys()
+    assert over(found, LIMITS) == []
+
+
+@pytest.mark.full
+def test_the_way_of_a_text_is_within_its_budget(tmp_path: Path) -> None:
+    found = measures_of_running(tmp_path)
+    assert {measure.name for measure in found} == LIMITS_OF_RUNNING.keys()
+    passed, _ = (measure.counted for measure in found)
+    assert {"server/http/app.py", "tokenizer_pool/worker.py", "batch_manager/manager.py", "engine/fake.py"} <= {*passed}
+    assert over(found, LIMITS_OF_RUNNING) == []
+
+
+def test_what_grew_is_named_with_its_number() -> None:
+    found = [Measure("files", 12, ("a.py", "b.py")), Measure("folders", 3)]
+    assert over(found, {"files": 12, "folders": 3}) == []
+    (message,) = over(found, {"files": 10, "folders": 3})
+    assert message.startswith("files: 12, 2 above the limit of 10. ")
+    assert message.endswith("Counted: a.py, b.py")
+    with pytest.raises(KeyError):
+        over(found, {"files": 12})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ('"""A docstring\n\nof three lines."""\n\n# a comment\n', (0, 0)),
+        ("a = 1  # why\n\n\nb = 2\n", (2, 6)),
+        ("a = 1; b = 2\n", (1, 7)),
+        ("a = (\n    1,\n\n    2,\n)\n", (4, 8)),
+        ('class A:\n    """Of A."""\n\n    def f(self) -> None:\n        """Of f."""\n', (2, 11)),
+        ('async def f() -> None:\n    """Of f."""\n    "no docstring"\n', (2, 9)),
+        ('a = """\n\n"""\n', (3, 3)),
+        ('a = f"{b + c!r:>{d}} e"\n', (1, 3)),
+    ],
+)
+def test_code_is_counted_and_nothing_else(text: str, size: tuple[int, int]) -> None:
+    assert code_size(text) == size
+
+
+def planted(**files: str) -> list[Source]:
+    """Files by their modules, with __ for a dot."""
+    return [Source(Path(f"{name.replace('__', '/')}.py"), text) for name, text in files.items()]
+
+
+def test_a_file_with_one_importer_is_found() -> None:
+    text = "from server import a, b, c\nfrom engine.d import D\nimport server.e"
+    house = {name: "" for name in ("server__a", "server__b", "server__c", "engine__d", "server__e", "server__f")}
+    house |= {
+        "server__main": text,
+        "server__e": "def f():\n    from server.b import B",  # a second importer of b
+        "server__plan": 'Plan("engine.d")\nimport_module("server.f")\nPATH = "server.c:name"',
+        "server__dialects__table": "from server.dialects import one",
+        "server__dialects__one": "",
+    }
+    found = single_importers(planted(**house))
+    assert found == ("server.a <- server.main", "server.e <- server.main", "server.f <- server.plan")
+
+
+def test_an_import_of_a_feature_by_the_core_is_found() -> None:
+    house = planted(
+        server__jobs__client="from server.app import App\nimport server.jobs.store",
+        server__jobs__store="",
+        server__app="if TYPE_CHECKING:\n    from server.jobs.client import Jobs",
+        server__main="def f():\n    from server.jobs import client, store\nfrom server.jobs.client import Jobs",
+    )
+    assert feature_imports(house, ("server.jobs",)) == (
+        "server.app -> server.jobs.client",
+        "server.main -> server.jobs.client",
+        "server.main -> server.jobs.store",
+    )
+
+
+def test_every_guest_and_registry_is_there() -> None:
+    modules = {source.module for source in sources()}
+    assert [guest for guest in GUESTS if not any(is_within(module, (guest,)) for module in modules)] == []
+    assert REGISTRIES.keys() - modules == set()
+
+
+def test_a_file_is_on_the_way_if_it_runs_during_most_requests() -> None:
+    ran: Ran = defaultdict(lambda: defaultdict(set))
+    for number in range(12):
+        ran[FRONTEND][number] |= {"server/always.py", *(["server/beat.py"] if number < 6 else [])}
+    ran[FRONTEND][0] |= {"server/start.py", "server/__init__.py"}
+    ran["tokenizer_pool.worker"][5].add("wire/once.py")
+    ran["embedline"] = {number: {"server/supervisor.py"} for number in range(12)}
+    assert on_the_way(ran) == ["server/always.py"]
+    assert imported(ran, FRONTEND) == ["server/always.py", "server/beat.py", "server/start.py"]
