@@ -25,9 +25,8 @@ from benchmarks.measuring.report import Report
 from engine.types import OutputKind
 from server.dialects.openai import encode
 from server.dialects.route import Answer, Call, RequestOptions
-from server.dialects.writing.dtypes import DType
-from server.dialects.writing.forms import EVERY_CONTAINER, Container, Encoding, RowForm
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
+from server.dialects.writing.forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
 from server.http.bodies.compression import compressed
 from server.requests.models import ModelTable, ServedModel
 from server.requests.trace import Trace

@@ -14,10 +14,10 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
-from server.dialects.reading import inputs, nesting
+from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
-from server.dialects.writing import openai_shapes
+from server.dialects.writing import error_shapes
 from server.http import answers, headers, protocol
 from server.http import body as asgi
 from server.http.bodies import line_streams, lines
@@ -38,7 +38,7 @@ from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
 from tokenizer_pool.long_texts import shortening
-from wire import control, frames
+from wire import control, frames, json_values
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 WIRE_FORMAT = (ROOT / "docs" / "wire-format.md").read_text()
@@ -97,7 +97,7 @@ def test_the_table_of_errors_is_the_sources() -> None:
 
 def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
-    name, code, tei_name = openai_shapes.ERROR_NAMES[kind]
+    name, code, tei_name = error_shapes.ERROR_NAMES[kind]
     status = errors.ERRORS[kind].status
     is_before_a_route = kind in (
         errors.NoSuchRoute,
@@ -141,8 +141,8 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             (line_streams._MAX_LINES, line_streams.MAX_OPEN),
             (32, 16),
         ),
-        ("objects in a body | 64, the body counted |", nesting.MAX_DEPTH, 64),
-        ("a body of over 64 KiB | 262,144 |", (nesting.LARGE_BYTES, nesting.MAX_LISTS), (65_536, 262_144)),
+        ("objects in a body | 64, the body counted |", json_values.MAX_DEPTH, 64),
+        ("a body of over 64 KiB | 262,144 |", (json_body.LARGE_BYTES, json_body.MAX_LISTS), (65_536, 262_144)),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("bytes of a text | 4,194,304 |", shortening.MAX_TEXT_BYTES, 4_194_304),
         ("`/embed_all` | 256 MiB of float32 |", row_sizes.MAX_TOKEN_ROW_BYTES, 256 << 20),

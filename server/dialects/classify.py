@@ -4,23 +4,27 @@ The two answers can't be one: each item of `data` is an object in vLLM's, and a 
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.predict import prompt_for
+from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.writing.openai_shapes import Usage, openai_error
-from server.dialects.writing.predictions import Prediction, classes, predictions
-from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
+from server.dialects.writing.error_shapes import openai_error
+from server.dialects.writing.forms import numbers_as_json
+from server.dialects.writing.rows import ROWS, Usage, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
+from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
 
@@ -105,6 +109,20 @@ async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
         % (scored.num_tokens, scored.num_tokens, scored.num_truncated),
     )
     return Answer(200, headers(scored), content)
+
+
+async def classes(scores: NDArray[np.float32], labels: Sequence[str]) -> list[bytes]:
+    """vLLM's objects for each row: the best label, and all scores in the model's order."""
+    names = [msgspec.json.encode(label) for label in labels]
+    best = scores.argmax(axis=1).tolist()
+    items, time_slice = [], TimeSlice()
+    for index, (row, at) in enumerate(zip(scores, best, strict=True)):
+        items.append(
+            b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}'
+            % (index, names[at], numbers_as_json(row), len(names))
+        )
+        await time_slice.end_if_over()
+    return items
 
 
 class _Class(msgspec.Struct):

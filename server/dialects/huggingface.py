@@ -16,9 +16,8 @@ from engine.model.tasks import Activation
 from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.predict import prompt_for
+from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.tei.shared import tei_error
-from server.dialects.writing.predictions import Prediction, predictions
 from server.dialects.writing.rows import as_list, headers
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
@@ -201,6 +200,6 @@ def _route(decode: Any, run: Any, encode: Any, answers: tuple[Any, ...]) -> Rout
     )
 
 
-# POST / chooses them, see tei/root.py.
+# POST / chooses them, see invocations.py.
 TEXT_CLASSIFICATION = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
 TOKEN_CLASSIFICATION = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))

@@ -6,7 +6,7 @@ https://github.com/michaelfeil/infinity
 from functools import partial
 
 from server.dialects.route import Answer, PlainRoute
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.requests.errors import UnsupportedTask
 from server.requests.models import ServerState
 

@@ -1,33 +1,48 @@
-"""OpenAI's embeddings API.
+"""OpenAI's embeddings API, with types of numbers and raw bytes as vLLM and Voyage have them.
 
-https://platform.openai.com/docs/api-reference/embeddings; types of numbers and raw bytes as vLLM and Voyage have them.
+https://platform.openai.com/docs/api-reference/embeddings. A body may also be texts one in each line (NDJSON). A line is
+a text, or an object: the route's body with one input, and an `id` if it likes. Its answer is a line too. Lines that ask
+for the same are embedded together.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 
-from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.long_texts import read_chunking
-from server.dialects.reading.on_error import read_on_error
+from server.dialects.reading.json_body import parse
 from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_adapter, read_prompt
-from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.reading.row_options import read_form, read_normalize, read_on_error, read_output_dimension
+from server.dialects.reading.truncation import read_chunking, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, WITH_ROWS_ONLY, Container, RowForm, row_values
-from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_values
-from server.dialects.writing.openai_shapes import Usage, error_fields, openai_error
-from server.dialects.writing.rows import ROWS, headers, rows_alone
-from server.dialects.writing.vllm_metadata import metadata_header
+from server.dialects.vllm.shared import metadata_header
+from server.dialects.writing.error_shapes import error_fields, openai_error
+from server.dialects.writing.forms import (
+    EVERY_CONTAINER,
+    FLOATS,
+    SCALED,
+    WITH_ROWS_ONLY,
+    Container,
+    Ranges,
+    RowForm,
+    as_msgpack,
+    is_by_row,
+    list_head,
+    msgpack_values,
+    row_values,
+)
+from server.dialects.writing.rows import ROWS, Usage, headers, rows_alone
+from server.requests.errors import InvalidRequest, RequestError
 from server.requests.inputs.partial import embed
 from server.requests.models import ServedModel
 from server.requests.time_slices import steps
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Chunking, Embedded, EmbedRequest
+from wire.json_values import value_at
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
@@ -59,6 +74,10 @@ _BODY = TextOrChatReader(EmbeddingsBody, field="input", without=PROMPT_FIELDS)
 _MSGPACK_HEAD = b"\x86" + as_msgpack("object") + as_msgpack("list") + as_msgpack("data")  # 0x86: six fields follow
 _MSGPACK_ITEM = b"\x83" + as_msgpack("object") + as_msgpack("embedding") + as_msgpack("index")
 _MSGPACK_ROW = as_msgpack("embedding")
+_Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
+_MAX_LINE_VALUES = 1000  # of a wrong line, among which its id is looked for
+_LINE_TEXT = msgspec.json.Decoder(str)
+_LINE_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
@@ -169,9 +188,6 @@ def _steps(embedded: Embedded) -> AsyncIterator[slice]:
     return steps(num_rows, max(width, _NUMBERS_AN_ITEM))
 
 
-_Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
-
-
 class _Embedding(msgspec.Struct):
     object: Literal["embedding", "embedding_dict"]  # a dict if encoding_format is a list
     index: int
@@ -188,6 +204,116 @@ class EmbeddingsAnswer(msgspec.Struct):
     id: str  # vLLM's, as the next one
     created: int
     usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line as it was read."""
+
+    index: int  # from 0; empty lines do not count
+    input: bytes = b""  # in JSON: a text, or a list, which should be one of token ids
+    options: bytes = b""  # the other fields as they came: a JSON object without its braces
+    id: bytes = b""  # in JSON; b"" = it has none
+    error: RequestError | None = None  # why it can't be read; then there is nothing else but the id
+
+
+def read_line(data: bytes, index: int) -> Line:
+    """What is wrong with a line is its `error`."""
+    own_id = b""
+    try:
+        if data.startswith(b'"'):
+            parse(_LINE_TEXT, data, "line")
+            return Line(index, data)
+        if not data.startswith(b"{"):
+            raise InvalidRequest("a line must be a text or an object with `input`", param="line")
+        fields = parse(_LINE_FIELDS, data, "line")
+        own_id = _line_id(fields.pop("id", None))
+        return _read_object(fields, index, own_id)
+    except RequestError as error:
+        if not own_id and data.startswith(b"{"):
+            own_id = _id_of_wrong_line(data)
+        error.__context__ = None
+        return Line(index, id=own_id, error=error.with_traceback(None))  # these would keep the frames, and all in them
+
+
+def _line_id(value: msgspec.Raw | None) -> bytes:
+    """As it was written, so no digit of a number is lost. Raises InvalidRequest."""
+    own_id = b"" if value is None else bytes(value)
+    if own_id in (b"", b"null"):
+        return b""
+    if own_id.startswith(b'"'):
+        parse(_LINE_TEXT, own_id, "id")
+    elif own_id[0] not in b"-0123456789":
+        raise InvalidRequest("id must be a text or a number", param="id")
+    return own_id
+
+
+def _id_of_wrong_line(data: bytes) -> bytes:
+    """The id of a line that can't be read as a whole, if it stands near the line's beginning."""
+    given = value_at(data, ("id",), most=_MAX_LINE_VALUES)
+    try:
+        return b"" if given is None else _line_id(msgspec.Raw(given))
+    except RequestError:
+        return b""
+
+
+def _read_object(fields: dict[str, msgspec.Raw], index: int, own_id: bytes) -> Line:
+    """Of an object without its id."""
+    given = bytes(fields.pop("input", b""))
+    if not given.startswith((b'"', b"[")):
+        raise InvalidRequest("input must be a text or a list of token ids", param="input")
+    if "on_error" in fields:
+        raise InvalidRequest("on_error can't be given in a line: each fails alone", param="on_error")
+    options = b",".join(b"%b:%b" % (msgspec.json.encode(name), value) for name, value in fields.items())
+    return Line(index, given, options, own_id)
+
+
+def body_of(lines: Sequence[Line]) -> bytes:
+    """The route's own body for one line, or for several with the same options."""
+    if len(lines) == 1:
+        fields = [b'"input":' + lines[0].input]
+    else:
+        fields = [b'"input":[%b]' % b",".join(line.input for line in lines), b'"on_error":"null"']
+    return b"{%b}" % b",".join([*fields, lines[0].options] if lines[0].options else fields)
+
+
+def check_lines(lines: Sequence[Line], work: EmbedRequest, form: RowForm | None) -> None:
+    """Raises InvalidRequest for what a line can't ask for."""
+    if work.is_single != (len(lines) == 1) or work.num_items != len(lines):
+        raise InvalidRequest("a line must have one text or one list of token ids", param="input")
+    if form is not None and form.has_rows_alone:
+        raise InvalidRequest("encoding_format can't be bytes in lines; base64 can", param="encoding_format")
+    if work.chunking is Chunking.LATE:
+        raise InvalidRequest(
+            "late_chunking needs all chunks in one body, and a line has one text", param="late_chunking"
+        )
+
+
+def answer_line(line: Line, content: bytes) -> bytes:
+    """`content` are the members of the object after its `index` and `id`."""
+    own_id = b',"id":' + line.id if line.id else b""
+    return b'{"index":%d%b,%b}\n' % (line.index, own_id, content)
+
+
+def error_line(line: Line, error: RequestError) -> bytes:
+    return answer_line(line, b'"error":' + msgspec.json.encode(error_fields(error)))
+
+
+def last_line(error: RequestError) -> bytes:
+    """What ends the answer early: no line's own error, so it has no index."""
+    return b'{"error":%b}\n' % msgspec.json.encode(error_fields(error))
+
+
+def row_lines(lines: Sequence[Line], ranges: Ranges | None, embedded: Embedded, form: RowForm | None) -> list[bytes]:
+    """A line for each row, also for those that failed. Raises InvalidRequest."""
+    form, more = form or FLOATS, b""
+    if form.dtype in SCALED or any(one.dtype in SCALED for _, one in form.several):
+        more = b',"scale":"row"' if is_by_row(embedded.rows.shape[1], ranges) else b',"scale":"ranges"'
+    values: Any = zip(lines, row_values(embedded.rows, form, ranges), embedded.truncated.tolist(), strict=True)
+    return [
+        answer_line(line, b'"embedding":%b%b%b' % (value, more, b',"truncated":true' if is_cut else b""))
+        for line, value, is_cut in values
+    ]
 
 
 ROUTES = tuple(

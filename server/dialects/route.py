@@ -1,15 +1,20 @@
 """What a dialect is made of: a `Route` describes one POST path, a `Call` is one request as its decoder sees it, and a
-`PlainRoute` is a path that needs no body.
+`PlainRoute` is a path that needs no body. `forms_of` gives the forms of a body that needs one of several fields.
 
 Knows no dialect, and of HTTP only status codes and headers.
 """
 
+import functools
 import math
-from collections.abc import Awaitable, Callable
+import operator
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo
 
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import BodyTooSlow, RequestError, Unauthorized
@@ -19,6 +24,7 @@ from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
 Headers = list[tuple[bytes, bytes]]
+Forms = tuple[type[msgspec.Struct], ...]
 
 
 class Answer(NamedTuple):
@@ -116,3 +122,38 @@ def error_answer(status: int, content: dict[str, Any], error: RequestError) -> A
     if isinstance(error, BodyTooSlow):  # the rest of the body would keep the connection open
         headers.append((b"connection", b"close"))
     return Answer(status, headers, msgspec.json.encode(content))
+
+
+def forms_of(body: type[msgspec.Struct], *choices: Collection[str]) -> Forms:
+    """For each choice of fields the body that must have them, and that lacks the fields of the others."""
+    chosen = {name for names in choices for name in names}
+    return tuple(_form(body, names, without=chosen.difference(names)) for names in choices)
+
+
+def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Collection[str]) -> type[msgspec.Struct]:
+    own = [field for field in msgspec.structs.fields(body) if field.name not in without]
+    words = "".join(field.encode_name.title().replace("_", "") for field in own if field.name in required)
+    fields = [_required(field) if field.name in required else _optional(field) for field in own]
+    return msgspec.defstruct(
+        f"{body.__name__}Of{words}",
+        fields,
+        kw_only=True,
+        module=body.__module__,
+        namespace={"__doc__": body.__doc__},
+    )
+
+
+def _required(field: FieldInfo) -> tuple[str, Any, Any]:
+    return field.name, _without_null(field.type), msgspec.field(name=field.encode_name)
+
+
+def _optional(field: FieldInfo) -> tuple[str, Any, Any]:
+    if field.default_factory is not NODEFAULT:
+        return field.name, field.type, msgspec.field(default_factory=field.default_factory, name=field.encode_name)
+    return field.name, field.type, msgspec.field(default=field.default, name=field.encode_name)
+
+
+def _without_null(kind: Any) -> Any:
+    if get_origin(kind) not in (UnionType, Union):
+        return kind
+    return functools.reduce(operator.or_, (part for part in get_args(kind) if part is not NoneType))

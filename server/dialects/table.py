@@ -1,17 +1,12 @@
 """Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
-from server.dialects import classify, infinity, openai, predict_tokens, weaviate
-from server.dialects.choice import by_field
-from server.dialects.cohere import embed as cohere_embed
-from server.dialects.cohere import tokens as cohere_tokens
-from server.dialects.ollama import embed as ollama_embed
-from server.dialects.ollama import models as ollama_models
-from server.dialects.rerank import answers as rerank
+from server.dialects import baseten, classify, cohere, infinity, invocations, ollama, openai, rerank, weaviate
+from server.dialects.invocations import by_field
 from server.dialects.route import ErrorShape, PlainRoute, Route
-from server.dialects.tei import embed, hybrid, predict, root, sparse, tokens, vertex
-from server.dialects.vllm import plain, pooling, score, tokenize
-from server.dialects.writing.openai_shapes import openai_error
-from server.dialects.writing.text_errors import text_error
+from server.dialects.tei import embed, predict, tokens
+from server.dialects.vllm import pooling, score, tokenize
+from server.dialects.vllm import shared as vllm
+from server.dialects.writing.error_shapes import openai_error, text_error
 
 _ROUTES: tuple[Route, ...] = (
     *openai.ROUTES,
@@ -21,31 +16,29 @@ _ROUTES: tuple[Route, ...] = (
             "inputs": tokens.TOKENIZE,
             "prompt": tokenize.TOKENIZE,
             "messages": tokenize.TOKENIZE,
-            "text": cohere_tokens.ROUTES[0],
+            "text": cohere.TOKENIZE,
         }
     ),
     tokens.DECODE,
     *predict.ROUTES,
-    *sparse.ROUTES,
-    *hybrid.ROUTES,
-    *predict_tokens.ROUTES,
+    embed.EMBED_SPARSE,
+    embed.EMBED_HYBRID,
+    *baseten.ROUTES,
     *classify.ROUTES,
     *rerank.ROUTES,
-    *cohere_embed.ROUTES,
-    *cohere_tokens.ROUTES,
+    *cohere.ROUTES,
     *score.ROUTES,
     *pooling.ROUTES,
     *tokenize.ROUTES,
-    *ollama_embed.ROUTES,
-    *ollama_models.ROUTES,
+    *ollama.ROUTES,
     *weaviate.ROUTES,
 )
-ROUTES = (*_ROUTES, *root.root_routes(_ROUTES), *vertex.vertex_routes(_ROUTES))
+ROUTES = (*_ROUTES, *invocations.root_routes(_ROUTES), *invocations.vertex_routes(_ROUTES))
 PLAIN_ROUTES: tuple[PlainRoute, ...] = (
-    *ollama_models.PLAIN_ROUTES,
+    *ollama.PLAIN_ROUTES,
     *weaviate.PLAIN_ROUTES,
     *infinity.PLAIN_ROUTES,
-    *plain.PLAIN_ROUTES,
+    *vllm.PLAIN_ROUTES,
 )
 _OLLAMAS = "/api/"  # also /api/generate, which this server does not have
 _PLAIN_SHAPES = {route.path: route.error_shape for route in PLAIN_ROUTES}

@@ -1,25 +1,30 @@
-"""The inference containers of Weaviate's module text2vec-transformers: /vectors, /meta and /.well-known.
+"""The inference containers of Weaviate's modules: /vectors, /meta and /.well-known of text2vec-transformers, and the
+answers of reranker-transformers.
 
-https://github.com/weaviate/t2v-transformers-models. Its reranker's /rerank is in rerank/.
+https://github.com/weaviate/t2v-transformers-models and https://github.com/weaviate/reranker-transformers. Bodies of the
+reranker come to rerank.py with those of other clients. They always have `property`: "" beside `documents`, or the one
+document. The answer has each document with its score, in the order of the request.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.reading.alternatives import forms_of
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.row_numbers import read_dimensions
-from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
-from server.dialects.writing.forms import FLOATS
+from server.dialects.reading.row_options import read_dimensions
+from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer
+from server.dialects.writing.error_shapes import text_error
+from server.dialects.writing.forms import FLOATS, numbers_as_json
 from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
-from server.dialects.writing.text_errors import text_error
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.inputs.adapters import adapter_for, adapter_named
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.rerank import Ranked
+from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest
 
 _UNASKED = ("", "masked_mean")  # Weaviate always sends a pooling_strategy; this is its default
@@ -221,3 +226,35 @@ PLAIN_ROUTES = (
         statuses=(204, 503),
     ),
 )
+
+
+class WeaviateScore(msgspec.Struct):
+    """A document and its score."""
+
+    document: str
+    score: float
+
+
+class WeaviateAnswer(msgspec.Struct):
+    """The answer to `documents`, or with `property` to that."""
+
+    query: str
+    scores: list[WeaviateScore] | None
+    property: str | None
+    score: float | None
+
+
+async def weaviate_answer(query: str, documents: Sequence[str], ranked: Ranked, top_n: int | None) -> bytes:
+    """The best `top_n` of several documents. In slices, so that other requests run in between."""
+    time_slice, written = TimeSlice(), []
+    for index in sorted(ranked.best_first()[:top_n].tolist()):
+        document, score = msgspec.json.encode(documents[index]), numbers_as_json(ranked.scores[index : index + 1])[1:-1]
+        written.append(b'{"document":%b,"score":%b}' % (document, score))
+        await time_slice.end_if_over()
+    return b'{"query":%b,"scores":[%b],"property":null,"score":null}' % (msgspec.json.encode(query), b",".join(written))
+
+
+def weaviate_property_answer(query: str, document: str, ranked: Ranked) -> bytes:
+    """Of the one document."""
+    texts = msgspec.json.encode(query), msgspec.json.encode(document)
+    return b'{"query":%b,"scores":null,"property":%b,"score":%b}' % (*texts, numbers_as_json(ranked.scores)[1:-1])

@@ -218,8 +218,7 @@ def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
 def _make_grpc(start: FrontendStart, shared: _Shared, address: str) -> "GrpcServer":
     """Raises StartError. Its packages are those of an extra, and loading them takes a while."""
     from server.grpc.calls import Calls
-    from server.grpc.credentials import server_credentials
-    from server.grpc.server import GrpcServer
+    from server.grpc.server import GrpcServer, server_credentials
 
     certificate = None
     if start.ssl_certfile is not None:

@@ -1,7 +1,9 @@
 """The RPCs of one frontend that compute: each comes here, and each message is reported like a request over HTTP.
 
 The library sees all methods as streams in both directions, which is the same on the wire. So the key is checked before
-the message has come, and a message that does not come is not waited for without end.
+the message has come, and a message that does not come is not waited for without end. Errors have the codes of
+text-embeddings-inference where it has the error, else the usual ones:
+https://github.com/huggingface/text-embeddings-inference, router/src/grpc/server.rs
 """
 
 import asyncio
@@ -14,22 +16,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from grpc.aio import ServicerContext
+from grpc import StatusCode
+from grpc.aio import EOF, ServicerContext
 
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.route import Call
-from server.dialects.tei.shared import tei_error
-from server.dialects.tei_grpc.method import Method, Reads
-from server.grpc.rpc import deadline_of, headers_of, initial_metadata, next_message
-from server.grpc.statuses import Refusal, refusal
+from server.dialects.tei.shared import tei_error, tei_message, timing_headers
+from server.grpc.method import Method, Reads
 from server.http.answers import to_hold
 from server.http.auth import Keys
 from server.http.body import SMALL_BYTES, BodyReader, decoded_bytes
 from server.http.headers import read_options, request_id, request_ids
+from server.requests import errors
 from server.requests.admission.admission import Admission
-from server.requests.admission.open_requests import OpenRequest, OpenRequests
+from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, OpenRequests, gave_way
 from server.requests.errors import (
     ERRORS,
+    BodyTooSlow,
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
@@ -43,6 +46,24 @@ from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
+# fmt: off
+CODES: dict[type[RequestError], StatusCode] = {
+    errors.InvalidRequest:   StatusCode.INVALID_ARGUMENT,
+    errors.EmptyInput:       StatusCode.INVALID_ARGUMENT,
+    errors.MalformedBody:    StatusCode.INVALID_ARGUMENT,
+    errors.NotTokenizable:   StatusCode.FAILED_PRECONDITION,
+    errors.UnsupportedTask:  StatusCode.FAILED_PRECONDITION,
+    errors.Unauthorized:     StatusCode.UNAUTHENTICATED,
+    errors.ModelNotFound:    StatusCode.NOT_FOUND,
+    errors.BodyTooSlow:      StatusCode.DEADLINE_EXCEEDED,
+    errors.PayloadTooLarge:  StatusCode.RESOURCE_EXHAUSTED,
+    errors.Overloaded:       StatusCode.RESOURCE_EXHAUSTED,
+    errors.EngineFailed:     StatusCode.FAILED_PRECONDITION,
+    errors.NotReady:         StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+}
+# fmt: on
+_PUSHBACK = "grpc-retry-pushback-ms"  # what clients that retry by themselves wait
 _CLIENT_LEFT = 499  # as over HTTP
 _MODEL = b"x-embedline-model"  # the messages have no field for it
 _MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwhile
@@ -57,6 +78,19 @@ TOKEN_ROW_BYTES = 4 << 20
 Handler = Callable[[object, ServicerContext], Awaitable[None]]
 
 logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The status of an RPC that failed."""
+
+    code: StatusCode
+    message: str
+    trailers: tuple[tuple[str, str], ...]
+
+    async def send(self, context: ServicerContext) -> None:
+        """End the RPC. Raises what gRPC's library wants to be raised then."""
+        await context.abort(self.code, self.message, self.trailers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +316,38 @@ class Calls:
             self._finished(trace)
 
 
+async def next_message(context: ServicerContext, seconds: float, waiting: OpenRequest | None = None) -> bytes | None:
+    """None at the end; `waiting` takes no place meanwhile. Raises BodyTooSlow, and Overloaded where it gives way."""
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            with contextlib.nullcontext() if waiting is None else waiting.waiting_for_body(clock):
+                data = await context.read()
+    except TimeoutError:
+        if clock.when() == GAVE_WAY:
+            raise gave_way() from None
+        raise BodyTooSlow(f"no message came for {seconds:g} seconds") from None
+    return None if data is EOF else data
+
+
+def headers_of(context: ServicerContext) -> dict[bytes, bytes]:
+    """The client's metadata as HTTP has it; names are in lower case, and binary values no header of ours."""
+    given = context.invocation_metadata() or ()
+    return {name.encode(): value.encode() for name, value in given if isinstance(value, str)}
+
+
+def deadline_of(context: ServicerContext) -> float:
+    """In time.monotonic() seconds, infinite without one."""
+    seconds = context.time_remaining()
+    return math.inf if seconds is None else time.monotonic() + seconds
+
+
+def initial_metadata(trace: Trace) -> tuple[tuple[str, str], ...]:
+    """TEI's headers, how many texts were cut, and the id by which the log has the request."""
+    own = [*timing_headers(trace), (b"x-embedline-truncated-inputs", b"%d" % trace.num_truncated)]
+    return (*((name.decode(), value.decode()) for name, value in own), ("x-request-id", trace.request_id))
+
+
 def _held(bodies: BodyReader, data: bytes, *, before: int = 0) -> contextlib.AbstractContextManager[None]:
     """Counts a message as what its texts take. Raises Overloaded, unless it is small with what came `before` it."""
     num_bytes = decoded_bytes(data)
@@ -310,3 +376,11 @@ def _failed(error: Exception, trace: Trace) -> Refusal:
 def _note(error: RequestError, trace: Trace) -> None:
     """Statuses in the log and the metrics are those of HTTP."""
     trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
+
+
+def refusal(error: RequestError, request_id: str) -> Refusal:
+    """The status for an error."""
+    trailers = [("x-request-id", request_id)]
+    if error.retry_after is not None:
+        trailers.append((_PUSHBACK, str(max(1, round(1000 * error.retry_after)))))
+    return Refusal(CODES[type(error)], tei_message(error), tuple(trailers))

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.http.answers import HeldSend, send_answer, to_hold
 from server.http.auth import Keys
 from server.http.bodies import compression

@@ -10,8 +10,8 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from server.dialects.route import Answer
+from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container
-from server.dialects.writing.openai_shapes import openai_error
 from server.http.body import BodyReader
 from server.http.headers import read_options
 from server.http.openapi.error_schemas import error_statuses

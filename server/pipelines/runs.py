@@ -5,7 +5,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,10 +13,8 @@ from urllib.parse import quote
 
 from embedline import AsyncClient, RequestFailed
 from embedline.pipelines import InvalidInput, Pipeline, PipelineTimeout, StepFailed, StepTimeout
-from server.pipelines.bodies import Bodies
+from server.pipelines.bodies import Bodies, check_msgpack
 from server.pipelines.messages import Listed, Run
-from server.pipelines.msgpack_size import check_msgpack
-from server.pipelines.service import Body
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -27,6 +25,8 @@ from server.requests.errors import (
     RequestError,
 )
 from wire.metrics import Recorder
+
+Body = Callable[[], Awaitable[list[bytes]]]  # what makes the body of a run's answer, in parts
 
 _RETRY_SECONDS = 1.0
 _MAX_OF_KEY = 3  # runs of a key for each place that is free

@@ -15,7 +15,7 @@ from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.frontend.request_metrics import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys

@@ -34,7 +34,7 @@ GUESTS = (*FEATURES, *OTHER_GUESTS)
 # Modules that are a list of others: what they import is there because of its row, and has no second importer.
 REGISTRIES = {
     "server.dialects.table": "dialects",
-    "server.dialects.tei_grpc.table": "methods of gRPC",
+    "server.grpc.methods": "methods of gRPC",
     "server.cli": "commands",
     "engine.model.known_code.table": "known code",
     "engine.transformers.heads.makers": "heads",

@@ -1,1 +1,1 @@
-"""What decoders share: JSON bodies, texts, token ids. Knows no dialect's fields."""
+"""What decoders share: JSON bodies, the fields that several dialects have, texts and token ids. Knows no route."""

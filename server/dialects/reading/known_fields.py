@@ -9,9 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.dialects.reading.json_body import parse
-from server.dialects.reading.lossless import LosslessDecoder, plain
-from server.dialects.reading.nesting import LARGE_BYTES, check_nesting
+from server.dialects.reading.json_body import LARGE_BYTES, LosslessDecoder, check_nesting, parse, plain
 from server.requests.errors import InvalidRequest
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)

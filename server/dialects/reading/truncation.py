@@ -2,14 +2,17 @@
 
 `truncate` is TEI's, Jina's and Ollama's switch, and NONE, START or END of Cohere; `truncation` is Voyage's switch.
 `truncation_direction` is TEI's and `truncation_side` vLLM's. Cohere's `max_tokens` and vLLM's `truncate_prompt_tokens`
-set a length for one request.
+set a length for one request. Our `long_text` and Jina's `late_chunking` embed a long text in
+chunks instead of cutting it.
 """
 
 import msgspec
 
-from server.dialects.reading.lossless import WORDS
-from server.requests.errors import InvalidRequest
+from engine.types import OutputKind
+from server.dialects.reading.json_body import WORDS
+from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
+from server.requests.work import Chunking
 from tokenizer_pool.messages import Truncation
 
 _DIRECTIONS = {
@@ -22,6 +25,8 @@ DIRECTION_WORDS = tuple(_DIRECTIONS)  # for the OpenAPI page
 _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RIGHT}  # Cohere names what is cut off
 END_WORDS = tuple(_ENDS)  # for the OpenAPI page
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
+_CHUNKINGS = {"truncate": Chunking.NONE, "chunk_average": Chunking.WINDOWS}
+LONG_TEXT_WORDS = tuple(_CHUNKINGS)  # for the OpenAPI page
 
 
 class TruncationFields(msgspec.Struct, kw_only=True):
@@ -100,3 +105,34 @@ def _end(word: str, direction: Truncation | None) -> Truncation:
     if direction is not None and end is not Truncation.NONE and end is not direction:
         raise InvalidRequest("truncate names another end than the direction", param="truncate")
     return end
+
+
+def read_chunking(
+    long_text: str | None,
+    late_chunking: bool | None = None,
+    *,
+    model: ServedModel,
+    are_texts: bool,
+    allows_errors: bool,
+) -> Chunking:
+    """Raises InvalidRequest and UnsupportedTask, naming the field. `are_texts` is False for token ids and chats."""
+    if long_text is None and not late_chunking:
+        return Chunking.NONE  # nearly always
+    field, chunking = ("late_chunking", Chunking.LATE) if late_chunking else ("long_text", _read_word(long_text))
+    if chunking is Chunking.NONE:
+        return chunking
+    if late_chunking and long_text is not None:
+        raise InvalidRequest("long_text can't be given with late_chunking", param="long_text")
+    if not are_texts:
+        raise InvalidRequest(f"{field} is for texts, not for token ids or chats", param=field)
+    if allows_errors:
+        raise InvalidRequest(f"{field} can't be given with on_error", param=field)
+    if chunking is Chunking.LATE and OutputKind.TOKENS not in model.outputs:
+        raise UnsupportedTask("late_chunking needs rows of single tokens, which this model does not give", param=field)
+    return chunking
+
+
+def _read_word(word: str | None) -> Chunking:
+    if word not in _CHUNKINGS:
+        raise InvalidRequest(f"long_text must be {' or '.join(_CHUNKINGS)}", param="long_text")
+    return _CHUNKINGS[word]

@@ -1,1 +1,1 @@
-"""text-embeddings-inference's own routes: one file for each group of routes, their bodies and answers."""
+"""text-embeddings-inference's own routes: embeddings of all kinds, /predict, tokens, and what these share."""

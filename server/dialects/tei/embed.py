@@ -1,6 +1,7 @@
-"""text-embeddings-inference's routes for embedding models: /embed, /embed_all and /similarity.
+"""text-embeddings-inference's routes for embedding models: /embed, /embed_all, /similarity and /embed_sparse.
 
-https://huggingface.github.io/text-embeddings-inference
+https://huggingface.github.io/text-embeddings-inference. /embed_hybrid is ours in the style of these: dense, sparse and
+late-interaction embeddings of each text from one forward, as bge-m3 gives them.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -12,27 +13,38 @@ import msgspec
 import numpy as np
 
 from engine.types import OutputKind
-from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import TEXT_LIST, read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.long_texts import read_chunking
-from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_adapter, read_is_query, read_prompt
-from server.dialects.reading.row_numbers import read_dimensions
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.reading.row_options import read_dimensions, read_form, read_on_error
+from server.dialects.reading.truncation import read_chunking, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, RowForm, numbers_as_json
-from server.dialects.writing.ragged import RAGGED, ragged_answer
-from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone, rows_or_null
+from server.dialects.writing.rows import (
+    RAGGED,
+    ROWS,
+    as_json,
+    as_list,
+    as_list_of,
+    headers,
+    in_container,
+    ragged_answer,
+    rows_alone,
+    rows_or_null,
+    sparse_bytes,
+    sparse_headers,
+)
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.inputs.partial import embed
-from server.requests.late_interaction import embed_tokens
+from server.requests.late_interaction import embed_tokens, rows_that_count
+from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
-from server.requests.time_slices import TimeSlice
+from server.requests.rows import finish
+from server.requests.time_slices import TimeSlice, steps
 from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Computed, Embedded, EmbedRequest
 
 _SIMILARITY_SCHEMA = {
     "type": "object",
@@ -42,8 +54,6 @@ _SIMILARITY_SCHEMA = {
     },
     "required": ["source_sentence", "sentences"],
 }
-
-
 _NOT_GIVEN = b"null"
 _PARAMETERS_SCHEMA = msgspec.json.schema_components([PromptFields])[1]["PromptFields"]
 
@@ -244,4 +254,201 @@ ROUTES = (
         example={"inputs": {"source_sentence": "When does the boat go?", "sentences": ["The ferry leaves at seven."]}},
         answers=(list[float],),
     ),
+)
+
+
+# POST /embed_sparse: weights of vocabulary entries, from models that give them.
+
+_NUMBERS_AN_ENTRY = 8  # what writing an entry costs, counted in plain numbers
+
+
+class SparseEntry(msgspec.Struct):
+    """One vocabulary entry with its weight."""
+
+    index: int
+    value: float
+
+
+_EMBED_SPARSE = BodyReader(InputsBody)
+
+
+def decode_embed_sparse(call: Call, body: bytes) -> EmbedRequest:
+    """Raises RequestError, naming the field or index."""
+    fields = _EMBED_SPARSE.read(body)
+    request = read_request(call, fields)
+    call.set_form(offers=RAGGED_ONLY)
+    name = call.models.asked_name(fields.model)
+    return for_sparse(request, is_query=read_is_query(fields, request.model, name=name))
+
+
+def for_sparse(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
+    """The same texts for sparse rows."""
+    return replace(
+        request,
+        outputs=OutputKind.SPARSE,
+        normalize=False,
+        num_queries=request.num_items if is_query else 0,
+        query_prompt=request.prompt,
+    )
+
+
+async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    timing = timing_headers(call.trace)
+    if call.form and call.form.has_rows_alone:
+        return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
+    return Answer(200, [*headers(embedded), *timing], await as_list_of(sparse_by_item(embedded)))
+
+
+async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+    """The entries of one item after the other, each a list in JSON."""
+    assert embedded.offsets is not None
+    time_slice = TimeSlice()
+    for start, stop in pairwise(embedded.offsets.tolist()):
+        rows, entries = embedded.rows[start:stop], list[bytes]()
+        async for part in steps(len(rows), _NUMBERS_AN_ENTRY):
+            weights = numbers_as_json(rows[part, 1])[1:-1].split(b",")
+            indices = rows[part, 0].astype(np.int64).tolist()
+            entries += [
+                b'{"index":%d,"value":%b}' % (index, weight) for index, weight in zip(indices, weights, strict=True)
+            ]
+        yield as_list(entries)
+        await time_slice.end_if_over()
+
+
+EMBED_SPARSE = Route(
+    path="/embed_sparse",
+    decode=decode_embed_sparse,
+    run=Pipeline.embed,
+    encode=encode_embed_sparse,
+    error_shape=tei_error,
+    summary="Make sparse embeddings with TEI's API",
+    body=InputsBody,
+    example={"inputs": "The ferry leaves at seven."},
+    answers=(list[list[SparseEntry]],),
+    raw_answer="uint32 offsets [items + 1], then uint32 indices, then as many float32 values",
+)
+
+
+# POST /embed_hybrid.
+
+KINDS = {
+    "dense": OutputKind.POOLED,
+    "sparse": OutputKind.SPARSE,
+    "multi_vector": OutputKind.MULTI_VECTOR,
+}
+_ALL_KINDS = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
+_MAX_OUTPUTS = 8  # a name may be there twice
+_OUTPUTS = {
+    "type": "array",
+    "items": {"enum": list(KINDS)},
+    "minItems": 1,
+    "maxItems": _MAX_OUTPUTS,
+    "description": "what each item of the answer has; by default all that the model gives",
+}
+_MAX_OUTPUTS_BYTES = 200  # of JSON; a list this short is decoded at once
+
+
+class EmbedHybridBody(InputsBody, kw_only=True):
+    """The body of POST /embed_hybrid."""
+
+    outputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OUTPUTS)] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
+    )
+    normalize: bool | None = None  # of the dense rows; None = true
+
+
+class HybridItem(msgspec.Struct):
+    """All that was asked for of one text."""
+
+    dense: list[float] | msgspec.UnsetType = msgspec.UNSET
+    sparse: list[SparseEntry] | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
+
+
+_EMBED_HYBRID = BodyReader(EmbedHybridBody)
+_KIND_NAMES = msgspec.json.Decoder(list[str])
+
+
+def decode_embed_hybrid(call: Call, body: bytes) -> EmbedRequest:
+    """Raises RequestError, naming the field or index."""
+    fields = _EMBED_HYBRID.read(body)
+    request = read_request(call, fields)
+    call.form = FLOATS
+    return replace(
+        request,
+        outputs=_read_outputs(fields.outputs, request.model),
+        normalize=fields.normalize is not False,
+        num_queries=request.num_items
+        if read_is_query(fields, request.model, name=call.models.asked_name(fields.model))
+        else 0,
+        query_prompt=request.prompt,
+    )
+
+
+def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
+    """The pipeline refuses what the model can't give."""
+    raw = bytes(wanted)
+    if raw == _NOT_GIVEN:
+        return (model.outputs & _ALL_KINDS) or _ALL_KINDS
+    names = parse(_KIND_NAMES, raw, "outputs") if len(raw) <= _MAX_OUTPUTS_BYTES else []
+    if not 0 < len(names) <= _MAX_OUTPUTS or not KINDS.keys() >= set(names):
+        raise InvalidRequest(f"outputs must be a list of one or more of {', '.join(KINDS)}", param="outputs")
+    outputs = OutputKind(0)
+    for name in names:
+        outputs |= KINDS[name]
+    return outputs
+
+
+async def encode_embed_hybrid(call: Call, request: EmbedRequest, computed: Computed) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    by_kind = {
+        name: await _rows_of_kind(kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs
+    }
+    own = [*headers(next(iter(by_kind.values()))), *timing_headers(call.trace)]
+    return Answer(200, own, await as_list_of(_hybrid_items(by_kind, request.num_items)))
+
+
+async def _hybrid_items(by_kind: dict[str, Embedded], num_items: int) -> AsyncIterator[bytes]:
+    writers = [(name.encode(), _kind_by_item(name, embedded)) for name, embedded in by_kind.items()]
+    for _ in range(num_items):
+        values: list[bytes | bytearray] = [await anext(writer) for _, writer in writers]
+        yield b"{%b}" % b",".join(b'"%b":' % name + value for (name, _), value in zip(writers, values, strict=True))
+
+
+async def _rows_of_kind(kind: OutputKind, computed: Computed, request: EmbedRequest) -> Embedded:
+    if kind is OutputKind.MULTI_VECTOR:
+        return await rows_that_count(computed, request)
+    rows = computed.results[kind]
+    values = finish(rows.values, request) if kind is OutputKind.POOLED else rows.values
+    return Embedded(values, computed.num_tokens, computed.tokens.truncated, rows.offsets)
+
+
+def _kind_by_item(name: str, embedded: Embedded) -> AsyncIterator[bytes | bytearray]:
+    match name:
+        case "dense":
+            return _dense_by_item(embedded)
+        case "sparse":
+            return sparse_by_item(embedded)
+        case _:
+            return token_rows_by_item(embedded)
+
+
+async def _dense_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+    time_slice = TimeSlice()
+    for row in embedded.rows:
+        yield numbers_as_json(row)
+        await time_slice.end_if_over()
+
+
+EMBED_HYBRID = Route(
+    path="/embed_hybrid",
+    decode=decode_embed_hybrid,
+    run=Pipeline.compute,
+    encode=encode_embed_hybrid,
+    error_shape=tei_error,
+    summary="Make dense, sparse and late-interaction embeddings at once",
+    body=EmbedHybridBody,
+    example={"inputs": "The ferry leaves at seven."},
+    answers=(list[HybridItem],),
 )

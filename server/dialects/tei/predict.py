@@ -1,21 +1,26 @@
-"""text-embeddings-inference's /predict: labels and scores of texts or of pairs.
+"""text-embeddings-inference's /predict: labels and scores of texts or of pairs, in the form that Infinity and Hugging
+Face have too.
 
 https://github.com/huggingface/text-embeddings-inference, router/src/http/types.rs (PredictRequest).
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from server.dialects.reading.inputs import read_texts_or_pairs
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.text_lists import read_texts_or_pairs
 from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error, timing_headers
-from server.dialects.writing.predictions import Prediction, predictions
+from server.dialects.writing.forms import numbers_as_json
 from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.models import ServedModel
+from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
 _SOME_TEXT = {"type": "string", "minLength": 1}
@@ -70,6 +75,30 @@ async def encode(call: Call, request: ClassifyRequest, scored: Embedded) -> Answ
     items = await predictions(scored.rows, labels_of(request.model, scored.rows.shape[1]))
     content = items[0] if request.is_single else as_list(items)
     return Answer(200, [*headers(scored), *timing], content)
+
+
+class Prediction(msgspec.Struct):
+    """One label with its score, in TEI's and Infinity's form."""
+
+    score: float
+    label: str
+
+
+async def predictions(scores: NDArray[np.float32], labels: Sequence[str], *, top_k: int | None = None) -> list[bytes]:
+    """For each row of float32 [items, labels] a list of objects with label and score, the highest first.
+
+    `top_k` of them; None = all.
+    """
+    ends = [b',"label":%b}' % msgspec.json.encode(label) for label in labels]
+    items, time_slice = [], TimeSlice()
+    for row in scores:
+        order = np.argsort(-row, kind="stable")[:top_k]
+        numbers = numbers_as_json(row[order])[1:-1].split(b",")
+        items.append(
+            as_list([b'{"score":%b%b' % (number, ends[at]) for number, at in zip(numbers, order.tolist(), strict=True)])
+        )
+        await time_slice.end_if_over()
+    return items
 
 
 ROUTES = (

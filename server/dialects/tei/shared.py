@@ -12,7 +12,7 @@ from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Headers, error_answer
-from server.dialects.writing.openai_shapes import ERROR_NAMES
+from server.dialects.writing.error_shapes import ERROR_NAMES
 from server.requests import errors
 from server.requests.errors import RequestError
 from server.requests.trace import Trace

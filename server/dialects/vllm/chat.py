@@ -65,8 +65,6 @@ class _Message(msgspec.Struct):
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _BATCHES = msgspec.json.Decoder(list[list[_Message]])
-
-
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 

@@ -1,22 +1,45 @@
-"""vLLM's /pooling: what the model computes for each text, or for each of its tokens, by the name of a task."""
+"""vLLM's /pooling: what the model computes for each text, or for each of its tokens, by the name of a task.
 
+Raw rows of tokens have vLLM's layout, one item after the other, if the body asks for bytes, so that vLLM's clients can
+read them. If only the `accept` header asks for them they have ours, with offsets, see writing/rows.py.
+"""
+
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
+import pybase64
 
 from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
-from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
+from server.dialects.reading.row_options import read_form, read_on_error
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.vllm.pooled import write_pooled
-from server.dialects.vllm.shared import CommonFields, UsageWithCompletion, vllm_error
-from server.dialects.writing.forms import RAGGED_ONLY, WITH_ROWS_ONLY, RowForm
+from server.dialects.vllm.shared import (
+    CommonFields,
+    UsageWithCompletion,
+    end_of_list,
+    metadata_header,
+    start_of_list,
+    vllm_error,
+)
+from server.dialects.writing.error_shapes import error_fields
+from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, Encoding, RowForm
+from server.dialects.writing.rows import (
+    all_row_bytes,
+    as_bytes,
+    as_json,
+    as_list,
+    headers,
+    ragged_answer,
+    rows_alone,
+    rows_or_null,
+)
 from server.requests.activation import activated
 from server.requests.classify import ClassifyRequest, classify
 from server.requests.errors import InvalidRequest, UnsupportedTask
@@ -24,6 +47,7 @@ from server.requests.inputs.partial import embed
 from server.requests.late_interaction import embed_tokens
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
+from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
 
@@ -142,6 +166,50 @@ async def run(pipeline: Pipeline, request: _Request, trace: Trace) -> Embedded:
 async def encode(call: Call, request: _Request, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     return await write_pooled(call, request.work.model, embedded, wanted=request.wanted)
+
+
+async def write_pooled(call: Call, model: ServedModel, embedded: Embedded, *, wanted: RowForm) -> Answer:
+    """`wanted` is the form by the body alone. Long work is done in slices. Raises InvalidRequest."""
+    form = call.form or FLOATS
+    if form.has_rows_alone:
+        return await _alone(call, model, embedded, wanted)
+    values: AsyncIterator[bytes | bytearray]
+    values = rows_or_null(embedded, form) if embedded.offsets is None else _of_tokens(embedded, form)
+    items, time_slice, failed = list[bytes | bytearray](), TimeSlice(), embedded.failed or {}
+    async for value in values:
+        error = failed.get(len(items))
+        beside = b"" if error is None else b',"error":' + msgspec.json.encode(error_fields(error))
+        items.append(b'{"index":%d,"object":"pooling","data":%b%b}' % (len(items), bytes(value), beside))
+        await time_slice.end_if_over()
+    end = end_of_list(num_tokens=embedded.num_tokens, num_truncated=embedded.num_truncated)
+    content = b"".join((start_of_list(call, model, b"pool-"), as_list(items), end))
+    return Answer(200, headers(embedded, form), content)
+
+
+async def _of_tokens(embedded: Embedded, form: RowForm) -> AsyncIterator[bytes | bytearray]:
+    """A JSON value for the rows of each item: a list of rows, or the bytes of all of them."""
+    assert embedded.offsets is not None
+    for start, stop in pairwise(embedded.offsets.tolist()):
+        rows = embedded.rows[start:stop]
+        if form.encoding is Encoding.BASE64:
+            yield b'"%b"' % pybase64.b64encode(as_bytes(await all_row_bytes(rows, form)))
+        else:
+            yield await as_json(rows, form)
+
+
+async def _alone(call: Call, model: ServedModel, embedded: Embedded, wanted: RowForm) -> Answer:
+    form = call.form or FLOATS
+    if embedded.offsets is not None and wanted.encoding not in (Encoding.BYTES, Encoding.BYTES_ONLY):
+        return await ragged_answer(embedded, form, beside=[])
+    answer = await rows_alone(embedded, form)
+    metadata = metadata_header(answer, embedded, form, model=model.name, request_id=call.trace.request_id)
+    if embedded.offsets is not None and form.encoding is Encoding.BYTES and not metadata:
+        raise InvalidRequest(
+            "the metadata header would be too long for its readers; send fewer inputs, or ask for bytes_only",
+            param="encoding_format",
+        )
+    answer.headers.extend(metadata)
+    return answer
 
 
 class _Item(msgspec.Struct):

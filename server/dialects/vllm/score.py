@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from server.dialects.reading.alternatives import forms_of
 from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
-from server.dialects.route import Answer, Call, Route
+from server.dialects.route import Answer, Call, Route, forms_of
 from server.dialects.vllm.shared import CommonFields, UsageWithCompletion, end_of_list, start_of_list, vllm_error
 from server.dialects.writing.forms import numbers_as_json
 from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone

@@ -1,20 +1,28 @@
-"""What vLLM's own routes share: fields of the bodies, the shape of errors, the ends of answers.
+"""What vLLM's own routes share: fields of the bodies, the shape of errors, the ends of answers, the `metadata` header,
+and the routes /version and /ping, which need no body.
 
 https://docs.vllm.ai/en/latest/models/pooling_models.html. `user`, `priority` and `request_id` are taken and change
 nothing: classes of work and ids of requests come by header.
 """
 
+import json
 import time
+from functools import lru_cache
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 
+from embedline import __version__
 from server.dialects.reading.truncation import TruncationFields
-from server.dialects.route import Answer, Call
-from server.dialects.writing.openai_shapes import Usage, openai_error
+from server.dialects.route import Answer, Call, Headers, PlainRoute, json_answer
+from server.dialects.writing.error_shapes import openai_error
+from server.dialects.writing.forms import Container, Encoding, RowForm
+from server.dialects.writing.rows import Usage
 from server.requests.errors import RequestError
-from server.requests.models import ServedModel
+from server.requests.models import ServedModel, ServerState
+from server.requests.work import Embedded
 
 _KINDS = {
     400: "BadRequestError",
@@ -22,6 +30,10 @@ _KINDS = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+_MAX_METADATA_BYTES = 6000
+_MIN_METADATA_ROW_BYTES = 80  # of the header, for each item
+_METADATA_ROW = '{"index":%d,"embed_dtype":"%s","endianness":"%s","start":%d,"end":%d,"shape":[%s]}'
+_METADATA = '{"id":"embd-%s","created":%d,"model":%s,"data":[%s],"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 
 
 class CommonFields(TruncationFields, kw_only=True):
@@ -64,3 +76,78 @@ def end_of_list(*, num_tokens: int, num_truncated: int) -> bytes:
         num_tokens,
         num_truncated,
     )
+
+
+class Ping(msgspec.Struct):
+    """The answer of POST /ping."""
+
+    status: str
+
+
+class VllmVersion(msgspec.Struct):
+    """The answer of GET /version."""
+
+    version: str
+
+
+def _version(state: ServerState) -> Answer:
+    return json_answer(VllmVersion(__version__))
+
+
+def _ping(state: ServerState) -> Answer:
+    """As GET /ping, which asks the same."""
+    reason = state.why_not_ready()
+    if reason is None:
+        return json_answer(Ping("ok"))
+    return Answer(503, [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"2")], reason.encode())
+
+
+PLAIN_ROUTES = (
+    PlainRoute(
+        path="/version",
+        answer=_version,
+        error_shape=vllm_error,
+        summary="The version of this server, as vLLM tells its own",
+        content=VllmVersion,
+    ),
+    PlainRoute(
+        path="/ping",
+        method="POST",
+        answer=_ping,
+        error_shape=vllm_error,
+        summary="The same as GET /ping",
+        content=Ping,
+        statuses=(200, 503),
+    ),
+)
+
+
+def metadata_header(answer: Answer, embedded: Embedded, form: RowForm, *, model: str, request_id: str) -> Headers:
+    """vLLM's `metadata`, which says where the row or rows of each item stand in an answer of raw bytes.
+
+    There is none for other forms, and none where it would be large: it grows with the rows, and clients limit their
+    headers, aiohttp for one to 8,190 bytes. Our own headers say the same in few bytes.
+    """
+    num_items = len(embedded.truncated)
+    if form.encoding is not Encoding.BYTES or form.container is not Container.RAW:
+        return []
+    if num_items * _MIN_METADATA_ROW_BYTES > _MAX_METADATA_BYTES:
+        return []
+    size = len(answer.body) // max(1, len(embedded.rows))
+    width = size // form.dtype.num_bytes
+    of_all = (form.dtype.value, form.endianness.value)
+    is_ragged = embedded.offsets is not None
+    offsets = range(num_items + 1) if embedded.offsets is None else embedded.offsets.tolist()
+    rows = ",".join(
+        _METADATA_ROW % (index, *of_all, start * size, stop * size, f"{stop - start},{width}" if is_ragged else width)
+        for index, (start, stop) in enumerate(pairwise(offsets))
+    )
+    num_tokens = embedded.num_tokens
+    value = (_METADATA % (request_id, time.time(), _as_ascii_json(model), rows, num_tokens, num_tokens)).encode()
+    return [(b"metadata", value)] if len(value) <= _MAX_METADATA_BYTES else []
+
+
+@lru_cache(maxsize=64)
+def _as_ascii_json(name: str) -> str:
+    """With nothing but ASCII, as headers must be."""
+    return json.dumps(name)

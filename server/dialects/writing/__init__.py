@@ -1,1 +1,1 @@
-"""What encoders share: rows as JSON, base64 or bytes, ragged answers, scores with labels."""
+"""What encoders share: the forms of rows, rows in an answer, and shapes of errors. Knows no route and no body."""

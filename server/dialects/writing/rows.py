@@ -1,25 +1,38 @@
-"""Rows in an answer, as JSON or alone. Knows no dialect's fields."""
+"""Rows in an answer, as JSON or alone, and the headers that go with them. Knows no dialect's fields.
+
+Where items have a different number of rows each, the raw bytes are ragged. First come uint32 offsets [items + 1]: item
+i has the rows from offsets[i] up to offsets[i + 1]. Then come the rows, in the form's type and byte order. All else is
+little-endian; the headers are of one size however many items there are. Of sparse rows the numbers of the vocabulary
+entries come first, uint32 [rows], then their weights, float32 [rows].
+"""
 
 import io
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.route import Answer, Headers
-from server.dialects.writing.dtypes import SCALED, DType, Ranges, is_by_row, rounded
 from server.dialects.writing.forms import (
     FLOATS,
+    RAW_FLOATS,
+    SCALED,
     Container,
+    DType,
     Encoding,
     Endianness,
+    Ranges,
     RowForm,
+    is_by_row,
+    list_head,
+    msgpack_values,
     numbers_as_json,
+    rounded,
     row_bytes,
     row_values,
 )
-from server.dialects.writing.msgpack import list_head, msgpack_values
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import steps
 from server.requests.work import Embedded
@@ -27,6 +40,15 @@ from server.requests.work import Embedded
 ROWS = "rows of float32, or of the type that is asked for"  # raw bytes, for the OpenAPI page
 _NUMPY_HAS_NOT = frozenset((DType.BFLOAT16, DType.FP8_E4M3, DType.FP8_E5M2))
 _JSON = (b"content-type", b"application/json")
+RAGGED = "uint32 offsets [items + 1], then the rows"  # the same where items have several rows
+
+
+class Usage(msgspec.Struct):
+    """The tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    truncated_inputs: int
 
 
 def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = None) -> Headers:
@@ -155,3 +177,36 @@ async def as_list_of(items: AsyncIterable[bytes | bytearray]) -> bytearray:
 def as_list(items: Sequence[bytes | bytearray]) -> bytes:
     """A JSON list of items that are JSON already; copied once, because it can be a hundred megabytes."""
     return b"".join((b"[", *items[:1], *(part for item in items[1:] for part in (b",", item)), b"]"))
+
+
+async def ragged_answer(embedded: Embedded, form: RowForm = RAW_FLOATS, *, beside: Headers) -> Answer:
+    """Offsets and rows; `beside` are more headers. Raises InvalidRequest."""
+    values = await all_row_bytes(embedded.rows, form)
+    return Answer(
+        200,
+        [*_ragged_headers(embedded, form, values.shape), *beside],
+        b"".join((_offsets(embedded), as_bytes(values))),  # copied once, since it can be a hundred megabytes
+    )
+
+
+def sparse_headers(embedded: Embedded) -> Headers:
+    """The answer's headers without its length; their shape is rows,2."""
+    own = _ragged_headers(embedded, RAW_FLOATS, embedded.rows.shape)
+    return [(name, b"uint32,float32" if name == b"x-embedline-dtype" else value) for name, value in own]
+
+
+def sparse_bytes(embedded: Embedded) -> bytes:
+    """Offsets, vocabulary entries, weights."""
+    numbers: NDArray[np.uint32] = embedded.rows[:, 0].astype("<u4")
+    weights = np.ascontiguousarray(embedded.rows[:, 1], "<f4")
+    return b"".join((_offsets(embedded), numbers.data, weights.data))
+
+
+def _ragged_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...]) -> Headers:
+    assert embedded.offsets is not None
+    return [*raw_headers(embedded, form, shape), (b"x-embedline-offsets", b"%d" % len(embedded.offsets))]
+
+
+def _offsets(embedded: Embedded) -> memoryview:
+    assert embedded.offsets is not None
+    return embedded.offsets.astype("<u4").data

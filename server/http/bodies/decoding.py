@@ -8,9 +8,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from server.dialects.choice import Chosen
-from server.dialects.reading.json_body import BOM, wrong_value
-from server.dialects.reading.nesting import LARGE_BYTES, check_large, pieces
+from server.dialects.invocations import Chosen
+from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
 from server.requests.errors import MalformedBody, RequestError
 from server.requests.inputs.partial import UNREADABLE
 from server.requests.time_slices import SharedSlice

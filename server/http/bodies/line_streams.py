@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from server.dialects.openai_lines import Line, body_of, check_lines, error_line, last_line, row_lines
-from server.dialects.reading.nesting import LARGE_BYTES, check_large
+from server.dialects.openai import Line, body_of, check_lines, error_line, last_line, row_lines
+from server.dialects.reading.json_body import LARGE_BYTES, check_large
 from server.dialects.route import Call, Headers, Route
-from server.dialects.writing.dtypes import Ranges
-from server.dialects.writing.forms import Container
+from server.dialects.writing.forms import Container, Ranges
 from server.http.bodies.lines import LINES, LineReader
 from server.http.body import BodyReader, ClientLeft, Receive, Send, decoded_bytes
 from server.requests.admission.room import SMALL_BYTES

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from server.dialects.openai_lines import Line, read_line
+from server.dialects.openai import Line, read_line
 from server.dialects.reading.json_body import BOM, check_utf_8
 from server.http.bodies.compression import coding_of
 from server.http.body import BodyReader, Message, Receive, next_piece

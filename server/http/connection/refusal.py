@@ -1,6 +1,6 @@
 """Answers to what never became a request, in OpenAI's shape: its route is not known, so its dialect isn't either."""
 
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.requests.errors import RequestError
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.reading.json_body import parse
-from server.dialects.reading.lossless import LosslessDecoder
+from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling

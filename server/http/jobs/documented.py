@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.http.jobs.async_predict import PLACE, Accepted, AsyncPredictBody
 from server.http.jobs.batch_routes import NewBatch
 from server.http.openapi.error_schemas import error_statuses

@@ -6,10 +6,9 @@ What still can't be said in a schema is which fields contradict each other, and 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from server.dialects.reading.forms import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
-from server.dialects.reading.long_texts import LONG_TEXT_WORDS
 from server.dialects.reading.prompts import max_prompt_chars, purpose_words, side_words
-from server.dialects.reading.truncation import DIRECTION_WORDS, END_WORDS
+from server.dialects.reading.row_options import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
+from server.dialects.reading.truncation import DIRECTION_WORDS, END_WORDS, LONG_TEXT_WORDS
 from server.dialects.weaviate import pooling_words
 from server.requests.models import ServedModel
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from server.dialects.route import ErrorShape
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.requests.errors import (
     ERRORS,
     BodyTooSlow,

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from server.dialects.route import PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.http.auth import METRICS_PATHS, is_health
 from server.http.openapi.body_schemas import refine
 from server.http.openapi.error_schemas import component_name, error_statuses, schema_of_errors

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedline.pipelines.type_fit import fits
+from embedline.pipelines.graph import fits
 
 Name = NewType("Name", str)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.cpu.openvino import Executor
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.cpu.engine import CompiledEngine
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
+from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, Pooled, tokens
 from engine.rows.modules_numpy import RowModules
 from engine.rows.pooling_numpy import Pooling

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects.choice import Chosen
+from server.dialects.invocations import Chosen
 from server.dialects.table import ROUTES
 from server.requests.classify import ClassifyRequest
 from server.requests.classify_tokens import ClassifyTokensRequest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.ollama.embed import decode_embed, decode_embeddings
+from server.dialects.ollama import decode_embed, decode_embeddings
 from server.http.hosts import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable

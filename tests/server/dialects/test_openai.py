@@ -7,8 +7,7 @@ import pytest
 
 from server.dialects.openai import decode
 from server.dialects.route import RequestOptions
-from server.dialects.writing.dtypes import DType
-from server.dialects.writing.forms import FLOATS, Container, Encoding, Endianness, RowForm
+from server.dialects.writing.forms import FLOATS, Container, DType, Encoding, Endianness, RowForm
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
 from server.requests.models import ModelTable
 from server.requests.work import EmbedRequest

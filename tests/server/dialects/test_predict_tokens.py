@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.predict_tokens import decode
+from server.dialects.baseten import decode
 from server.dialects.route import RequestOptions
 from server.dialects.writing.forms import Container
 from server.requests.classify_tokens import fitting

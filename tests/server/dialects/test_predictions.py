@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
-from server.dialects.writing.predictions import classes, predictions
+from server.dialects.classify import classes
+from server.dialects.tei.predict import predictions
 from server.requests.activation import activated
 from tests.server.loop_share import turns_during
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from server.dialects.tei_grpc import tei_pb2
+from server.grpc import tei_pb2
 from server.grpc.calls import Calls
 from server.grpc.server import GrpcServer
 from server.http.auth import Keys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.tei_grpc import tei_pb2
+from server.grpc import tei_pb2
 from tests.server.edge import Edge, call, state_with_everything
 from tests.server.grpc.serving import MAX_BYTES, Port, serving
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.tei_grpc import embed, predict, rerank, tei_pb2, tokens
+from server.grpc import methods, tei_pb2
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.rerank import Ranked
 from server.requests.work import Embedded
@@ -30,7 +30,7 @@ def test_a_text_with_all_fields() -> None:
     message = tei_pb2.EmbedRequest(
         inputs="hi", truncate=True, truncation_direction=LEFT, normalize=False, prompt_name="query", dimensions=3
     )
-    request = embed.decode_embed(new_call(models=models), message)
+    request = methods.decode_embed(new_call(models=models), message)
 
     assert (request.texts, request.prompt, request.is_single) == (["hi"], "Q: ", True)
     assert (request.truncation, request.normalize, request.dimensions) == (Truncation.LEFT, False, 3)
@@ -38,54 +38,54 @@ def test_a_text_with_all_fields() -> None:
 
 def test_what_is_not_given_is_as_teis() -> None:
     """Rows are scaled to length 1, and no text is cut, whatever --auto-truncate says."""
-    request = embed.decode_embed(new_call(), tei_pb2.EmbedRequest(inputs="hi"))
+    request = methods.decode_embed(new_call(), tei_pb2.EmbedRequest(inputs="hi"))
     assert (request.normalize, request.dimensions, request.truncation) == (True, None, Truncation.NONE)
 
 
 @pytest.mark.parametrize("model", [{}, {"outputs": OutputKind.MULTI_VECTOR}], ids=["tokens", "late interaction"])
 def test_rows_of_tokens_are_those_that_the_model_gives(model: dict[str, Any]) -> None:
-    request = embed.decode_all(new_call(models=one_model(**model)), tei_pb2.EmbedAllRequest(inputs="hi"))
+    request = methods.decode_embed_all(new_call(models=one_model(**model)), tei_pb2.EmbedAllRequest(inputs="hi"))
     assert request.outputs is model.get("outputs", OutputKind.TOKENS)
 
 
 def test_pairs_and_streams_of_pairs() -> None:
-    pair = predict.decode_pair(new_call(), tei_pb2.PredictPairRequest(inputs=["a", ""], raw_scores=True))
+    pair = methods.decode_predict_pair(new_call(), tei_pb2.PredictPairRequest(inputs=["a", ""], raw_scores=True))
     assert (list(pair.texts or ()), list(pair.pair_texts), pair.raw_scores) == (["a"], [""], True)
 
     messages = [tei_pb2.RerankStreamRequest(query=query, text="t", return_text=True) for query in "qqp"]
-    several = rerank.decode_stream(new_call(), messages)
+    several = methods.decode_rerank_stream(new_call(), messages)
     assert (several.queries, several.documents, several.has_texts) == (["q", "q", "p"], ["t"] * 3, True)
-    assert rerank.decode_stream(new_call(), messages[:2]).queries == ["q"]
+    assert methods.decode_rerank_stream(new_call(), messages[:2]).queries == ["q"]
 
 
 WRONG: list[tuple[Callable[..., Any], Any, type[RequestError], str]] = [
-    (embed.decode_embed, tei_pb2.EmbedRequest(), EmptyInput, "inputs"),
-    (embed.decode_embed, tei_pb2.EmbedRequest(inputs="a", dimensions=0), InvalidRequest, "dimensions"),
-    (embed.decode_embed, tei_pb2.EmbedRequest(inputs="a", dimensions=9), InvalidRequest, "dimensions"),
-    (embed.decode_embed, tei_pb2.EmbedRequest(inputs="a", prompt_name="no"), InvalidRequest, "prompt_name"),
+    (methods.decode_embed, tei_pb2.EmbedRequest(), EmptyInput, "inputs"),
+    (methods.decode_embed, tei_pb2.EmbedRequest(inputs="a", dimensions=0), InvalidRequest, "dimensions"),
+    (methods.decode_embed, tei_pb2.EmbedRequest(inputs="a", dimensions=9), InvalidRequest, "dimensions"),
+    (methods.decode_embed, tei_pb2.EmbedRequest(inputs="a", prompt_name="no"), InvalidRequest, "prompt_name"),
     (
-        embed.decode_sparse,
+        methods.decode_embed_sparse,
         tei_pb2.EmbedSparseRequest(inputs="a", truncation_direction=2),  # type: ignore[arg-type]  # a client may
         InvalidRequest,
         "truncation_direction",
     ),
-    (embed.decode_all, tei_pb2.EmbedAllRequest(), EmptyInput, "inputs"),
-    (predict.decode, tei_pb2.PredictRequest(), EmptyInput, "inputs"),
-    (predict.decode_pair, tei_pb2.PredictPairRequest(inputs=["a"]), InvalidRequest, "inputs"),
-    (predict.decode_pair, tei_pb2.PredictPairRequest(inputs=["", ""]), EmptyInput, "inputs"),
-    (rerank.decode, tei_pb2.RerankRequest(query="a"), EmptyInput, "texts"),
-    (rerank.decode, tei_pb2.RerankRequest(texts=["a", ""]), EmptyInput, "query"),
-    (rerank.decode, tei_pb2.RerankRequest(query="a", texts="abcde"), InvalidRequest, "texts"),
+    (methods.decode_embed_all, tei_pb2.EmbedAllRequest(), EmptyInput, "inputs"),
+    (methods.decode_predict, tei_pb2.PredictRequest(), EmptyInput, "inputs"),
+    (methods.decode_predict_pair, tei_pb2.PredictPairRequest(inputs=["a"]), InvalidRequest, "inputs"),
+    (methods.decode_predict_pair, tei_pb2.PredictPairRequest(inputs=["", ""]), EmptyInput, "inputs"),
+    (methods.decode_rerank, tei_pb2.RerankRequest(query="a"), EmptyInput, "texts"),
+    (methods.decode_rerank, tei_pb2.RerankRequest(texts=["a", ""]), EmptyInput, "query"),
+    (methods.decode_rerank, tei_pb2.RerankRequest(query="a", texts="abcde"), InvalidRequest, "texts"),
     (
-        rerank.decode_stream,
+        methods.decode_rerank_stream,
         [tei_pb2.RerankStreamRequest(query="a", truncate=each) for each in (True, False)],
         InvalidRequest,
         "truncate",
     ),
-    (rerank.decode_stream, [tei_pb2.RerankStreamRequest()], EmptyInput, "query"),
-    (tokens.decode_tokenize, tei_pb2.EncodeRequest(), EmptyInput, "inputs"),
-    (tokens.decode_decode, tei_pb2.DecodeRequest(), EmptyInput, "ids"),
-    (tokens.decode_decode, tei_pb2.DecodeRequest(ids=range((1 << 22) + 1)), InvalidRequest, "ids"),
+    (methods.decode_rerank_stream, [tei_pb2.RerankStreamRequest()], EmptyInput, "query"),
+    (methods.decode_tokenize, tei_pb2.EncodeRequest(), EmptyInput, "inputs"),
+    (methods.decode_decode, tei_pb2.DecodeRequest(), EmptyInput, "ids"),
+    (methods.decode_decode, tei_pb2.DecodeRequest(ids=range((1 << 22) + 1)), InvalidRequest, "ids"),
 ]
 
 
@@ -107,37 +107,39 @@ def test_rows_are_written_as_protobuf_writes_them() -> None:
     rows = np.random.default_rng(0).standard_normal((3, 100)).astype(np.float32)
     big_endian = replace(embedded(rows), rows=rows[:, ::-1].astype(">f4"))  # any layout will do
 
-    row = tei_pb2.EmbedResponse.FromString(asyncio.run(embed.encode_embed(call, None, big_endian)))  # type: ignore[arg-type]  # it is not needed
+    row = tei_pb2.EmbedResponse.FromString(asyncio.run(methods.encode_embed(call, None, big_endian)))  # type: ignore[arg-type]  # it is not needed
     assert row.embeddings == rows[0, ::-1].tolist()
     assert (row.metadata.compute_tokens, row.metadata.compute_chars) == (3, 200)
     assert row.metadata.total_time_ns > 0
 
-    every = tei_pb2.EmbedAllResponse.FromString(asyncio.run(embed.encode_all(call, None, big_endian)))  # type: ignore[arg-type]
+    every = tei_pb2.EmbedAllResponse.FromString(asyncio.run(methods.encode_embed_all(call, None, big_endian)))  # type: ignore[arg-type]
     assert [list(each.embeddings) for each in every.token_embeddings] == rows[:, ::-1].tolist()
     assert every.metadata.compute_tokens == 3
 
 
 def test_entries_scores_ranks_and_tokens() -> None:
     call = new_call()
-    sparse = asyncio.run(embed.encode_sparse(call, None, embedded([[7, 0.5], [90_000, 2]])))  # type: ignore[arg-type]
+    sparse = asyncio.run(methods.encode_embed_sparse(call, None, embedded([[7, 0.5], [90_000, 2]])))  # type: ignore[arg-type]
     entries = tei_pb2.EmbedSparseResponse.FromString(sparse).sparse_embeddings
     assert [(entry.index, entry.value) for entry in entries] == [(7, 0.5), (90_000, 2)]
 
     models = one_model(labels=("no", "yes"))
-    request = predict.decode(new_call(models=models), tei_pb2.PredictRequest(inputs="a"))
-    scores = asyncio.run(predict.encode(call, request, embedded([[0.25, 0.75]])))
+    request = methods.decode_predict(new_call(models=models), tei_pb2.PredictRequest(inputs="a"))
+    scores = asyncio.run(methods.encode_predict(call, request, embedded([[0.25, 0.75]])))
     predictions = tei_pb2.PredictResponse.FromString(scores).predictions
     assert [(each.label, each.score) for each in predictions] == [("yes", 0.75), ("no", 0.25)]
 
-    asked = rerank.decode(new_call(), tei_pb2.RerankRequest(query="q", texts=["a", "b"], return_text=True))
+    asked = methods.decode_rerank(new_call(), tei_pb2.RerankRequest(query="q", texts=["a", "b"], return_text=True))
     ranked = Ranked(np.array([0.25, 0.5], np.float32), 4, np.zeros(2, np.uint8))
-    ranks = tei_pb2.RerankResponse.FromString(asyncio.run(rerank.encode(call, asked, ranked))).ranks
+    ranks = tei_pb2.RerankResponse.FromString(asyncio.run(methods.encode_rerank(call, asked, ranked))).ranks
     assert [(each.index, each.text, each.score) for each in ranks] == [(1, "b", 0.5), (0, "a", 0.25)]
-    plain = tei_pb2.RerankResponse.FromString(asyncio.run(rerank.encode(call, replace(asked, has_texts=False), ranked)))
+    plain = tei_pb2.RerankResponse.FromString(
+        asyncio.run(methods.encode_rerank(call, replace(asked, has_texts=False), ranked))
+    )
     assert not plain.ranks[0].HasField("text")
 
     found = [[Token(101, "[CLS]", True, None, None), Token(7, "a", False, 0, 1)]]
-    written = tei_pb2.EncodeResponse.FromString(asyncio.run(tokens.encode_tokens(call, None, found))).tokens  # type: ignore[arg-type]
+    written = tei_pb2.EncodeResponse.FromString(asyncio.run(methods.encode_tokens(call, None, found))).tokens  # type: ignore[arg-type]
     assert [(token.id, token.text, token.special) for token in written] == [(101, "[CLS]", True), (7, "a", False)]
     assert [(token.HasField("start"), token.start, token.stop) for token in written] == [(False, 0, 0), (True, 0, 1)]
 
@@ -145,17 +147,17 @@ def test_entries_scores_ranks_and_tokens() -> None:
 @pytest.mark.parametrize("rest", [b"", b"\xfa\x01\x00" * 40_000], ids=["texts", "texts and unknown fields"])
 def test_far_too_many_texts_are_refused_before_each_is_one(rest: bytes) -> None:
     with pytest.raises(InvalidRequest, match="--max-client-batch-size"):
-        rerank.RERANK.parsed(b"\x0a\x01a" + b"\x12\x00" * 40_000 + rest, 2048)
+        methods.RERANK.parsed(b"\x0a\x01a" + b"\x12\x00" * 40_000 + rest, 2048)
 
 
 def test_fields_of_every_wire_type_are_passed() -> None:
     text = "a" * 100_000
     fields = b"\x58\xff\xff\x03" + b"\x61" + b"8" * 8 + b"\x6d" + b"4" * 4 + b"\x73\x74"  # 11 to 14, unknown
     message = tei_pb2.RerankRequest(query="q", texts=[text, "b"], raw_scores=True)
-    assert list(rerank.RERANK.parsed(fields * 10 + message.SerializeToString(), 8).texts) == [text, "b"]
+    assert list(methods.RERANK.parsed(fields * 10 + message.SerializeToString(), 8).texts) == [text, "b"]
 
 
 @pytest.mark.parametrize("end", [b"\x12", b"\x12\xff\xff\xff\xff\x0f", b"\x17", b"\xff" * 12, b"\x6dab"])
 def test_what_is_no_message_is_left_to_the_parser(end: bytes) -> None:
     with pytest.raises(MalformedBody):
-        rerank.RERANK.parsed(tei_pb2.RerankRequest(query="q" * 70_000).SerializeToString() + end, 2048)
+        methods.RERANK.parsed(tei_pb2.RerankRequest(query="q" * 70_000).SerializeToString() + end, 2048)

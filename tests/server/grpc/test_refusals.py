@@ -12,10 +12,9 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from server.dialects.tei_grpc import tei_pb2
-from server.dialects.tei_grpc.method import Method
-from server.grpc import calls, reflection
-from server.grpc.statuses import CODES
+from server.grpc import calls, server, tei_pb2
+from server.grpc.calls import CODES
+from server.grpc.method import Method
 from server.requests import errors
 from server.requests.models import ServerState
 from server.settings.api_keys import ApiKey, digest
@@ -25,7 +24,7 @@ from tests.server_e2e.running import PATIENCE
 from tokenizer_pool.messages import Refusal, TextRefused
 
 EMBED = "/tei.v1.Embed/Embed"
-REFLECTION = reflection._PATH
+REFLECTION = server._REFLECTION_PATH
 HELLO = tei_pb2.EmbedRequest(inputs="hello")
 KEYS = (ApiKey("team", digest(b"sesame")),)
 # What only heads, paths and bodies of HTTP can be.
@@ -293,7 +292,7 @@ def test_calls_whose_answers_nobody_reads_refuse_their_own_key_alone() -> None:
 
 @pytest.mark.holds("gRPC")
 def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reflection, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(server, "_REFLECTION_SECONDS", 0.02)
 
     async def run() -> None:
         async with serving() as port:

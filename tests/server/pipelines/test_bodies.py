@@ -10,10 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from embedline.pipelines import pipeline, step
-from server.dialects.reading.nesting import MAX_LISTS
-from server.pipelines.bodies import Bodies, _numbers
+from server.dialects.reading.json_body import MAX_LISTS
+from server.pipelines.bodies import MAX_VALUES, Bodies, _numbers, _pass, check_msgpack
 from server.pipelines.loading import PipelinesUnusable
-from server.pipelines.msgpack_size import MAX_VALUES, _pass, check_msgpack
 from server.requests.errors import InvalidRequest, MalformedBody
 
 

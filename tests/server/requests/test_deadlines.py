@@ -9,8 +9,7 @@ import pytest
 
 from server.dialects.table import ROUTES
 from server.dialects.vllm.shared import vllm_error
-from server.dialects.writing.openai_shapes import openai_error
-from server.dialects.writing.text_errors import text_error
+from server.dialects.writing.error_shapes import openai_error, text_error
 from server.http.body import Message
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from server.dialects.tei.shared import tei_error
-from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.error_shapes import openai_error
 from server.requests import errors
 from server.requests.errors import RequestError
 

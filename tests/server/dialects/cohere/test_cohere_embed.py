@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.dialects.cohere.embed import ROUTES
+from server.dialects.cohere import ROUTES
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW
 from tests.server.edge import Called, Edge, call, new_call, one_model

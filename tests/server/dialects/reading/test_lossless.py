@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.reading.known_fields import KNOWN_FIELDS
-from server.dialects.reading.lossless import LosslessDecoder
 from server.dialects.table import ROUTES
 from server.http.jobs.async_predict import _decode as decode_async
 from server.requests.errors import InvalidRequest, RequestError

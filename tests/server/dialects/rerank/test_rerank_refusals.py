@@ -10,7 +10,7 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.dialects.rerank.bodies import Family, Habits, decode, family_of
+from server.dialects.rerank import Family, Habits, decode, family_of
 from server.requests.errors import Overloaded, RequestError
 from server.settings.api_keys import ApiKey, digest
 from tests.server.dialects.rerank.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post

@@ -8,9 +8,8 @@ import pytest
 
 from engine.model.tasks import LateInteraction
 from engine.types import QUERY_TOKEN, OutputKind
-from server.dialects.tei.hybrid import decode
-from server.dialects.tei.sparse import sparse_by_item
-from server.dialects.writing.ragged import sparse_bytes, sparse_headers
+from server.dialects.tei.embed import decode_embed_hybrid, sparse_by_item
+from server.dialects.writing.rows import sparse_bytes, sparse_headers
 from server.requests import late_tokens, row_sizes
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
@@ -237,13 +236,15 @@ def test_what_the_model_lacks() -> None:
 @pytest.mark.parametrize("outputs", [[], ["colbert"], "dense", 5, ["dense"] * 1000, [["dense"]]])
 def test_outputs_of_another_kind_are_refused(outputs: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        decode(new_call(models=one_model(outputs=ALL)), json.dumps({"inputs": "a", "outputs": outputs}).encode())
+        decode_embed_hybrid(
+            new_call(models=one_model(outputs=ALL)), json.dumps({"inputs": "a", "outputs": outputs}).encode()
+        )
     assert (refused.value.param or "").startswith("outputs")
 
 
 def test_no_outputs_are_all() -> None:
     body = b'{"inputs":"a","outputs":null}'
-    assert decode(new_call(models=one_model(outputs=ALL)), body).outputs == ALL
+    assert decode_embed_hybrid(new_call(models=one_model(outputs=ALL)), body).outputs == ALL
 
 
 @pytest.mark.holds("Limits")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.tei import vertex
+from server.dialects import invocations
 from server.requests.admission import joint_room
 from server.requests.trace import Trace
 from tests.server.asking import ask, tei_error
@@ -125,7 +125,7 @@ def test_an_instance_for_pooling() -> None:
 def test_decoded_ids_are_told() -> None:
     traces = [Trace(are_ids_decoded=decoded) for decoded in (False, True)]
     whole = Trace()
-    vertex._sum_up(whole, traces)
+    invocations._sum_up(whole, traces)
     assert whole.are_ids_decoded
 
 

@@ -10,8 +10,19 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import util
 
-from server.dialects.writing.dtypes import DType, is_by_row, packed, rounded, scales_of
-from server.dialects.writing.forms import FLOATS, Encoding, Endianness, RowForm, row_bytes, row_values
+from server.dialects.writing.forms import (
+    FLOATS,
+    DType,
+    Encoding,
+    Endianness,
+    RowForm,
+    is_by_row,
+    packed,
+    rounded,
+    row_bytes,
+    row_values,
+    scales_of,
+)
 from server.requests.errors import InvalidRequest
 
 FLOAT_TYPES = {

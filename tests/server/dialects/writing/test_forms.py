@@ -13,9 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.openai import encode
-from server.dialects.reading.forms import read_form
-from server.dialects.writing.dtypes import DType, packed, rounded
-from server.dialects.writing.forms import Container, Endianness, RowForm
+from server.dialects.reading.row_options import read_form
+from server.dialects.writing.forms import Container, DType, Endianness, RowForm, packed, rounded
 from server.requests.work import Embedded, EmbedRequest
 from tests.documents import ROOT
 from tests.server.edge import Called, Edge, call, new_call, ready_state, served_model

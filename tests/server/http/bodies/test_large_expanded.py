@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.dialects.reading.nesting import check_large
+from server.dialects.reading.json_body import check_large
 from server.http import body
 from server.http.body import BodyReader
 from server.requests.errors import Overloaded

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.dialects.openai_lines import Line, read_line
+from server.dialects.openai import Line, read_line
 from server.http.bodies import line_streams, lines
 from server.http.body import Message
 from server.requests.work import EmbedRequest

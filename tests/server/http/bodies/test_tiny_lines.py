@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.openai_lines import Line, read_line
+from server.dialects.openai import Line, read_line
 from server.http.bodies import line_streams, lines
 from server.http.body import BodyReader, Message
 from server.requests.errors import PayloadTooLarge

@@ -1,27 +1,29 @@
-"""Ollama's API for embeddings: /api/embed, and the older /api/embeddings.
+"""Ollama's API: embeddings by /api/embed and the older /api/embeddings, and what its clients ask about models by
+/api/show, /api/tags, /api/ps and /api/version.
 
 https://docs.ollama.com/api
 """
 
+import datetime
 import re
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from embedline import __version__
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
-from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.reading.row_options import read_dimensions, read_on_error
 from server.dialects.reading.truncation import TruncationFields, read_truncation
-from server.dialects.route import Answer, Call, Route
+from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
+from server.dialects.writing.error_shapes import text_error
 from server.dialects.writing.forms import FLOATS
 from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
-from server.dialects.writing.text_errors import text_error
 from server.requests.errors import InvalidRequest
 from server.requests.inputs import partial
-from server.requests.models import ServedModel
+from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, no_rows
@@ -184,6 +186,123 @@ class OllamaPromptAnswer(msgspec.Struct):
     embedding: list[float]
 
 
+class ShowBody(msgspec.Struct, kw_only=True):
+    """The body of POST /api/show."""
+
+    model: str | None = None
+    name: str | None = None  # an older word for `model`
+
+
+class Details(msgspec.Struct):
+    """What Ollama tells of a model's weights."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str  # "" = not known
+    quantization_level: str
+
+
+class Tag(msgspec.Struct):
+    """One model of GET /api/tags."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int  # 0 = not known
+    digest: str  # the model's revision, "" = not known
+    details: Details
+
+
+class Tags(msgspec.Struct):
+    """The answer of GET /api/tags and /api/ps."""
+
+    models: list[Tag]
+
+
+class Shown(msgspec.Struct):
+    """The answer of POST /api/show."""
+
+    modified_at: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    template: str = ""
+    modelfile: str = ""
+    parameters: str = ""
+    license: str = ""
+
+
+class OllamaVersion(msgspec.Struct):
+    """The answer of GET /api/version."""
+
+    version: str
+
+
+_SHOW = BodyReader(ShowBody)
+
+
+def decode_show(call: Call, body: bytes) -> ServedModel:
+    """POST /api/show."""
+    fields = _SHOW.read(body)
+    return call.models.choose(fields.name if fields.model is None else fields.model, with_prompt=True)
+
+
+async def show(pipeline: Pipeline, model: ServedModel, trace: Trace) -> ServedModel:
+    """Nothing is computed."""
+    return model
+
+
+async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Answer:
+    """What is known of the model, under llama.cpp's names."""
+    family = _family(model)
+    model_info = {
+        "general.architecture": family,
+        f"{family}.context_length": model.max_seqlen,
+        f"{family}.embedding_length": model.default_dimensions,
+    }
+    return json_answer(Shown(_loaded_at(model), _details(model), model_info, ["embedding"]))
+
+
+def tags(state: ServerState) -> Answer:
+    """The models that are loaded."""
+    models = state.models.models if state.models else []
+    return json_answer(
+        Tags(
+            [
+                Tag(
+                    name=model.name,
+                    model=model.name,
+                    modified_at=_loaded_at(model),
+                    size=0,
+                    digest=model.facts.get("revision") or "",
+                    details=_details(model),
+                )
+                for model in models
+            ]
+        )
+    )
+
+
+def version(state: ServerState) -> Answer:
+    """Ours: Ollama's own says nothing about this server."""
+    return json_answer(OllamaVersion(__version__))
+
+
+def _details(model: ServedModel) -> Details:
+    family = _family(model)
+    return Details("", "safetensors", family, [family], "", model.facts["info"]["dtype"])
+
+
+def _family(model: ServedModel) -> str:
+    return model.facts["info"].get("architecture") or "unknown"
+
+
+def _loaded_at(model: ServedModel) -> str:
+    return datetime.datetime.fromtimestamp(model.facts["loaded_at"], datetime.UTC).isoformat()
+
+
 ROUTES = (
     Route(
         path="/api/embed",
@@ -208,5 +327,33 @@ ROUTES = (
         example={"model": "all-minilm", "prompt": "The ferry leaves at seven."},
         answers=(OllamaPromptAnswer,),
         raw_answer=ROWS,
+    ),
+    Route(
+        path="/api/show",
+        decode=decode_show,
+        run=show,
+        encode=encode_show,
+        error_shape=text_error,
+        summary="Tell of a model with Ollama's API",
+        body=ShowBody,
+        example={"model": "all-minilm"},
+        answers=(Shown,),
+    ),
+)
+PLAIN_ROUTES = (
+    PlainRoute(
+        path="/api/tags",
+        answer=tags,
+        error_shape=text_error,
+        summary="The models, as Ollama lists them",
+        content=Tags,
+    ),
+    PlainRoute(path="/api/ps", answer=tags, error_shape=text_error, summary="The same: all are loaded", content=Tags),
+    PlainRoute(
+        path="/api/version",
+        answer=version,
+        error_shape=text_error,
+        summary="The version of this server",
+        content=OllamaVersion,
     ),
 )

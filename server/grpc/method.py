@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from server.dialects.route import Call
-from server.dialects.tei_grpc import tei_pb2
+from server.grpc import tei_pb2
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

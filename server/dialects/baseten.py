@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from server.dialects.reading.inputs import read_single_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.text_lists import read_single_texts
 from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
-from server.dialects.writing.ragged import RAGGED, ragged_answer
-from server.dialects.writing.rows import as_list, headers
+from server.dialects.writing.rows import RAGGED, as_list, headers, ragged_answer
 from server.requests.classify import labels_of
 from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
 from server.requests.errors import InvalidRequest

@@ -1,9 +1,15 @@
-"""The fields that say how rows are written, by the names of OpenAI, vLLM, Voyage, Jina and Mixedbread."""
+"""The fields that say which rows an answer has, by the names of OpenAI, TEI, vLLM, Voyage, Jina and Mixedbread.
+
+`read_form` says how rows are written, `read_dimensions` and `read_normalize` which numbers they have, and
+`read_on_error` what stands for an input that can't be embedded. Several names of one option may be given
+together if they agree.
+"""
 
 from functools import lru_cache
+from typing import TypeVar
 
-from server.dialects.writing.dtypes import DType
-from server.dialects.writing.forms import BYTES, FLOATS, Container, Encoding, Endianness, RowForm
+from server.dialects.route import Call
+from server.dialects.writing.forms import BYTES, FLOATS, Container, DType, Encoding, Endianness, RowForm
 from server.requests.errors import InvalidRequest
 
 _TYPES_AS_FORMATS = (DType.FLOAT16, DType.INT8, DType.UINT8, DType.BINARY, DType.UBINARY)
@@ -19,6 +25,8 @@ FORMAT_WORDS, DTYPE_WORDS, ENDIANNESS_WORDS = (
     tuple(_ENDIANNESS),
 )  # for the OpenAPI page
 LISTED_WORDS = frozenset(name for name, (encoding, _) in _FORMATS.items() if encoding not in BYTES)
+_Value = TypeVar("_Value")
+_HAVE_NAN = frozenset((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16))
 
 
 @lru_cache(maxsize=256)  # most requests of a server ask for the same few forms
@@ -104,3 +112,58 @@ def _same(dtype: DType | None, other: DType, field: str) -> DType:
     if dtype not in (None, other):
         raise InvalidRequest(f"{field} asks for another type than the field beside it", param=field)
     return other
+
+
+def read_one(**values: _Value | None) -> _Value | None:
+    """The value that is given by one or more of the names; None if by none. Raises InvalidRequest."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if not given:
+        return None
+    (first, wanted), *others = given.items()
+    for name, value in others:
+        if value != wanted:
+            raise InvalidRequest(f"{name} differs from {first}", param=name)
+    return wanted
+
+
+def read_dimensions(wanted: int | None, own: int, *, field: str = "dimensions") -> int | None:
+    """Raises InvalidRequest."""
+    if wanted is not None and not 1 <= wanted <= own:
+        raise InvalidRequest(f"{field} must be from 1 to {own} for this model", param=field)
+    return wanted
+
+
+def read_output_dimension(dimensions: int | None, output_dimension: int | None, own: int) -> int | None:
+    """OpenAI's and Voyage's name of it. `dimensions` of 0 are all, as Infinity's clients mean it.
+
+    Raises InvalidRequest.
+    """
+    dimensions = dimensions or None
+    if output_dimension is None:
+        return read_dimensions(dimensions, own)
+    if dimensions is not None and dimensions != output_dimension:
+        raise InvalidRequest("output_dimension differs from dimensions", param="output_dimension")
+    return read_dimensions(output_dimension, own, field="output_dimension")
+
+
+def read_normalize(normalize: bool | None, normalized: bool | None, use_activation: bool | None) -> bool | None:
+    """TEI's, Jina's and vLLM's name of it; None = as the model does. Raises InvalidRequest."""
+    if normalize is normalized is use_activation:
+        return normalize
+    return read_one(normalize=normalize, normalized=normalized, use_activation=use_activation)
+
+
+def read_on_error(wanted: str | None, call: Call, *, are_ragged: bool = False) -> bool:
+    """Whether a wrong input has an error of its own and null for its row; NaN in answers of rows alone, and no rows of
+    tokens where these `are_ragged`. The call's form must be set. Raises InvalidRequest.
+    """
+    if wanted is None or wanted == "fail":
+        return False
+    if wanted != "null":
+        raise InvalidRequest("on_error must be fail or null", param="on_error")
+    if call.form and call.form.has_rows_alone and call.form.dtype not in _HAVE_NAN and not are_ragged:
+        raise InvalidRequest(
+            f"on_error can't be null with raw {call.form.dtype.value}, which has no number for a wrong input",
+            param="on_error",
+        )
+    return True

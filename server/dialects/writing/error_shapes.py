@@ -1,12 +1,12 @@
-"""The parts of OpenAI's API that other dialects use too: the shape of errors, and token usage."""
+"""Errors in the shapes that several dialects share: OpenAI's, and that of Ollama and Weaviate, whose `error` is one
+text.
+"""
 
 from typing import NamedTuple
 
-import msgspec
-
 from server.dialects.route import Answer, error_answer
 from server.requests import errors
-from server.requests.errors import RequestError
+from server.requests.errors import ERRORS, RequestError
 
 _INVALID = "invalid_request_error"
 
@@ -62,9 +62,6 @@ def error_fields(error: RequestError) -> dict[str, str | None]:
     return {"message": error.message, "type": names.kind, "param": error.param, "code": names.code}
 
 
-class Usage(msgspec.Struct):
-    """The tokens of a request."""
-
-    prompt_tokens: int
-    total_tokens: int
-    truncated_inputs: int
+def text_error(error: RequestError) -> Answer:
+    """The message alone."""
+    return error_answer(ERRORS[type(error)].status, {"error": error.message}, error)

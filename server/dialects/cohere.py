@@ -1,6 +1,8 @@
-"""Cohere's POST /v1/embed and /v2/embed, for texts.
+"""Cohere's API besides rerank: POST /v1/embed and /v2/embed for texts, and POST /v1/tokenize and /v1/detokenize without
+special tokens.
 
-https://docs.cohere.com/reference/embed. Version 1 answers `embeddings_floats` if no types are asked for.
+https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/tokenize. Version 1 answers
+`embeddings_floats` if no types are asked for. `inputs` are lists of parts, of which only texts are taken.
 """
 
 from collections.abc import Sequence
@@ -10,23 +12,22 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from server.dialects.cohere.contents import CONTENTS, read_contents
-from server.dialects.reading.alternatives import forms_of
-from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
+from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, read_ids, read_texts
+from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
-from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.reading.row_options import read_dimensions, read_on_error
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
-from server.dialects.route import Answer, Call, Route
-from server.dialects.writing.dtypes import DType, Ranges
-from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, Encoding, RowForm
-from server.dialects.writing.openai_shapes import openai_error
-from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
-from server.requests.errors import InvalidRequest
+from server.dialects.route import Answer, Call, Route, forms_of
+from server.dialects.writing.error_shapes import openai_error
+from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
+from server.dialects.writing.rows import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
+from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.inputs.partial import embed
-from server.requests.time_slices import TimeSlice
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import TimeSlice, steps
+from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
+from tokenizer_pool.details import Token
 from wire.vocabulary import RequestClass
 
 _FORMS = {
@@ -39,10 +40,39 @@ _FORMS = {
 }
 _JSON_ONLY = frozenset((Container.JSON,))
 _MAX_PRIORITY = 999
-
-
 _Type = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_FORMS)})]
 _Priority = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": _MAX_PRIORITY})]
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_SOME_TEXT = {"type": "object", "properties": {"text": {"type": "string", "minLength": 1}}, "required": ["text"]}
+CONTENTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"content": {"type": "array", "items": _PART, "contains": _SOME_TEXT}},
+        "required": ["content"],
+    },
+}
+_STRINGS_AN_ITEM = 32  # that the parts of one input may have; for each 32 more it counts as another item
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _Input(msgspec.Struct):
+    content: Annotated[list[_Part], msgspec.Meta(min_length=1)]
+
+
+_INPUTS = msgspec.json.Decoder(list[_Input])
+_JSON = (b"content-type", b"application/json")
+_META = b'{"api_version":{"version":"1"}}'
+_NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 
 
 def _raw() -> msgspec.Raw:
@@ -73,7 +103,7 @@ class CohereRequest(EmbedRequest):
     types: Sequence[str]  # names in _FORMS; () = rows without a name
 
 
-def _decode(call: Call, body: bytes, *, version: int) -> CohereRequest:
+def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
     """Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
@@ -111,6 +141,33 @@ def _read_items(fields: CohereEmbedBody, *, max_items: int, may_be_empty: bool) 
     if given.is_single:
         raise InvalidRequest("texts must be a list of texts", param="texts")
     return "texts", given
+
+
+def read_contents(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> list[str]:
+    """One text of each input: its parts, each on a line of its own. Items are counted before they are decoded.
+
+    Raises InvalidRequest, EmptyInput and MalformedBody.
+    """
+    raw = bytes(value)
+    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
+    inputs = parse(_INPUTS, raw, field)
+    if not inputs:
+        raise EmptyInput(f"{field} must not be empty", param=field)
+    check_num_items(len(inputs), field, max_items=max_items)
+    texts = [_joined(each.content, f"{field}[{index}]") for index, each in enumerate(inputs)]
+    if not may_be_empty and not all(texts):
+        param = f"{field}[{texts.index('')}]"
+        raise EmptyInput(f"{param} must not be empty", param=param)
+    return texts
+
+
+def _joined(parts: list[_Part], name: str) -> str:
+    for index, part in enumerate(parts):
+        if part.type != "text" or part.text is None:
+            param = f"{name}.content[{index}]"
+            raise InvalidRequest(f"{param} must be a text: images are not supported", param=param)
+    return "\n".join(part.text for part in parts if part.text)
 
 
 def _read_types(wanted: list[str] | None, *, version: int) -> Sequence[str]:
@@ -151,7 +208,7 @@ class _Meta(msgspec.Struct):
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET  # of texts that failed alone
 
 
-async def encode(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
+async def encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     form, ranges = call.form or FLOATS, request.ranges
     if form.has_rows_alone:
@@ -232,19 +289,132 @@ class EmbeddingsByType(msgspec.Struct):
     meta: _Meta
 
 
-ROUTES = tuple(
-    Route(
-        path=f"/v{version}/embed",
-        decode=partial(_decode, version=version),
-        run=embed,
-        encode=encode,
-        error_shape=openai_error,
-        summary=f"Embed texts with version {version} of Cohere's API",
-        body=_BODIES[0],
-        more_bodies=_BODIES[1:],
-        example={"texts": ["The ferry leaves at seven."], "input_type": "search_document"},
-        answers=(EmbeddingsFloats, EmbeddingsByType) if version == 1 else (EmbeddingsByType,),
-        raw_answer=ROWS,
+class CohereTokenizeBody(msgspec.Struct):
+    """The body of POST /v1/tokenize."""
+
+    text: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "string"})]
+    model: str | None = None
+
+
+class CohereDetokenizeBody(msgspec.Struct):
+    """The body of POST /v1/detokenize."""
+
+    tokens: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})]
+    model: str | None = None
+
+
+_TOKENIZE = BodyReader(CohereTokenizeBody)
+_DETOKENIZE = BodyReader(CohereDetokenizeBody)
+
+
+def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
+    """POST /v1/tokenize. Raises RequestError, naming the field."""
+    fields = _TOKENIZE.read(body)
+    model = call.models.choose(fields.model)
+    given = read_texts(fields.text, "text", max_items=1)
+    if not given.is_single:
+        raise InvalidRequest("text must be a text", param="text")
+    return TokenizeRequest(
+        model=model,
+        texts=given.texts or (),
+        add_special_tokens=False,
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        field="text",
+        is_single=True,
     )
-    for version in (1, 2)
+
+
+def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
+    """POST /v1/detokenize. Raises RequestError, naming the field."""
+    fields = _DETOKENIZE.read(body)
+    model = call.models.choose(fields.model)
+    given = read_ids(fields.tokens, "tokens", max_items=1)
+    if not given.is_single:
+        raise InvalidRequest("tokens must be a list of token ids", param="tokens")
+    return DecodeRequest(
+        model=model,
+        token_ids=given.token_ids or (),
+        skip_special_tokens=False,
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        field="tokens",
+        is_single=True,
+    )
+
+
+async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    (own,) = tokens
+    ids, texts = [], []
+    async for part in steps(len(own), _NUMBERS_A_TOKEN):
+        ids.append(msgspec.json.encode([token.token_id for token in own[part]])[1:-1])
+        texts.append(msgspec.json.encode([token.text for token in own[part]])[1:-1])
+    return Answer(200, [_JSON], b'{"tokens":%b,"token_strings":%b,"meta":%b}' % (as_list(ids), as_list(texts), _META))
+
+
+async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
+    """POST /v1/detokenize."""
+    return Answer(200, [_JSON], b'{"text":%b,"meta":%b}' % (msgspec.json.encode(texts[0]), _META))
+
+
+class _TokensMeta(msgspec.Struct):
+    api_version: ApiVersion
+
+
+class TokensAnswer(msgspec.Struct):
+    """The answer of POST /v1/tokenize."""
+
+    tokens: list[int]
+    token_strings: list[str]
+    meta: _TokensMeta
+
+
+class TextAnswer(msgspec.Struct):
+    """The answer of POST /v1/detokenize."""
+
+    text: str
+    meta: _TokensMeta
+
+
+TOKENIZE = Route(
+    path="/v1/tokenize",
+    decode=decode_tokenize,
+    run=Pipeline.tokenize,
+    encode=encode_tokens,
+    error_shape=openai_error,
+    summary="Show the tokens of a text with Cohere's API",
+    body=CohereTokenizeBody,
+    example={"text": "The ferry leaves at seven."},
+    answers=(TokensAnswer,),
+)
+ROUTES = (
+    *(
+        Route(
+            path=f"/v{version}/embed",
+            decode=partial(_decode_embed, version=version),
+            run=embed,
+            encode=encode_embed,
+            error_shape=openai_error,
+            summary=f"Embed texts with version {version} of Cohere's API",
+            body=_BODIES[0],
+            more_bodies=_BODIES[1:],
+            example={"texts": ["The ferry leaves at seven."], "input_type": "search_document"},
+            answers=(EmbeddingsFloats, EmbeddingsByType) if version == 1 else (EmbeddingsByType,),
+            raw_answer=ROWS,
+        )
+        for version in (1, 2)
+    ),
+    TOKENIZE,
+    Route(
+        path="/v1/detokenize",
+        decode=decode_detokenize,
+        run=Pipeline.decode,
+        encode=encode_text,
+        error_shape=openai_error,
+        summary="Make a text of token ids with Cohere's API",
+        body=CohereDetokenizeBody,
+        example={"tokens": [7592, 2088]},
+        answers=(TextAnswer,),
+    ),
 )

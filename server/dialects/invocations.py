@@ -1,0 +1,378 @@
+"""Routes that stand for others: the body's fields, or the model's task, say which of them answers.
+
+POST / and /invocations are the route that the body's fields ask for, else the one for the model's task.
+text-embeddings-inference has both, for SageMaker, and knows `inputs` and `query`; vLLM has /invocations, and knows
+`input`, `messages`, `query` and `queries`. Hugging Face's clients post to / and expect shapes of their own. /vertex is
+text-embeddings-inference's route for Vertex AI: several bodies of other routes, answered together.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from engine.model.tasks import Task
+from server.dialects import huggingface, openai, rerank
+from server.dialects.reading.inputs import beside_texts, check_num_items
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
+from server.dialects.route import Answer, Call, ErrorShape, Route
+from server.dialects.tei.embed import EmbedBody, SimilarityBody
+from server.dialects.tei.shared import tei_error, timing_headers
+from server.dialects.vllm import score
+from server.dialects.writing.forms import Container
+from server.dialects.writing.rows import ROWS, as_list
+from server.requests.admission.joint_room import JointRoom
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.pipeline import BULK_ITEMS, Pipeline
+from server.requests.trace import Trace
+from wire.vocabulary import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What another route made of the body."""
+
+    route: Route
+    request: Any
+
+
+def decode_as(route: Route, call: Call, body: bytes) -> Chosen:
+    """Errors get this route's shape. Raises RequestError."""
+    call.error_shape = route.error_shape
+    return Chosen(route, route.decode(call, body))
+
+
+async def run_chosen(pipeline: Pipeline, chosen: Chosen, trace: Trace) -> Any:
+    """As the route that was chosen."""
+    return await chosen.route.run(pipeline, chosen.request, trace)
+
+
+async def encode_chosen(call: Call, chosen: Chosen, result: Any) -> Answer:
+    """As the route that was chosen."""
+    return await chosen.route.encode(call, chosen.request, result)
+
+
+def other_error_shapes(routes: Iterable[Route]) -> tuple[ErrorShape, ...]:
+    """Of all routes that may be chosen, each once."""
+    return tuple(dict.fromkeys(shape for route in routes for shape in route.all_error_shapes))
+
+
+def by_field(routes: Mapping[str, Route]) -> Route:
+    """A route with the path of the first of `routes`: the first whose field the body has, else the first."""
+    usual, *others = routes.values()
+    marks = [(name, msgspec.Raw, msgspec.field(default_factory=_null)) for name in routes]
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Marks", marks))
+
+    def decode(call: Call, body: bytes) -> Chosen:
+        given = msgspec.structs.asdict(parse(decoder, body))
+        route = next((routes[name] for name, value in given.items() if bytes(memoryview(value)[:4]) != b"null"), usual)
+        return decode_as(route, call, body)
+
+    different = list({id(route): route for route in others}.values())
+    return replace(
+        usual,
+        other_error_shapes=other_error_shapes(different),
+        decode=decode,
+        run=run_chosen,
+        encode=encode_chosen,
+        summary="; ".join((usual.summary, *(route.summary for route in different))),
+        more_bodies=(*usual.more_bodies, *(body for route in different for body in route.bodies)),
+        answers=(*usual.answers, *(answer for route in different for answer in route.answers)),
+    )
+
+
+def _null() -> msgspec.Raw:
+    return msgspec.Raw(b"null")
+
+
+_BY_TASK = {
+    Task.CLASSIFY: "/predict",
+    Task.RERANK: "/predict",
+    Task.TOKEN_CLASSIFY: "/predict_tokens",
+    Task.SPARSE: "/embed_sparse",
+    Task.LATE_INTERACTION: "/embed_all",
+}
+_BY_TASK_AT_VLLM = {
+    Task.EMBED: "/v1/embeddings",
+    Task.CLASSIFY: "/v1/classify",
+    Task.RERANK: "/v1/classify",
+}
+_HUGGING_FACE = {
+    Task.CLASSIFY: huggingface.TEXT_CLASSIFICATION,
+    Task.RERANK: huggingface.TEXT_CLASSIFICATION,
+    Task.TOKEN_CLASSIFY: huggingface.TOKEN_CLASSIFICATION,
+}
+_TEIS = ("raw_scores", "truncate", "truncation_direction", "aggregation_strategy")
+
+
+class RootBody(EmbedBody, kw_only=True):
+    """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
+
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(b"null")
+    )  # of Hugging Face's clients; other routes have those that they take at the top
+
+
+BODIES: tuple[type[msgspec.Struct], ...] = (
+    RootBody,
+    SimilarityBody,
+    *openai.ROUTES[0].bodies,
+    *rerank.BODIES,
+    *score.BODIES,
+)
+_MARKS = ("inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
+_Marks = msgspec.defstruct(
+    "Marks", [("model", str | None, None), *((name, msgspec.Raw | UnsetType, UNSET) for name in _MARKS)]
+)
+_MARKS_DECODER = msgspec.json.Decoder(_Marks)
+
+
+class _NoParameters(msgspec.Struct):
+    """What routes take that have their parameters at the top."""
+
+
+_PARAMETERS = BodyReader(_NoParameters)
+
+Choose = Callable[[Call, bytes], Route]  # raises RequestError
+
+
+def chooser(routes: Iterable[Route], *, has_hugging_faces: bool) -> Choose:
+    """What says which of `routes` answers a body, perhaps with a single text as Hugging Face's clients send it."""
+    by_path = {route.path: route for route in routes}
+
+    def choose(call: Call, body: bytes) -> Route:
+        marks = parse(_MARKS_DECODER, body)
+        fields: dict[str, Any] = msgspec.structs.asdict(marks)
+        task = call.models.choose(fields["model"], with_prompt=True).task
+        given = {name: bytes(fields[name]) for name in _MARKS if fields[name] is not UNSET}
+        given = {name: value for name, value in given.items() if value != b"null"}
+        if _is_hugging_faces(given, call, takes_texts=has_hugging_faces) and task in _HUGGING_FACE:
+            return _HUGGING_FACE[task]
+        return by_path[_path(task, given)]
+
+    return choose
+
+
+def _is_hugging_faces(given: dict[str, bytes], call: Call, *, takes_texts: bool) -> bool:
+    if "parameters" in given:
+        return True
+    is_text = given.get("inputs", b"").startswith(b'"') and given.keys().isdisjoint(_TEIS)
+    return takes_texts and is_text and call.options.accepts is Container.JSON
+
+
+def _path(task: Task, given: dict[str, bytes]) -> str:
+    """Raises InvalidRequest for parameters that the route would not see."""
+    if task not in _BY_TASK and given.get("inputs", b"").startswith(b"{"):
+        return "/similarity"
+    if "parameters" in given:
+        _PARAMETERS.read(given["parameters"], "parameters")
+    if "inputs" in given:
+        return _BY_TASK.get(task, "/embed")
+    if "query" in given:
+        return "/rerank"
+    if not given.keys().isdisjoint(("queries", "data_1", "text_1")):
+        return "/score"
+    if "input" in given or "messages" in given:
+        return _BY_TASK_AT_VLLM.get(task, "/pooling")
+    return _BY_TASK.get(task, "/embed")
+
+
+def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """The two of them; `routes` are the others."""
+
+    def route(path: str) -> Route:
+        choose = chooser(routes, has_hugging_faces=path == "/")
+
+        def decode(call: Call, body: bytes) -> Chosen:
+            return decode_as(choose(call, body), call, body)
+
+        return Route(
+            path=path,
+            decode=decode,
+            run=run_chosen,
+            encode=encode_chosen,
+            error_shape=tei_error,
+            other_error_shapes=other_error_shapes(routes),
+            summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
+            body=BODIES[0],
+            more_bodies=BODIES[1:],
+            example={"inputs": "The ferry leaves at seven."},
+            answers=(list[Any], dict[str, Any]),
+            raw_answer=ROWS,
+        )
+
+    return tuple(route(path) for path in ("/", "/invocations"))
+
+
+_INSTANCES = {
+    "type": "array",
+    "items": {"anyOf": [{"$ref": f"#/components/schemas/{body.__name__}"} for body in BODIES]},
+    "description": "each a body of POST /invocations; no raw bytes",
+}
+_NO_PARAMETERS = re.compile(rb"null|\{\s*\}")
+_JSON = (b"content-type", b"application/json")
+
+
+class VertexBody(msgspec.Struct):
+    """The body of POST /vertex."""
+
+    instances: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INSTANCES)]
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object", "maxProperties": 0})] = (
+        msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    )  # none are known
+
+
+class _AnyObject(msgspec.Struct):
+    """Whose fields are passed over."""
+
+
+_VERTEX_BODY = BodyReader(VertexBody)
+_OBJECT_LIST = msgspec.json.Decoder(list[_AnyObject])
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    """One of the bodies, as a request of its own."""
+
+    call: Call
+    chosen: Chosen
+
+
+def vertex_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """`routes` are those that instances can be for."""
+    choose = chooser(routes, has_hugging_faces=False)
+
+    def decode(call: Call, body: bytes) -> list[_Instance]:
+        fields = _VERTEX_BODY.read(body)
+        if not _NO_PARAMETERS.fullmatch(bytes(fields.parameters)):
+            raise InvalidRequest(
+                "parameters is not supported; put what POST /invocations takes, such as dimensions and truncate, into "
+                "the instances",
+                param="parameters",
+            )
+        bodies = _split(fields.instances, max_items=call.max_items)
+        return _decode_all(call, bodies, choose)
+
+    return (
+        Route(
+            path="/vertex",
+            decode=decode,
+            run=_run_all,
+            encode=_encode_all,
+            error_shape=tei_error,
+            other_error_shapes=other_error_shapes(routes),
+            summary="Answer several bodies of POST /invocations at once, as Vertex AI sends them",
+            body=VertexBody,
+            example={"instances": [{"inputs": "The ferry leaves at seven."}]},
+            answers=(VertexAnswer,),
+        ),
+    )
+
+
+class VertexAnswer(msgspec.Struct):
+    """The answer of POST /vertex."""
+
+    predictions: list[Any]
+
+
+def _split(instances: msgspec.Raw, *, max_items: int) -> list[msgspec.Raw]:
+    """The items of a JSON list of objects. Each route counts what is in its own before it decodes it."""
+    raw = bytes(instances)
+    if raw.count(b"{") > max_items:  # perhaps in texts
+        beside_texts(raw, "instances", max_items=max_items)
+    num_instances = len(parse(_OBJECT_LIST, raw, "instances"))  # ends at the first item that is no object
+    check_num_items(num_instances, "instances", max_items=max_items)
+    if not num_instances:
+        raise EmptyInput("instances must not be empty", param="instances")
+    return parse(_RAW_LIST, raw, "instances")
+
+
+def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> list[_Instance]:
+    """Instances are of one class of work, as if they were the items of one request."""
+    is_bulk = len(bodies) > BULK_ITEMS
+    request_class = RequestClass.BULK if is_bulk else call.options.request_class
+    options = replace(call.options, request_class=request_class, accepts=Container.JSON)
+    found, num_items = list[_Instance](), 0
+    for index, body in enumerate(map(bytes, bodies)):
+        trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.trace.key)
+        own = replace(call, options=options, trace=trace, form=None)
+        try:
+            instance = _Instance(own, decode_as(choose(own, body), own, body))
+            if own.form and own.form.has_rows_alone:
+                raise InvalidRequest("encoding_format must not be bytes here", param="encoding_format")
+            trace.encoding = own.form.label if own.form else ""
+        except RequestError as error:
+            raise _of_instance(error, index) from None
+        num_items += instance.chosen.request.num_items
+        check_num_items(num_items, "instances", max_items=call.max_items)
+        found.append(instance)
+    return found
+
+
+def _of_instance(error: RequestError, index: int) -> RequestError:
+    """The same error, with the instance named."""
+    name = f"instances[{index}]"
+    param = f"{name}.{error.param}" if error.param else name
+    return type(error)(f"{name}: {error.message}", param=param, retry_after=error.retry_after, reason=error.reason)
+
+
+async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:
+    """Results in order. The first error ends the others. They take room for their rows as one."""
+    parts, room = [each.call.trace for each in instances], JointRoom(len(instances))
+    for part in parts:
+        part.joint_room = room
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_run_one(pipeline, each, index)) for index, each in enumerate(instances)]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        trace.held = room.held
+        _sum_up(trace, parts)
+    return [task.result() for task in tasks]
+
+
+async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
+    trace = instance.call.trace
+    try:
+        result = await run_chosen(pipeline, instance.chosen, trace)
+    except RequestError as error:
+        raise _of_instance(error, index) from None
+    if trace.joint_room is not None:  # it has computed nothing
+        trace.joint_room.needs_none()
+    return result
+
+
+def _sum_up(trace: Trace, parts: Sequence[Trace]) -> None:
+    """What is known of the whole request."""
+    first = parts[0]
+    trace.model, trace.stage = first.model, first.stage
+    trace.request_class = "bulk" if any(part.request_class == "bulk" for part in parts) else first.request_class
+    trace.is_prediction = any(part.is_prediction for part in parts)
+    trace.are_ids_decoded = any(part.are_ids_decoded for part in parts)
+    trace.num_items = sum(part.num_items for part in parts)
+    trace.num_characters = sum(part.num_characters for part in parts)
+    trace.num_tokens = sum(part.num_tokens for part in parts)
+    trace.num_truncated = sum(part.num_truncated for part in parts)
+    trace.seqlens = [length for part in parts for length in part.seqlens]
+    trace.tokenize_seconds = max(part.tokenize_seconds for part in parts)
+    trace.queue_seconds = max(part.queue_seconds for part in parts)
+    trace.compute_seconds = max(part.compute_seconds for part in parts)
+    trace.responds_since = max(part.responds_since for part in parts)
+
+
+async def _encode_all(call: Call, instances: list[_Instance], results: list[Any]) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    found = []
+    for instance, result in zip(instances, results, strict=True):
+        answer = await encode_chosen(instance.call, instance.chosen, result)
+        found.append(bytes(answer.body))
+    content = b'{"predictions":%b}' % as_list(found)
+    truncated = (b"x-embedline-truncated-inputs", b"%d" % call.trace.num_truncated)
+    return Answer(200, [_JSON, truncated, *timing_headers(call.trace)], content)

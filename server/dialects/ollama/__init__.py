@@ -1,1 +1,0 @@
-"""Ollama's routes: one file for each group of routes, their bodies and answers."""

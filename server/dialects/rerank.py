@@ -1,0 +1,524 @@
+"""The rerank routes: bodies and answers. The body's fields show which of five families of clients sends it, and each
+family has its own shape of answers and errors.
+
+`texts` is text-embeddings-inference's and Baseten's, `documents` Cohere's, Jina's, vLLM's and Infinity's, `documents`
+with `top_k` or `truncation` Voyage's, `input` Mixedbread's; those with `property` are Weaviate's. Documents are texts,
+objects with a text, or objects whose fields are joined. They are counted before they are decoded, as in
+reading/inputs.py.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from server.dialects.reading.inputs import TextObject, check_num_items, text_of
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.row_options import read_one
+from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
+from server.dialects.route import Answer, Call, ErrorShape, Route, forms_of
+from server.dialects.tei.shared import tei_error, tei_error_for_all, timing_headers
+from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
+from server.dialects.writing.error_shapes import openai_error, text_error
+from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm, numbers_as_json
+from server.dialects.writing.rows import ROWS, Usage, as_list, headers, rows_alone
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.models import ServedModel
+from server.requests.rerank import Ranked, RerankRequest, rank
+from server.requests.time_slices import TimeSlice
+from server.requests.work import Embedded
+
+DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
+_MAX_RANK_FIELDS = 64
+_STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
+
+_TEXTS = msgspec.json.Decoder(list[str])
+_DOCUMENTS = msgspec.json.Decoder(list[str | TextObject])
+_OBJECTS = msgspec.json.Decoder(list[str | dict[str, msgspec.Raw]])
+_NAMES = msgspec.json.Decoder(list[str])
+_VALUE = msgspec.json.Decoder(str | int | float | bool | None)
+_FORMS = {None: FLOATS, "float": FLOATS, "bytes": RAW_FLOATS}
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+PROPERTY = "property"
+_DOCUMENTS_A_SEARCH = 100  # for each so many documents Cohere bills another search
+
+
+class Family(enum.Enum):
+    """Clients that expect the same shape of answers and errors."""
+
+    TEI = "tei"
+    RESULTS = "results"
+    VOYAGE = "voyage"
+    MIXEDBREAD = "mixedbread"
+    WEAVIATE = "weaviate"
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What clients of one path expect where their body does not say it."""
+
+    family: Family  # whose errors they get
+    repeats_documents: bool = False  # whether `results` have their documents unasked, as vLLM's and Jina's do
+    is_also_voyages: bool = False  # whether Voyage's client may send a body without any field that is only its own
+    version: int = 2  # of Cohere's API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRequest(RerankRequest):
+    """What is to be ranked, and how the answer looks."""
+
+    family: Family
+    version: int  # of Cohere's API
+    top_n: int | None  # only so many of the best; None = all
+    has_texts: bool  # whether each result repeats its document
+    has_texts_in_objects: bool  # whether `results` have {"text": …} instead of a text
+    has_data: bool  # whether Voyage's `data` stands beside `results`
+    has_texts_in_data: bool
+
+
+def _raw() -> msgspec.Raw:
+    return msgspec.Raw(b"")
+
+
+class RerankBody(TruncationFields, kw_only=True):
+    """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
+
+    query: str
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
+    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(
+        default_factory=_raw
+    )
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(default_factory=_raw)
+    model: str | None = None
+    top_n: int | None = None  # 0 = all, as vLLM has it
+    top_k: int | None = None
+    raw_scores: bool | None = None
+    use_activation: bool | None = None  # vLLM's; the opposite of raw_scores
+    return_text: bool | None = None
+    return_documents: bool | None = None
+    return_input: bool | None = None
+    instruction: str | None = None
+    instruct: str | None = None  # SGLang's name for it
+    max_tokens_per_doc: int | None = None  # 0 = all, as vLLM has it
+    max_chunks_per_doc: int | None = None  # a document is one chunk here, which is never too many
+    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(
+        default_factory=_raw
+    )
+    encoding_format: str | None = None
+    one_document: str | None = msgspec.field(default=None, name="property")  # Weaviate's, "" beside `documents`
+
+
+class _Marks(msgspec.Struct):
+    """The fields that show the family, with any value."""
+
+    texts: msgspec.Raw = msgspec.field(default_factory=_raw)
+    documents: msgspec.Raw = msgspec.field(default_factory=_raw)
+    input: msgspec.Raw = msgspec.field(default_factory=_raw)
+    top_k: msgspec.Raw = msgspec.field(default_factory=_raw)
+    truncation: msgspec.Raw = msgspec.field(default_factory=_raw)
+    one_document: msgspec.Raw = msgspec.field(default_factory=_raw, name="property")
+
+
+_BODY = BodyReader(RerankBody)
+BODIES = forms_of(RerankBody, ["texts"], ["documents"], ["input"], ["one_document"])
+_MARKS = msgspec.json.Decoder(_Marks)
+
+ERROR_SHAPES: dict[Family, ErrorShape] = {
+    Family.TEI: tei_error,
+    Family.RESULTS: openai_error,
+    Family.VOYAGE: openai_error,
+    Family.MIXEDBREAD: openai_error,
+    Family.WEAVIATE: text_error,
+}
+FIELDS = {
+    Family.TEI: "texts",
+    Family.RESULTS: "documents",
+    Family.VOYAGE: "documents",
+    Family.MIXEDBREAD: "input",
+    Family.WEAVIATE: "documents",
+}
+
+
+def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
+    """Errors get the shape of the body's family, if it shows one. Raises RequestError, naming the field or index."""
+    try:
+        request = _decode(call, body, habits)
+    except RequestError:
+        family = family_of(body)
+        if family is not None:
+            call.error_shape = ERROR_SHAPES[family]
+        raise
+    call.error_shape = ERROR_SHAPES[request.family]
+    return request
+
+
+def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
+    fields = _BODY.read(body)
+    is_voyage = fields.top_k is not None or fields.truncation is not None
+    family = _family(fields, is_voyage=is_voyage, is_weaviate=fields.one_document is not None)
+    if family is None:
+        raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
+    _check_is_one_kind(fields)
+    model = call.models.choose(fields.model)
+    field, max_items = FIELDS[family], call.max_items
+    if family is Family.WEAVIATE and not _is_given(fields.documents):
+        field, documents = PROPERTY, _read_property(fields)
+    elif family is Family.TEI:
+        documents = read_texts(fields.texts, field, max_items=max_items)
+    else:
+        items = fields.documents if field == "documents" else fields.input
+        documents = read_documents(items, field, rank_fields=fields.rank_fields, max_items=max_items)
+    if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
+        raise EmptyInput("query must not be an empty string", param="query")
+    call.set_form(_read_form(fields))
+    asks_for_texts = has_texts = read_one(
+        return_text=fields.return_text, return_documents=fields.return_documents, return_input=fields.return_input
+    )
+    if has_texts is None and family is Family.RESULTS:
+        has_texts = habits.repeats_documents and fields.raw_scores is None
+    is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
+    return FamilyRequest(
+        model=model,
+        queries=[fields.query],
+        documents=documents,
+        raw_scores=_read_raw_scores(fields),
+        is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
+        instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
+        truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
+        max_document_tokens=_read_max_document_tokens(fields, model),
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        documents_field=field,
+        instruction_field="instruct" if fields.instruction is None else "instruction",
+        family=family,
+        version=habits.version,
+        top_n=_read_top_n(fields),
+        has_texts=bool(has_texts),
+        # Infinity's client always sends raw_scores, and wants texts
+        has_texts_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
+        has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
+        has_texts_in_data=asks_for_texts is True,
+    )
+
+
+def _read_raw_scores(fields: RerankBody) -> bool:
+    """Raises InvalidRequest if the two names of the option contradict each other."""
+    if fields.raw_scores is not None and fields.raw_scores is fields.use_activation:
+        raise InvalidRequest("raw_scores is the opposite of use_activation; give one of them", param="raw_scores")
+    return bool(fields.raw_scores) or fields.use_activation is False
+
+
+def family_of(body: bytes) -> Family | None:
+    """Of a body that may be wrong; None if no field shows it."""
+    try:
+        marks = parse(_MARKS, body)
+    except RequestError:
+        return None
+    is_voyage = _is_given(marks.top_k) or _is_given(marks.truncation)
+    return _family(marks, is_voyage=is_voyage, is_weaviate=_is_given(marks.one_document))
+
+
+def _family(fields: RerankBody | _Marks, *, is_voyage: bool, is_weaviate: bool) -> Family | None:
+    if _is_given(fields.texts):
+        return Family.TEI
+    if is_weaviate:
+        return Family.WEAVIATE
+    if _is_given(fields.documents):
+        return Family.VOYAGE if is_voyage else Family.RESULTS
+    return Family.MIXEDBREAD if _is_given(fields.input) else None
+
+
+def _is_given(value: msgspec.Raw) -> bool:
+    return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
+
+
+def _check_is_one_kind(fields: RerankBody) -> None:
+    """Raises InvalidRequest for documents of two families."""
+    given = [name for name in ("texts", "documents", "input") if _is_given(getattr(fields, name))]
+    if fields.one_document:
+        given.append(PROPERTY)
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[1]} can't be given with {given[0]}", param=given[1])
+
+
+def _read_property(fields: RerankBody) -> Sequence[str]:
+    """Raises EmptyInput."""
+    if not fields.one_document:
+        raise EmptyInput("documents must not be empty, or property must have a text", param="documents")
+    return [fields.one_document]
+
+
+def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:
+    """Of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
+    for name, number, least in (
+        ("max_tokens_per_doc", fields.max_tokens_per_doc, 0),
+        ("max_chunks_per_doc", fields.max_chunks_per_doc, 1),
+    ):
+        if number is not None and number < least:
+            raise InvalidRequest(f"{name} must be at least {least}", param=name)
+    limit = fields.max_tokens_per_doc or model.max_seqlen
+    return limit if limit < model.max_seqlen else None
+
+
+def _read_form(fields: RerankBody) -> RowForm:
+    """Raises InvalidRequest."""
+    if fields.encoding_format not in _FORMS:
+        raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
+    return _FORMS[fields.encoding_format]
+
+
+def _read_top_n(fields: RerankBody) -> int | None:
+    """Raises InvalidRequest."""
+    for name, number in (("top_n", fields.top_n), ("top_k", fields.top_k)):
+        if number is not None and number < 0:
+            raise InvalidRequest(f"{name} must not be negative", param=name)
+    return read_one(top_n=fields.top_n or None, top_k=fields.top_k or None)
+
+
+def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Sequence[str]:
+    """Texts alone. Any may be empty. As all functions here, raises InvalidRequest, EmptyInput and MalformedBody."""
+    texts = parse(_TEXTS, _counted(value, field, max_items), field)
+    return _checked(texts, field, max_items)
+
+
+def read_documents(value: msgspec.Raw, field: str, *, rank_fields: msgspec.Raw, max_items: int) -> Sequence[str]:
+    """Texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its own.
+
+    Without `rank_fields` an image or another part beside the text is refused. A `url` tells where a text is from.
+    """
+    raw = _counted(value, field, max_items)
+    names = _read_rank_fields(rank_fields)
+    if names:
+        records = parse(_OBJECTS, raw, field)
+        documents = [
+            item if isinstance(item, str) else _joined(item, names, f"{field}[{index}]")
+            for index, item in enumerate(records)
+        ]
+    else:
+        items = parse(_DOCUMENTS, raw, field)
+        documents = [
+            item if isinstance(item, str) else text_of(item, f"{field}[{index}]") for index, item in enumerate(items)
+        ]
+    return _checked(documents, field, max_items)
+
+
+def _counted(value: msgspec.Raw, field: str, max_items: int) -> bytes:
+    raw = bytes(value)
+    if not raw.startswith(b"["):
+        raise InvalidRequest(f"{field} must be a list of texts", param=field)
+    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
+    return raw
+
+
+def _checked(documents: Sequence[str], field: str, max_items: int) -> Sequence[str]:
+    if not documents:
+        raise EmptyInput(f"{field} must not be empty", param=field)
+    check_num_items(len(documents), field, max_items=max_items)
+    return documents
+
+
+def _read_rank_fields(value: msgspec.Raw) -> list[str]:
+    """Each once; none if the text is meant."""
+    raw = bytes(value)
+    if raw in (b"", b"null"):
+        return []
+    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2  # before they are decoded
+    names = parse(_NAMES, raw, "rank_fields") if num_strings <= _MAX_RANK_FIELDS else None
+    if names is None or len(names) > _MAX_RANK_FIELDS:
+        raise InvalidRequest(f"rank_fields must be at most {_MAX_RANK_FIELDS} names", param="rank_fields")
+    return list(dict.fromkeys(names))
+
+
+def _joined(document: dict[str, msgspec.Raw], names: Sequence[str], param: str) -> str:
+    """Fields that are missing or null are left out."""
+    lines = []
+    for name in names:
+        if name in document:
+            given = parse(_VALUE, document[name], param)
+            if given is not None:
+                lines.append(given if isinstance(given, str) else bytes(document[name]).decode())
+    if not lines:
+        raise InvalidRequest(f"{param} has none of rank_fields", param=param)
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultForm:
+    """Of one result, in JSON; `%b` is its text, and without `text` it has none."""
+
+    score: bytes  # what its score is called
+    text: bytes
+    end: bytes = b"}"
+
+
+_PATHS = {
+    "/rerank": Habits(Family.TEI, repeats_documents=True),
+    "/v1/rerank": Habits(Family.RESULTS, repeats_documents=True, is_also_voyages=True, version=1),
+    "/v2/rerank": Habits(Family.RESULTS),
+    "/v1/reranking": Habits(Family.MIXEDBREAD),
+}
+_RESULT_FORMS = {
+    Family.TEI: _ResultForm(b"score", b',"text":%b'),
+    Family.RESULTS: _ResultForm(b"relevance_score", b',"document":{"text":%b}'),
+    Family.VOYAGE: _ResultForm(b"relevance_score", b',"document":%b'),
+    Family.MIXEDBREAD: _ResultForm(b"score", b',"input":%b', b',"object":"rank_result"}'),
+}
+_WITHOUT_TEXT = replace(_RESULT_FORMS[Family.VOYAGE], text=b"")
+
+
+async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
+    """Raw scores in the request's order, with the shape documents,1; or results with the best first."""
+    scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
+    timing = timing_headers(call.trace) if request.family is Family.TEI else []
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(scores, call.form, beside=timing)
+    return Answer(200, [*headers(scores), *timing], await _in_json(request, ranked, request_id=call.trace.request_id))
+
+
+async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
+    if request.family is Family.WEAVIATE:
+        if request.documents_field == PROPERTY:
+            return weaviate_property_answer(request.queries[0], request.documents[0], ranked)
+        return await weaviate_answer(request.queries[0], request.documents, ranked, request.top_n)
+    chosen = ranked.best_first()[: request.top_n]
+    results = await _results(ranked.scores[chosen], chosen, request, _form_of(request))
+    name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
+    usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
+        num_tokens,
+        num_tokens,
+        ranked.num_truncated,
+    )
+    match request.family:
+        case Family.TEI:
+            return results
+        case Family.VOYAGE:
+            return b'{"object":"list","data":%b,"model":%b,"usage":%b}' % (results, name, usage)
+        case Family.MIXEDBREAD:
+            asked = orjson.dumps({"top_k": len(chosen), "return_input": request.has_texts})[1:]
+            return b'{"object":"list","data":%b,"model":%b,"usage":%b,%b' % (results, name, usage, asked)
+        case _:
+            data = b""
+            if request.has_data:
+                form = _RESULT_FORMS[Family.VOYAGE] if request.has_texts_in_data else _WITHOUT_TEXT
+                data = b',"data":' + await _results(ranked.scores[chosen], chosen, request, form)
+            meta = (
+                b'{"api_version":{"version":"%d"},"billed_units":{"search_units":%d},"tokens":{"input_tokens":%d}}'
+                % (request.version, -(-len(ranked.scores) // _DOCUMENTS_A_SEARCH), num_tokens)
+            )
+            return b'{"id":"rerank-%b","object":"rerank","model":%b,"results":%b%b,"usage":%b,"meta":%b}' % (
+                request_id.encode(),
+                name,
+                results,
+                data,
+                usage,
+                meta,
+            )
+
+
+def _form_of(request: FamilyRequest) -> _ResultForm:
+    if request.has_texts and request.family is Family.RESULTS and not request.has_texts_in_objects:
+        return _RESULT_FORMS[Family.VOYAGE]
+    return _RESULT_FORMS[request.family] if request.has_texts else replace(_RESULT_FORMS[request.family], text=b"")
+
+
+async def _results(
+    scores: NDArray[np.float32], indices: NDArray[np.intp], request: FamilyRequest, form: _ResultForm
+) -> bytes:
+    """A list of them. In slices, so that other requests run in between."""
+    time_slice = TimeSlice()
+    numbers = numbers_as_json(scores)[1:-1].split(b",")
+    written = []
+    for index, score in zip(indices.tolist(), numbers, strict=True):
+        text = form.text % msgspec.json.encode(request.documents[index]) if form.text else b""
+        written.append(b'{"index":%d,"%b":%b%b%b' % (index, form.score, score, text, form.end))
+        await time_slice.end_if_over()
+    return as_list(written)
+
+
+class _Document(msgspec.Struct):
+    text: str
+
+
+class _TeiResult(msgspec.Struct):
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Result(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: _Document | str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _VoyageResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _MixedbreadResult(msgspec.Struct):
+    index: int
+    score: float
+    object: Literal["rank_result"]
+    input: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankAnswer(msgspec.Struct):
+    """The answer to `documents`."""
+
+    id: str
+    object: Literal["rerank"]
+    model: str
+    results: list[_Result]
+    usage: Usage
+    meta: dict[str, Any]
+    data: list[_VoyageResult] | msgspec.UnsetType = msgspec.UNSET
+
+
+class VoyageAnswer(msgspec.Struct):
+    """The answer to `documents` with `top_k` or `truncation`."""
+
+    object: Literal["list"]
+    data: list[_VoyageResult]
+    model: str
+    usage: Usage
+
+
+class MixedbreadAnswer(msgspec.Struct):
+    """The answer to `input`."""
+
+    object: Literal["list"]
+    data: list[_MixedbreadResult]
+    model: str
+    usage: Usage
+    top_k: int
+    return_input: bool
+
+
+ROUTES = tuple(
+    Route(
+        path=path,
+        decode=partial(decode, habits=habits),
+        run=rank,
+        encode=encode,
+        error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
+        other_error_shapes=tuple(ERROR_SHAPES.values()),
+        summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage, Mixedbread or Weaviate",
+        body=BODIES[0],
+        more_bodies=BODIES[1:],
+        example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},
+        answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer, WeaviateAnswer),
+        raw_answer=ROWS,
+    )
+    for path, habits in _PATHS.items()
+)
