@@ -27,7 +27,7 @@ from server.dialects.openai import encode
 from server.dialects.route import Answer, Call, RequestOptions
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
-from server.http.bodies.compression import compressed
+from server.http.compression import compressed
 from server.requests.models import ModelTable, ServedModel
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest

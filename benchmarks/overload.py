@@ -24,7 +24,7 @@ from embedline.bench.load import Load, Sample
 from embedline.bench.options import Target
 from embedline.bench.summary import percentile
 from engine.types import EngineLimits
-from server.requests.admission.admission import WaitBudgets
+from server.requests.admission import WaitBudgets
 from tests.batch_manager import simulator
 from tests.server_e2e.expected import ids_of
 from tests.server_e2e.running import Server, serving

@@ -18,15 +18,11 @@ from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
 from server.dialects.writing import error_shapes
-from server.http import answers, headers, protocol
 from server.http import body as asgi
-from server.http.bodies import line_streams, lines
-from server.http.connection import answer_clock, head
+from server.http import connection, headers, line_streams, protocol
 from server.metrics.declared import ALL
-from server.metrics.gauges import GAUGES
-from server.metrics.processes import PROCESS_GAUGES
-from server.requests import errors, pipeline, row_sizes
-from server.requests.admission import room
+from server.metrics.gauges import GAUGES, PROCESS_GAUGES
+from server.requests import errors, pipeline, row_memory, rows
 from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
@@ -116,15 +112,15 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("words", "value", "expected"),
     [
-        ("head | 32 KiB and 100 headers |", (head.MAX_HEAD_BYTES, head.MAX_HEADERS), (32_768, 100)),
+        ("head | 32 KiB and 100 headers |", (protocol.MAX_HEAD_BYTES, protocol.MAX_HEADERS), (32_768, 100)),
         ("a head that has begun | 10 s |", protocol.Protocol.head_seconds, 10),
-        ("sent ahead | 32 KiB |", head.MAX_HEAD_BYTES, 32_768),
+        ("sent ahead | 32 KiB |", protocol.MAX_HEAD_BYTES, 32_768),
         (
             "after its answer | 128 MiB and 30 s |",
             (protocol.Protocol.max_rest_bytes, protocol.Protocol.rest_seconds),
             (128 << 20, 30),
         ),
-        ("have not read | 128 MiB, divided among the frontends", room.MAX_HELD_BYTES, 128 << 20),
+        ("have not read | 128 MiB, divided among the frontends", row_memory.MAX_HELD_BYTES, 128 << 20),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes, on every route | 30 s |", asgi._PIECE_SECONDS, 30),
         ("keeps the server waiting | 30 s; each", asgi._BODY_SECONDS, 30),
@@ -132,10 +128,10 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",
-            (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, answer_clock.BYTES_PER_SECOND),
+            (asgi.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, connection.BYTES_PER_SECOND),
             (65_536, 300, 262_144),
         ),
-        ("of a body | 1 MiB | 413", lines.MAX_LINE_BYTES, 1 << 20),
+        ("of a body | 1 MiB | 413", line_streams.MAX_LINE_BYTES, 1 << 20),
         (
             "together, up to 32, and fewer of rows that are large; at most 16 such groups",
             (line_streams._MAX_LINES, line_streams.MAX_OPEN),
@@ -145,7 +141,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("a body of over 64 KiB | 262,144 |", (json_body.LARGE_BYTES, json_body.MAX_LISTS), (65_536, 262_144)),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("bytes of a text | 4,194,304 |", shortening.MAX_TEXT_BYTES, 4_194_304),
-        ("`/embed_all` | 256 MiB of float32 |", row_sizes.MAX_TOKEN_ROW_BYTES, 256 << 20),
+        ("`/embed_all` | 256 MiB of float32 |", rows.MAX_TOKEN_ROW_BYTES, 256 << 20),
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
         ("(1 to 86,400,000)", headers._MAX_TIMEOUT_MS, 86_400_000),

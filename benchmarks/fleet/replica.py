@@ -16,7 +16,7 @@ from batch_manager.scheduling.scheduler import Scheduler
 from benchmarks.fleet.clock import Clock
 from benchmarks.fleet.machines import Machine
 from engine.types import OutputKind
-from server.requests.admission.admission import Admission, Admitted, Asked, WaitBudgets
+from server.requests.admission import Admission, Admitted, Asked, WaitBudgets
 from server.requests.errors import Overloaded
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
 from wire.page import Page

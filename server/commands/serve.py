@@ -15,10 +15,10 @@ from engine.machine import cores
 from engine.tools.convert.cached import Progress
 from server.commands.progress import Report, shown
 from server.http.auth import Keys
-from server.http.connection.tls import copied
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
 from server.http.paths import Paths
+from server.http.tls import copied
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.flag import PREFIX, SettingsError
 from server.settings.settings import Settings

@@ -20,11 +20,17 @@ from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.rows import RAGGED, as_list, headers, ragged_answer
-from server.requests.classify import labels_of
-from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
+from server.requests.classify import (
+    Aggregation,
+    ClassifyTokensRequest,
+    ScoredTokens,
+    Span,
+    classify_tokens,
+    labels_of,
+    spans,
+)
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import TimeSlice
-from server.requests.token_labels import Aggregation, Span, spans
 from tokenizer_pool.details import Token
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}

@@ -22,8 +22,8 @@ from server.dialects.route import Answer, Call, Route, forms_of
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
 from server.dialects.writing.rows import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
+from server.requests.embeddings import embed
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.inputs.partial import embed
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest

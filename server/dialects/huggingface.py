@@ -19,11 +19,19 @@ from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list, headers
-from server.requests.classify import ClassifyRequest, classify, labels_of
-from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
+from server.requests.classify import (
+    OUTSIDE,
+    Aggregation,
+    ClassifyRequest,
+    ClassifyTokensRequest,
+    ScoredTokens,
+    classify,
+    classify_tokens,
+    labels_of,
+    spans,
+)
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import TimeSlice
-from server.requests.token_labels import OUTSIDE, Aggregation, spans
 from server.requests.work import Embedded
 from tokenizer_pool.details import Token
 

@@ -26,9 +26,9 @@ from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.vllm import score
 from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import ROWS, as_list
-from server.requests.admission.joint_room import JointRoom
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
+from server.requests.row_memory import JointRoom
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 

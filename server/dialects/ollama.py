@@ -21,8 +21,8 @@ from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
 from server.dialects.writing.error_shapes import text_error
 from server.dialects.writing.forms import FLOATS
 from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
+from server.requests import embeddings
 from server.requests.errors import InvalidRequest
-from server.requests.inputs import partial
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -146,7 +146,7 @@ def _read_num_ctx(options: Options | None) -> int | None:
 
 async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """Rows; none for no text."""
-    return await partial.embed(pipeline, request, trace) if request.texts else no_rows(request)
+    return await embeddings.embed(pipeline, request, trace) if request.texts else no_rows(request)
 
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:

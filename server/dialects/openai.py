@@ -37,8 +37,8 @@ from server.dialects.writing.forms import (
     row_values,
 )
 from server.dialects.writing.rows import ROWS, Usage, headers, rows_alone
+from server.requests.embeddings import embed
 from server.requests.errors import InvalidRequest, RequestError
-from server.requests.inputs.partial import embed
 from server.requests.models import ServedModel
 from server.requests.time_slices import steps
 from server.requests.work import Chunking, Embedded, EmbedRequest

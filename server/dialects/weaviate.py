@@ -19,10 +19,9 @@ from server.dialects.writing.error_shapes import text_error
 from server.dialects.writing.forms import FLOATS, numbers_as_json
 from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.inputs.adapters import adapter_for, adapter_named
-from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.prompts import Purpose, adapter_for, adapter_named, prompt_for
 from server.requests.rerank import Ranked
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest

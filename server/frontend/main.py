@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from batch_manager.client.managers import BatchManagers
-from server.frontend.request_log import Logged, RequestLog
-from server.frontend.request_metrics import RequestMetrics
+from server.frontend.reporting import Logged, RequestLog, RequestMetrics
 from server.frontend.start import FrontendStart
 from server.http.acceptor import Share
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import BodyReader
-from server.http.connection.tls import Certificate
 from server.http.get_routes import make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
 from server.http.jobs.async_predict import AsyncPredict
 from server.http.pipelines import RunPipeline
+from server.http.tls import Certificate
 from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
 from server.pipelines.client import PipelinesClient
-from server.requests.admission.admission import Admission
-from server.requests.inputs.given_ids import GivenIds, TokenIds
+from server.requests.admission import Admission
+from server.requests.inputs import GivenIds, TokenIds
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

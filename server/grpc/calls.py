@@ -23,13 +23,12 @@ from server.dialects.reading.inputs import check_num_items
 from server.dialects.route import Call
 from server.dialects.tei.shared import tei_error, tei_message, timing_headers
 from server.grpc.method import Method, Reads
-from server.http.answers import to_hold
 from server.http.auth import Keys
-from server.http.body import SMALL_BYTES, BodyReader, decoded_bytes
+from server.http.body import SMALL_BYTES, BodyReader, decoded_bytes, to_hold
 from server.http.headers import read_options, request_id, request_ids
 from server.requests import errors
-from server.requests.admission.admission import Admission
-from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, OpenRequests, gave_way
+from server.requests.admission import Admission
+from server.requests.concurrency import GAVE_WAY, InOrder, OpenRequest, OpenRequests, gave_way
 from server.requests.errors import (
     ERRORS,
     BodyTooSlow,
@@ -39,7 +38,6 @@ from server.requests.errors import (
     NotReady,
     RequestError,
 )
-from server.requests.in_order import InOrder
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import SharedSlice

@@ -20,8 +20,8 @@ from server.grpc import tei_pb2
 from server.grpc.method import Method, Reads, head, metadata, packed, read_text, read_truncation, written
 from server.http.info import info as describe
 from server.requests.classify import ClassifyRequest, classify, labels_of
+from server.requests.embeddings import embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.late_interaction import embed_tokens
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.rerank import Ranked, RerankRequest, rank

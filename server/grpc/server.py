@@ -24,8 +24,8 @@ from server.grpc.calls import Calls, headers_of, refusal
 from server.grpc.method import Method
 from server.grpc.methods import METHODS, info_method
 from server.http.auth import Keys
-from server.http.connection.tls import contents, load
-from server.requests.admission.open_requests import OpenRequest, OpenRequests
+from server.http.tls import contents, load
+from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, Unauthorized
 from server.requests.models import ServerState
 from server.settings.flag import SettingsError
@@ -223,7 +223,7 @@ async def _reflected_in_time(
 def server_credentials(certfile: str, keyfile: str | None, *, copies: Sequence[int] = ()) -> grpc.ServerCredentials:
     """The certificate of the HTTP port's files, read again when they change.
 
-    `copies`, as server.http.connection.tls has them, are shown until the files can be used. Raises SettingsError.
+    `copies`, as server.http.tls has them, are shown until the files can be used. Raises SettingsError.
     """
     watched = WatchedFiles({path: version_of(path) for path in (certfile, keyfile) if path is not None})
 

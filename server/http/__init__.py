@@ -1,2 +1,4 @@
-"""Bytes to calls and answers to bytes: the parser, the ASGI app, bodies, keys, headers, OpenAPI. Knows no dialect's
-fields."""
+"""Bytes to calls and answers to bytes: the server, its connections and parser, the ASGI app, bodies, keys, OpenAPI.
+
+Knows no dialect's fields.
+"""

@@ -16,28 +16,36 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.error_shapes import openai_error
-from server.http.answers import HeldSend, send_answer, to_hold
+from server.http import compression
 from server.http.auth import Keys
-from server.http.bodies import compression
-from server.http.bodies.decoding import BodyDecoder, num_marked
-from server.http.bodies.line_streams import LineStreams
-from server.http.bodies.lines import check_head, has_lines
-from server.http.bodies.request import HttpRequest
-from server.http.body import WHOLE_BODY, BodyReader, ClientLeft, Receive, Scope, Send, TimedReceive
+from server.http.body import (
+    WHOLE_BODY,
+    WRITE_BUFFER_BYTES,
+    BodyReader,
+    ClientLeft,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    TimedReceive,
+    to_hold,
+)
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.jobs.batch_routes import IS_HEAD, OWNER
-from server.http.passed_on import PassedOn, PassOn
+from server.http.line_streams import LineStreams, check_head, has_lines
 from server.http.paths import Paths, Place
-from server.requests.admission.admission import Admission
-from server.requests.admission.open_requests import OpenRequest
+from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, num_marked
+from server.requests.admission import Admission
+from server.requests.concurrency import OpenRequest
 from server.requests.errors import EngineFailed, Forbidden, MalformedBody, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.row_memory import Room
 from server.requests.trace import Trace
 
 _CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
-
+_PIECE_BYTES = 256 * 1024
 logger = logging.getLogger("embedline.server")
 
 
@@ -281,3 +289,64 @@ def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
         error = EngineFailed("the server failed on this request")
     trace.error, trace.reason = type(error).__name__, error.reason
     return shape(error)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """A whole answer. Returns when at most a buffer's worth of a large one still has to leave."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    if len(answer.body) <= WRITE_BUFFER_BYTES:
+        await send({"type": "http.response.body", "body": answer.body})
+        return
+    await _send_pieces(send, answer.body)
+    await send({"type": "http.response.body", "body": b""})  # waits until the client has read most of it
+
+
+async def _send_pieces(send: Send, content: bytes | bytearray | memoryview) -> None:
+    """In pieces, since TLS encrypts at once what it gets, and then nobody sees how much of it has not left."""
+    body = memoryview(content)
+    for start in range(0, len(body), _PIECE_BYTES):
+        piece = body[start : start + _PIECE_BYTES]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+class HeldSend:
+    """The `send` of every route behind FastAPI: no answer begins whose bytes find no room until its client reads them.
+
+    refused  why an answer did not begin: another one may. Its route has got the same as an exception.
+    """
+
+    def __init__(self, send: Send, trace: Trace, room: Room) -> None:
+        """The trace holds the room."""
+        self.refused: NotReady | None = None
+        self._send = send
+        self._trace = trace
+        self._room = room
+        self._start: Message | None = None  # until there is something of the body
+        self._num_held = 0
+
+    async def __call__(self, message: Message) -> None:
+        """Raises NotReady."""
+        if message["type"] == "http.response.start":
+            self._trace.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self._trace.request_id.encode())]
+            self._start = message
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        self._hold(to_hold(len(body)))
+        if (start := self._start) is not None:
+            self._start = None
+            await self._send(start)
+        self._trace.num_bytes += len(body)
+        await _send_pieces(self._send, body)
+        # Waits until most of it is read: only then the next piece of a file is.
+        await self._send({"type": "http.response.body", "body": b"", "more_body": more})
+
+    def _hold(self, num_bytes: int) -> None:
+        if num_bytes <= self._num_held:
+            return
+        try:
+            self._trace.hold_answer(self._room, num_bytes)
+        except NotReady as error:
+            self.refused = error if self._start is not None else None
+            raise
+        self._num_held = num_bytes

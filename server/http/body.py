@@ -1,4 +1,4 @@
-"""The ASGI types, the clock of every body, and reading a body up to a limit."""
+"""The ASGI types, the clock of every body, and how many bytes of bodies and answers are read and held at most."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, gave_way
+from server.requests.concurrency import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from server.requests.time_slices import TimeSlice
 
@@ -20,6 +20,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
+WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
 SMALL_BYTES = 64 * 1024  # a body up to this size is never refused because of other bodies
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
@@ -255,6 +256,11 @@ class BodyReader:
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
+
+
+def to_hold(num_bytes: int) -> int:
+    """The bytes of an answer that count until its client has read it: none of a small one."""
+    return num_bytes if num_bytes > WRITE_BUFFER_BYTES else 0
 
 
 def decoded_bytes(body: bytes) -> int:

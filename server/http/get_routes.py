@@ -13,20 +13,18 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from embedline import __version__
-from engine.model.tasks import Task
-from engine.types import OutputKind
 from server.dialects.route import PlainRoute
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
 from server.http.info import info as describe
-from server.http.info import output_names
+from server.http.info import model_cards
 from server.http.jobs.routes import add_job_routes
-from server.http.openapi.page import describe as describe_api
+from server.http.openapi import describe as describe_api
 from server.http.pipelines import add_pipeline_routes
 from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
 from server.pipelines.client import PipelinesClient
 from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod
-from server.requests.models import ServedModel, ServerState
+from server.requests.models import ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
 _RETRY = {"retry-after": "2"}  # seconds
@@ -141,19 +139,19 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
 def _add_models(app: FastAPI, state: ServerState) -> None:
     @app.get("/v1/models", summary="The served models, as OpenAI lists them")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": _model_cards(state)})
+        return JSONResponse({"object": "list", "data": model_cards(state)})
 
     @app.get("/models", summary="The same in Infinity's words")
     async def infinity_models() -> Response:
         """Infinity's client takes no other owner."""
         return JSONResponse(
-            {"object": "list", "data": [card | {"owned_by": "infinity"} for card in _model_cards(state)]}
+            {"object": "list", "data": [card | {"owned_by": "infinity"} for card in model_cards(state)]}
         )
 
     @app.get("/v1/models/{name:path}", summary="The one that a request means by this name")
     async def model_card(name: str) -> Response:
         own = state.own_name(name)
-        card = next((card for card in _model_cards(state) if card["id"] == own), None)
+        card = next((card for card in model_cards(state) if card["id"] == own), None)
         if card is None:
             raise ModelNotFound("no model has that name; GET /v1/models lists them", param="model")
         return JSONResponse(card)
@@ -177,58 +175,6 @@ def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
         return 404, _NO_MODEL
     reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
     return (200, "ok") if reason is None else (503, reason)
-
-
-def _model_cards(state: ServerState) -> list[dict[str, Any]]:
-    loaded = {model.name: model for model in state.models.models} if state.models else {}
-    return [
-        {
-            "id": name,
-            "object": "model",
-            "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
-            "owned_by": "embedline",
-            "root": loaded[name].facts["model_id"] if name in loaded else name,  # vLLM's, as the next two
-            "parent": None,
-            "permission": [],
-            "ready": state.why_model_not_ready(name) is None,
-            "stats": _stats(state, name),
-            **(_facts(loaded[name]) if name in loaded else {}),
-        }
-        for name in state.names
-    ]
-
-
-def _facts(model: ServedModel) -> dict[str, Any]:
-    return {
-        "fingerprint": model.facts["fingerprint"]["id"],
-        "dimensions": model.default_dimensions,
-        "max_dimensions": model.dimensions,
-        "max_model_len": model.max_seqlen,  # as vLLM calls it
-        "max_input_length": model.max_seqlen,
-        "tasks": _tasks(model),
-        "outputs": output_names(model.outputs),
-        "prompts": sorted(model.facts["prompts"]),
-        "dtype": model.facts["info"]["dtype"],
-        "backend": model.facts["info"]["engine"],  # as Infinity calls it, and what follows
-        "capabilities": _tasks(model),
-    }
-
-
-def _stats(state: ServerState, name: str) -> dict[str, float]:
-    """Infinity's numbers, counted in tokens: a `queue_fraction` of 1 or more means that a request gets 429."""
-    queue = state.queue_of(name)
-    return {
-        "queue_fraction": round(queue.wait_seconds / queue.max_wait_seconds, 3) if queue.max_wait_seconds else 0.0,
-        "queue_absolute": queue.waiting_tokens,
-        "results_pending": queue.computing_tokens,
-        "batch_size": queue.max_batch_tokens,
-    }
-
-
-def _tasks(model: ServedModel) -> list[str]:
-    """What the model is for, and what else it gives."""
-    beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
-    return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
 
 async def _request_error(request: Request, error: Exception) -> Response:

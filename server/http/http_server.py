@@ -13,17 +13,16 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Sequence
+from email.utils import formatdate
 from typing import Any, cast
 
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from server.http.acceptor import Acceptor, Share
-from server.http.answers import WRITE_BUFFER_BYTES
-from server.http.body import ASGIApp
-from server.http.connection.date_header import DateHeader
-from server.http.connection.tls import Certificate
+from server.http.body import WRITE_BUFFER_BYTES, ASGIApp
 from server.http.protocol import OnRefused, Protocol
+from server.http.tls import Certificate
 
 _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
@@ -258,6 +257,21 @@ class HttpServer:
     def _connections(self) -> list[_Protocol]:
         """Those that are established."""
         return [cast(_Protocol, connection) for connection in self._state.connections]
+
+
+class DateHeader:
+    """The `date` header of all answers, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._header = (b"date", b"")
+
+    def now(self) -> tuple[bytes, bytes]:
+        """The header's name and value."""
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._header = second, (b"date", formatdate(second, usegmt=True).encode())
+        return self._header
 
 
 def _num_unread(transport: asyncio.Transport) -> int:

@@ -1,11 +1,11 @@
-"""The answer of GET /info: TEI's fields first, then all that the engines report about their models."""
+"""What the server says of its models: in GET /info, with TEI's fields first, and in OpenAI's list of models."""
 
 from typing import Any
 
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.requests.models import ServerState
+from server.requests.models import ServedModel, ServerState
 from tokenizer_pool.messages import Truncation
 
 _SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
@@ -26,6 +26,59 @@ def info(state: ServerState) -> dict[str, Any]:
         "ready": state.why_not_ready() is None,
         "models": [_with_names(model) for model in models],
     }
+
+
+def model_cards(state: ServerState) -> list[dict[str, Any]]:
+    """Every served model, as OpenAI lists them, with more that other servers say."""
+    loaded = {model.name: model for model in state.models.models} if state.models else {}
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
+            "owned_by": "embedline",
+            "root": loaded[name].facts["model_id"] if name in loaded else name,  # vLLM's, as the next two
+            "parent": None,
+            "permission": [],
+            "ready": state.why_model_not_ready(name) is None,
+            "stats": _stats(state, name),
+            **(_facts(loaded[name]) if name in loaded else {}),
+        }
+        for name in state.names
+    ]
+
+
+def _facts(model: ServedModel) -> dict[str, Any]:
+    return {
+        "fingerprint": model.facts["fingerprint"]["id"],
+        "dimensions": model.default_dimensions,
+        "max_dimensions": model.dimensions,
+        "max_model_len": model.max_seqlen,  # as vLLM calls it
+        "max_input_length": model.max_seqlen,
+        "tasks": _tasks(model),
+        "outputs": output_names(model.outputs),
+        "prompts": sorted(model.facts["prompts"]),
+        "dtype": model.facts["info"]["dtype"],
+        "backend": model.facts["info"]["engine"],  # as Infinity calls it, and what follows
+        "capabilities": _tasks(model),
+    }
+
+
+def _stats(state: ServerState, name: str) -> dict[str, float]:
+    """Infinity's numbers, counted in tokens: a `queue_fraction` of 1 or more means that a request gets 429."""
+    queue = state.queue_of(name)
+    return {
+        "queue_fraction": round(queue.wait_seconds / queue.max_wait_seconds, 3) if queue.max_wait_seconds else 0.0,
+        "queue_absolute": queue.waiting_tokens,
+        "results_pending": queue.computing_tokens,
+        "batch_size": queue.max_batch_tokens,
+    }
+
+
+def _tasks(model: ServedModel) -> list[str]:
+    """What the model is for, and what else it gives."""
+    beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
+    return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
 
 def _with_names(model: dict[str, Any]) -> dict[str, Any]:

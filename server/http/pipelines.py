@@ -14,8 +14,8 @@ from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container
 from server.http.body import BodyReader
 from server.http.headers import read_options
-from server.http.openapi.error_schemas import error_statuses
-from server.http.passed_on import HeaderList, PassOn, Read
+from server.http.openapi import error_statuses
+from server.http.request import HeaderList, PassOn, Read
 from server.pipelines.client import PipelinesClient
 from server.pipelines.messages import Run
 from server.requests.errors import (

@@ -1,6 +1,6 @@
 """The metrics that processes count and send: name, labels, help and when to look. One declaration each.
 
-What is read only when Prometheus asks is declared where it is read: gauges.py, processes.py.
+What is read only when Prometheus asks is declared where it is read: gauges.py.
 """
 
 from collections.abc import Sequence

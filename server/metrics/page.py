@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from server.metrics.declared import BATCHES, JOBS, PIPELINES, PROCESSES, REQUESTS, TOKENIZING, Declared
-from server.metrics.gauges import GAUGES
-from server.metrics.processes import PROCESS_GAUGES
+from server.metrics.gauges import GAUGES, PROCESS_GAUGES
 from server.metrics.tei import TEI
 
 _TOP = """\

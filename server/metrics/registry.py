@@ -1,6 +1,6 @@
 """The one registry of the whole server, in the supervisor. It sums what the processes send with their heartbeats.
 
-Gauges that are read only when Prometheus asks come from other collectors (gauges.py, processes.py).
+Gauges that are read only when Prometheus asks come from other collectors (gauges.py).
 """
 
 import itertools

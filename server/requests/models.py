@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
-from server.requests.admission.expected_wait import expected_wait
-from server.requests.admission.load import Load, load
 from server.requests.errors import ModelNotFound, NotReady
+from server.requests.load import Load, expected_wait, load
 from tokenizer_pool.messages import Truncation
 from wire.control import Json
 from wire.page import Page

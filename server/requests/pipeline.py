@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,16 +18,13 @@ import numpy as np
 from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import OutputKind
-from server.requests.admission.admission import Admission, Admitted, Asked
+from server.requests.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
-from server.requests.inputs.adapters import with_adapters
-from server.requests.inputs.chats import rendered
-from server.requests.inputs.given_ids import GivenIds
-from server.requests.inputs.groups import texts_and_ids, tokenized
-from server.requests.late_tokens import marked_queries, shaped
+from server.requests.inputs import GivenIds, texts_and_ids, tokenized
+from server.requests.late_interaction import marked_queries, shaped
+from server.requests.prompts import with_adapters
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
-from server.requests.row_sizes import bytes_to_hold, check_sparse_rows, check_token_rows
-from server.requests.rows import finish, strongest
+from server.requests.rows import bytes_to_hold, check_sparse_rows, check_token_rows, finish, strongest
 from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
@@ -37,13 +35,11 @@ from wire.vocabulary import RequestClass
 
 BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever it says
 BULK_TOKENS = 4096
-
 _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
 _CLASS_NAMES = tuple(each.name.lower() for each in RequestClass)
 _CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
-
-
 _Work = TypeVar("_Work", bound=Work)
+_Texts = TypeVar("_Texts", Work, TokenizeRequest)
 Tokenize = Callable[[RequestClass], Awaitable[TokenizedTexts]]  # of one request; raises TextRefused
 
 
@@ -317,3 +313,12 @@ async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: T
         raise details_error(refused, request) from None
     trace.stage, trace.responds_since = "respond", time.perf_counter()
     trace.tokenize_seconds = trace.responds_since - began
+
+
+async def rendered(pool: TokenizerPool, request: _Texts, request_class: RequestClass) -> _Texts:
+    """The request with texts in place of its conversations. Raises TextRefused."""
+    assert request.texts is not None
+    assert request.chat is not None
+    model, chat = request.model.index, request.chat
+    texts = await pool.render(request.texts, model=model, request_class=request_class, chat=chat)
+    return replace(request, texts=texts, chat=None)

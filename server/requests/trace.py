@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from server.requests.admission.joint_room import JointRoom
-from server.requests.admission.room import Held, Room
+from server.requests.row_memory import Held, JointRoom, Room
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ class Work(Request):
     prompt: str = ""  # put before each text, not before ids; for pairs in a template, the instruction
     num_queries: int = 0  # the first texts, so many, are queries; the others are documents
     query_prompt: str = ""  # put before queries instead of `prompt`
-    adapter: int = 0  # which of the model's adapters computes the texts: see server.requests.inputs.adapters
+    adapter: int = 0  # which of the model's adapters computes the texts: see server.requests.prompts
     query_adapter: int = 0  # the same of queries
     chat: Chat | None = None  # `texts` are conversations, as tokenizer_pool.chat has them; None = they are texts
     truncation: Truncation = Truncation.RIGHT

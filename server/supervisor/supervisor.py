@@ -11,10 +11,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from server.metrics.gauges import ModelGauges, ServerGauges
-from server.metrics.processes import ProcessGauges, ProcessState
+from server.metrics.gauges import ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import Registry
-from server.requests.admission.expected_wait import expected_wait
+from server.requests.load import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.dump import dump
 from server.supervisor.listening.listeners import Listeners

@@ -19,7 +19,7 @@ from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Re
 from batch_manager.scheduling.health import Loss
 from batch_manager.scheduling.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
-from server.requests.admission.admission import Admission, Admitted, Asked, WaitBudgets
+from server.requests.admission import Admission, Admitted, Asked, WaitBudgets
 from server.requests.errors import Overloaded
 from server.settings.api_keys import ApiKey
 from wire.page import Page

@@ -10,8 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS
 from server.metrics.declared import ALL, Declared
-from server.metrics.gauges import GAUGES
-from server.metrics.processes import PROCESS_GAUGES
+from server.metrics.gauges import GAUGES, PROCESS_GAUGES
 from server.metrics.tei import TEI
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docker" / "grafana"

@@ -16,7 +16,7 @@ from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.writing.error_shapes import openai_error
-from server.frontend.request_metrics import RequestMetrics
+from server.frontend.reporting import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
@@ -24,8 +24,8 @@ from server.http.hosts import Hosts
 from server.http.jobs.async_predict import AsyncPredict
 from server.http.pipelines import RunPipeline
 from server.jobs.client import JobsClient
-from server.requests.admission.admission import Admission, WaitBudgets
-from server.requests.admission.open_requests import OpenRequest
+from server.requests.admission import Admission, WaitBudgets
+from server.requests.concurrency import OpenRequest
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

@@ -21,7 +21,7 @@ from tests.structure.sources import PACKAGES, ROOT, Source, dotted, is_within, s
 # What the core does without: features, by their parts that stand in the core's folders as well.
 FEATURES = (
     *("server.jobs", "server.http.jobs", "server.commands.jobs", "server.settings.jobs_flags"),
-    *("server.supervisor.planning.jobs_process", "server.http.passed_on"),
+    *("server.supervisor.planning.jobs_process", "server.http.request"),
     *("server.pipelines", "server.http.pipelines", "server.supervisor.planning.pipelines_process"),
     *("embedline.pipelines", "server.grpc", "server.dialects.tei_grpc"),
     *("server.backfill", "server.commands.backfill", "server.commands.verify"),

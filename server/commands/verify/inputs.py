@@ -11,7 +11,7 @@ from engine.fused.quantization import gate_texts
 from engine.model.tasks import LateInteraction, Task
 from engine.types import ModelError
 from server.commands.verify.long_texts import long_texts
-from server.requests.late_tokens import counted, shaped
+from server.requests.late_interaction import counted, shaped
 from server.supervisor.planning.model_plan import ModelPlan
 from server.supervisor.planning.topology import tokenizer_spec
 from tokenizer_pool.files.config_files import TokenizerError

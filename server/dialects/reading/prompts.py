@@ -7,9 +7,8 @@
 from server.dialects.reading.inputs import Inputs
 from server.dialects.reading.truncation import TruncationFields
 from server.requests.errors import InvalidRequest
-from server.requests.inputs.adapters import adapter_for, adapter_named, no_adapter
-from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel
+from server.requests.prompts import Purpose, adapter_for, adapter_named, no_adapter, prompt_for
 
 _MAX_CHARS_PER_TOKEN = 8  # of a literal prompt; more would leave no room for the text
 

@@ -36,9 +36,9 @@ from server.dialects.writing.rows import (
     sparse_bytes,
     sparse_headers,
 )
+from server.requests.embeddings import embed, embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.inputs.partial import embed
-from server.requests.late_interaction import embed_tokens, rows_that_count
+from server.requests.late_interaction import rows_that_count
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.rows import finish

@@ -40,13 +40,12 @@ from server.dialects.writing.rows import (
     rows_alone,
     rows_or_null,
 )
-from server.requests.activation import activated
 from server.requests.classify import ClassifyRequest, classify
+from server.requests.embeddings import embed, embed_tokens
 from server.requests.errors import InvalidRequest, UnsupportedTask
-from server.requests.inputs.partial import embed
-from server.requests.late_interaction import embed_tokens
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
+from server.requests.rows import activated
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest

@@ -14,7 +14,7 @@ from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling
-from server.http.passed_on import HeaderList, PassOn, Read
+from server.http.request import HeaderList, PassOn, Read
 from server.jobs.client import JobsClient
 from server.jobs.messages import MAX_BODY_BYTES
 from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge

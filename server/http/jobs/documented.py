@@ -7,7 +7,7 @@ import msgspec
 from server.dialects.writing.error_shapes import openai_error
 from server.http.jobs.async_predict import PLACE, Accepted, AsyncPredictBody
 from server.http.jobs.batch_routes import NewBatch
-from server.http.openapi.error_schemas import error_statuses
+from server.http.openapi import error_statuses
 from server.jobs.types import Status
 from server.requests.errors import (
     Conflict,

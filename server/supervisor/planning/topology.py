@@ -14,8 +14,8 @@ from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart, JobsAddress
-from server.requests.admission.admission import WaitBudgets
-from server.requests.admission.room import MAX_HELD_BYTES
+from server.requests.admission import WaitBudgets
+from server.requests.row_memory import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor import open_files
@@ -66,7 +66,7 @@ class Topology:
     ) -> None:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `grpc_address` the frontends
         listen themselves. Without `keys` no request needs one; some may be of `key_file`. `ssl_copies` are descriptors,
-        as server.http.connection.tls has them. `hosts` are what requests may name, as server.http.hosts has them.
+        as server.http.tls has them. `hosts` are what requests may name, as server.http.hosts has them.
         `cache_dir` is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there
         are too few threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
         self._settings = settings

@@ -5,7 +5,7 @@ from typing import Any
 
 from batch_manager.messages import Policy
 from engine.types import EngineLimits
-from server.requests.admission.admission import WaitBudgets
+from server.requests.admission import WaitBudgets
 from tests.batch_manager.simulator import FIXED_SECONDS, TOKENS_PER_SECOND, Load, Simulator
 from wire.vocabulary import RequestClass
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.requests.admission.admission import WaitBudgets
+from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey
 from tests.batch_manager.overload.loads import CAPACITY, LARGE, goodput, queries, simulator
 from tests.tiers import full

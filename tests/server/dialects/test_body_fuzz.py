@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from server.dialects.invocations import Chosen
 from server.dialects.table import ROUTES
-from server.requests.classify import ClassifyRequest
-from server.requests.classify_tokens import ClassifyTokensRequest
+from server.requests.classify import ClassifyRequest, ClassifyTokensRequest
 from server.requests.errors import RequestError
 from server.requests.rerank import RerankRequest
 from server.requests.work import DecodeRequest, EmbedRequest, TokenizeRequest

@@ -10,9 +10,8 @@ from engine.types import OutputKind
 from server.dialects.baseten import decode
 from server.dialects.route import RequestOptions
 from server.dialects.writing.forms import Container
-from server.requests.classify_tokens import fitting
+from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from server.requests.token_labels import Aggregation
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, new_call
 from tokenizer_pool.details import Token

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation
 from server.dialects.classify import classes
 from server.dialects.tei.predict import predictions
-from server.requests.activation import activated
+from server.requests.rows import activated
 from tests.server.loop_share import turns_during
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from server.frontend.request_log import Logged, RequestLog
+from server.frontend.reporting import Logged, RequestLog
 from server.requests.trace import Trace
 from tests.server.edge import Edge, call
 from wire.metrics import Recorder
@@ -120,7 +120,7 @@ def test_which_requests_get_a_line(tmp_path: Path, logged: Logged, statuses: lis
 def test_a_sample_of_what_was_answered_and_all_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample_rate: float, least: int, most: int
 ) -> None:
-    monkeypatch.setattr("server.frontend.request_log.random", random.Random(3))
+    monkeypatch.setattr("server.frontend.reporting.random", random.Random(3))
     traces = [Trace(route=PATH, status=200)] * 2000 + [Trace(route=PATH, status=status) for status in (400, 499, 503)]
 
     statuses = Counter(line["status"] for line in written(tmp_path, writes(*traces), sample_rate=sample_rate))
@@ -133,7 +133,7 @@ def test_a_sample_of_what_was_answered_and_all_that_failed(
 def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([7.0] * 1002 + [8.5] * 2)
     clock = SimpleNamespace(monotonic=lambda: next(seconds), time=time.time, strftime=time.strftime, gmtime=time.gmtime)
-    monkeypatch.setattr("server.frontend.request_log.time", clock)
+    monkeypatch.setattr("server.frontend.reporting.time", clock)
     storm = [Trace(route=PATH, status=429, reason="wait", num_items=index) for index in range(1000)]
     others = [Trace(route=PATH, status=429, reason="concurrency"), Trace(route=PATH, status=400, reason="invalid")]
     later = [storm[0], storm[0]]

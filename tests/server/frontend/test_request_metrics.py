@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.frontend.request_metrics import RequestMetrics
+from server.frontend.reporting import RequestMetrics
 from server.metrics.registry import Registry
 from server.requests.trace import Trace
 from tests.server.edge import Edge, call, worked_on

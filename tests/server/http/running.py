@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from server.dialects.route import Answer
-from server.http.answers import send_answer
+from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
 from server.requests.errors import RequestError

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 import pytest
 
 from server.http import body
-from server.http.bodies.decoding import BodyDecoder
-from server.http.bodies.request import HttpRequest
 from server.http.body import (
     SMALL_BYTES,
     BodyReader,
@@ -21,7 +19,8 @@ from server.http.body import (
     decoded_bytes,
     decoded_bytes_of_large,
 )
-from server.requests.admission.open_requests import OpenRequest, OpenRequests
+from server.http.request import BodyDecoder, HttpRequest
+from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from server.requests.trace import Trace
 from tests.server.edge import aiter_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.http.connection import clocks
-from server.http.connection.answer_clock import AnswerClock
+from server.http import connection
+from server.http.connection import AnswerClock
 from server.http.protocol import Protocol
 from tests.server.http.running import GET, POST, Running, Test
 from tests.server_e2e.running import PATIENCE
@@ -168,7 +168,7 @@ def test_who_reads_its_answers_is_left_alone(run: Callable[[Test], None], monkey
             num_begun += 1
             super().__init__(*args)
 
-    monkeypatch.setattr(clocks, "AnswerClock", Counted)
+    monkeypatch.setattr(connection, "AnswerClock", Counted)
 
     async def test(running: Running) -> None:
         async with running.client() as client:

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.http.get_routes import make_app
 from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
-from server.requests.admission.expected_wait import expected_wait
 from server.requests.errors import ModelNotFound, NotReady
+from server.requests.load import expected_wait
 from server.requests.models import ServerState
 from tests.server.edge import call, ready_state
 from wire.page import Page

@@ -15,10 +15,10 @@ import uvloop
 
 from server.dialects.route import Answer
 from server.http import http_server
-from server.http.answers import send_answer
+from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
-from server.http.connection.tls import Certificate, copied, load
 from server.http.http_server import HttpServer
+from server.http.tls import Certificate, copied, load
 from server.settings import watched_files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.http.answers import HeldSend
+from server.http.app import HeldSend
 from server.http.body import Message
 from server.http.get_routes import make_app
 from server.http.jobs.batch_routes import in_pieces
@@ -18,7 +18,7 @@ from server.jobs import files as files_module
 from server.jobs.batches.batches import BatchProblem
 from server.jobs.documents import Documents
 from server.jobs.store.disk import read_at
-from server.requests.admission.room import Room
+from server.requests.row_memory import Room
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened

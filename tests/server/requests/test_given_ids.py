@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from server.requests import embeddings
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
-from server.requests.inputs import partial
-from server.requests.inputs.given_ids import GivenIds, TokenIds
+from server.requests.inputs import GivenIds, TokenIds
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.requests.work import Embedded
@@ -72,7 +72,7 @@ def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
         given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
         pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
         request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
-        return edge, await partial.embed(pipeline, request, Trace())
+        return edge, await embeddings.embed(pipeline, request, Trace())
 
     edge, embedded = asyncio.run(run())
     assert edge.tokenizers.asked[0][0] == ["the ferry", "ferry"]

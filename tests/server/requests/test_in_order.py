@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from server.requests.in_order import InOrder
+from server.requests.concurrency import InOrder
 
 
 async def work(number: int) -> int:

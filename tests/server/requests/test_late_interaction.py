@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN, OutputKind, Rows
-from server.requests.late_interaction import max_sim, rows_that_count
-from server.requests.late_tokens import counted, shaped
+from server.requests.late_interaction import counted, max_sim, rows_that_count, shaped
 from server.requests.work import Computed, Work
 from tests.server.edge import served_model
 from tests.server.loop_share import turns_during

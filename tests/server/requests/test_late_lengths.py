@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.model import model_folder
-from server.requests.late_tokens import shaped
+from server.requests.late_interaction import shaped
 from tests.engine.folder_files import change
 from tests.engine.model.detection.shapes import CONFIG, multi_vector, pylate, stanford_colbert
 from tokenizer_pool.messages import Truncation

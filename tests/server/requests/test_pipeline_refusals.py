@@ -18,7 +18,7 @@ from server.requests.errors import (
     RequestError,
     UnsupportedTask,
 )
-from server.requests.row_sizes import MAX_TOKEN_ROW_BYTES
+from server.requests.rows import MAX_TOKEN_ROW_BYTES
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from tests.server.edge import Edge, served_model

@@ -13,7 +13,7 @@ from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
 from server.requests.errors import DeadlineExceeded, EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
-from server.requests.row_sizes import MAX_COMPARISONS
+from server.requests.rows import MAX_COMPARISONS
 from server.requests.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 from transformers.pipelines.token_classification import AggregationStrategy, TokenClassificationPipeline
 
-from server.requests.token_labels import Aggregation, Span, spans
+from server.requests.classify import Aggregation, Span, spans
 from tests.tokenizer_pool.builders import roberta, unigram, write_json
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.details import Token

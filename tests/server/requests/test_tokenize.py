@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from batch_manager.client.managers import BatchManagers
-from server.requests.admission.admission import Admission
+from server.requests.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
 from server.requests.trace import Trace

@@ -11,7 +11,7 @@ from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
 from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
 from server.jobs.messages import JobsStart
-from server.requests.admission.admission import WaitBudgets
+from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.control import ProcessStart, decode_start, encode_start

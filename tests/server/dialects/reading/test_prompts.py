@@ -7,8 +7,8 @@ import pytest
 
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest, ModelNotFound
-from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ModelTable, ServedModel
+from server.requests.prompts import Purpose, prompt_for
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, one_model, served_model
 

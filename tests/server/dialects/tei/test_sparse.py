@@ -10,7 +10,7 @@ from engine.model.tasks import LateInteraction
 from engine.types import QUERY_TOKEN, OutputKind
 from server.dialects.tei.embed import decode_embed_hybrid, sparse_by_item
 from server.dialects.writing.rows import sparse_bytes, sparse_headers
-from server.requests import late_tokens, row_sizes
+from server.requests import late_interaction, rows
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 from tests.server.asking import RAW, ask, tei_error
@@ -130,7 +130,7 @@ def test_the_types_that_tokens_have_already_stay() -> None:
         np.zeros(2, np.uint8),
         np.array([0, 1, 1], np.int32),
     )
-    marked = late_tokens.marked_queries(tokens, num_queries=1)
+    marked = late_interaction.marked_queries(tokens, num_queries=1)
     assert marked.token_type_ids is not None
     assert marked.token_type_ids.tolist() == [QUERY_TOKEN, QUERY_TOKEN + 1, 1]
     assert tokens.token_type_ids is not None
@@ -249,6 +249,6 @@ def test_no_outputs_are_all() -> None:
 
 @pytest.mark.holds("Limits")
 def test_more_sparse_rows_than_anybody_could_write_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sizes, "MAX_SPARSE_ROW_BYTES", 1)
+    monkeypatch.setattr(rows, "MAX_SPARSE_ROW_BYTES", 1)
     status, _, message = tei_error(ask("/embed_sparse", TEXTS, OutputKind.SPARSE))
     assert (status, "send fewer inputs" in message) == (422, True)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects import invocations
-from server.requests.admission import joint_room
+from server.requests import row_memory
 from server.requests.trace import Trace
 from tests.server.asking import ask, tei_error
 from tests.server.edge import Edge, call, state_with
@@ -99,7 +99,7 @@ def test_long_lists_are_refused_before_they_are_decoded(instances: bytes, start:
 
 @pytest.mark.parametrize("error", [None, ValueError("a bug")])
 def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint_room, "SMALL_BYTES", 0)
+    monkeypatch.setattr(row_memory, "SMALL_BYTES", 0)
 
     async def run() -> tuple[int, int]:
         edge = Edge()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.http.bodies import compression
-from server.http.bodies.compression import coding_of
+from server.http import compression
+from server.http.compression import coding_of
 from server.requests.errors import UnsupportedMedia
 from tests.server.edge import Called, Edge, call
 from tests.server.loop_share import turns_during

@@ -114,7 +114,7 @@ def test_the_next_one_is_expanded_when_the_one_before_is_decoded(monkeypatch: py
         await asyncio.sleep(0)
         num_open -= 1
 
-    monkeypatch.setattr("server.http.bodies.decoding.check_large", counted)
+    monkeypatch.setattr("server.http.request.check_large", counted)
 
     async def run() -> None:
         edge = Edge(max_bytes=4 * MIB)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.dialects.openai import Line, read_line
-from server.http.bodies import line_streams, lines
+from server.http import line_streams
 from server.http.body import Message
 from server.requests.work import EmbedRequest
 from tests.server.edge import Edge, call
@@ -35,7 +35,7 @@ def test_streams_together_read_no_more_than_all_bodies_may_take(monkeypatch: pyt
         found += 1
         return read_line(data, index)
 
-    monkeypatch.setattr(lines, "read_line", counted)
+    monkeypatch.setattr(line_streams, "read_line", counted)
 
     async def run() -> tuple[int, int, list[int]]:
         edge = Edge(max_bytes=MAX_BYTES)
@@ -61,7 +61,7 @@ def test_nothing_is_left_of_texts_whose_answers_are_not_read() -> None:
         edge = Edge(max_bytes=1 << 22)
         pieces: asyncio.Queue[Message] = asyncio.Queue()
         sent: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", lines.LINES)]}
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", line_streams.LINES)]}
         task = asyncio.create_task(edge.app(scope, pieces.get, sent.put))
         pieces.put_nowait({"type": "http.request", "body": LINE * line_streams.MAX_OPEN, "more_body": True})
         while len(edge.managers.submitted) < line_streams.MAX_OPEN:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.bodies import line_streams, lines
+from server.http import line_streams
 from server.http.body import Message, Receive
 from server.requests.errors import BodyTooSlow, InvalidRequest, Overloaded
 from server.settings.api_keys import ApiKey, digest
@@ -175,10 +175,10 @@ def test_what_fails_before_the_answer_begins_has_its_status() -> None:
     assert ask(b'"a"', headers={"content-type": "application/x-ndjson;charset=utf-16"})[0].status == 415
     assert ask(b'"a"', headers={"content-type": 'application/x-ndjson; Charset="UTF-8"'})[0].status == 200
     with pytest.raises(InvalidRequest, match=r"need HTTP/1\.1"):
-        lines.check_head({b"content-type": lines.LINES}, "1.0")
+        line_streams.check_head({b"content-type": line_streams.LINES}, "1.0")
     assert ask(b'"a"', lambda: Edge(is_loaded=False))[0].status == 503
     assert ask(b'"a"', lambda: Edge(keys=[ApiKey("team", digest(b"sesame"))]))[0].status == 401
-    assert ask(b'"%b"' % (b"x" * lines.MAX_LINE_BYTES))[0].status == 413
+    assert ask(b'"%b"' % (b"x" * line_streams.MAX_LINE_BYTES))[0].status == 413
 
 
 @pytest.mark.holds("Lines")
@@ -309,7 +309,7 @@ def test_a_client_that_waits_for_an_answer_is_not_slow(monkeypatch: pytest.Monke
                 raise BodyTooSlow("nothing came")
             return await receive()
 
-        monkeypatch.setattr(lines, "next_piece", next_piece)
+        monkeypatch.setattr(line_streams, "next_piece", next_piece)
         client.send(b'"one"\n')
         assert (await client.sent.get())["status"] == 200
         assert (await client.line())["embedding"][0] == 3.0

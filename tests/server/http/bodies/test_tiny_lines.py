@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.dialects.openai import Line, read_line
-from server.http.bodies import line_streams, lines
+from server.http import line_streams
 from server.http.body import BodyReader, Message
 from server.requests.errors import PayloadTooLarge
 from server.requests.time_slices import SharedSlice
@@ -30,11 +30,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(data)
         return read_line(data, index)
 
-    monkeypatch.setattr(lines, "read_line", counted)
+    monkeypatch.setattr(line_streams, "read_line", counted)
     return found
 
 
-def reader_of(*pieces: bytes, max_lines: int = 4) -> lines.LineReader:
+def reader_of(*pieces: bytes, max_lines: int = 4) -> line_streams.LineReader:
     waiting = list(pieces)
 
     async def receive() -> Message:
@@ -42,10 +42,12 @@ def reader_of(*pieces: bytes, max_lines: int = 4) -> lines.LineReader:
         return {"type": "http.request", "body": piece, "more_body": bool(waiting)}
 
     bodies = BodyReader(max_bytes=1 << 22, max_total_bytes=1 << 24)
-    return lines.LineReader(receive, bodies, max_lines=max_lines, is_stopping=lambda: False, time_slice=SharedSlice())
+    return line_streams.LineReader(
+        receive, bodies, max_lines=max_lines, is_stopping=lambda: False, time_slice=SharedSlice()
+    )
 
 
-async def groups_of(reader: lines.LineReader) -> list[Sequence[Line]]:
+async def groups_of(reader: line_streams.LineReader) -> list[Sequence[Line]]:
     found = list[Sequence[Line]]()
     while (group := await reader.group()) is not None:
         found.append(group)
@@ -66,7 +68,7 @@ def test_of_a_client_that_reads_no_answer_few_lines_are_read(read: list[bytes]) 
     async def run() -> None:
         pieces: asyncio.Queue[Message] = asyncio.Queue()
         sent: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", lines.LINES)]}
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", line_streams.LINES)]}
         task = asyncio.create_task(Edge().app(scope, pieces.get, sent.put))
         pieces.put_nowait({"type": "http.request", "body": b"1\n" * 50_000, "more_body": True})
         for _ in range(5_000):
@@ -111,14 +113,14 @@ def test_an_error_keeps_nothing_alive() -> None:
 def test_blank_lines_take_a_look_at_each_piece_and_let_others_run(
     blank: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, next_whole = 0, lines.LineReader._next_whole
+    looks, next_whole = 0, line_streams.LineReader._next_whole
 
-    def counted(self: lines.LineReader) -> bytes:
+    def counted(self: line_streams.LineReader) -> bytes:
         nonlocal looks
         looks += 1
         return next_whole(self)
 
-    monkeypatch.setattr(lines.LineReader, "_next_whole", counted)
+    monkeypatch.setattr(line_streams.LineReader, "_next_whole", counted)
     reader = reader_of(*[blank * 20_000] * 50)
 
     assert turns_during(reader.group()) >= 50
@@ -132,7 +134,7 @@ def test_others_run_between_lines() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cut", [1, 2, 3, 1 << 20])
 async def test_a_line_that_is_too_long_comes_after_those_before_it(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 8)
+    monkeypatch.setattr(line_streams, "MAX_LINE_BYTES", 8)
     body = b'"a"\n \n"b"\n"123456789"\n"c"\n'
     reader = reader_of(*(body[start : start + cut] for start in range(0, len(body), cut)))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
-from server.http.bodies.decoding import BodyDecoder
+from server.http.request import BodyDecoder
+from server.requests.embeddings import UNREADABLE
 from server.requests.errors import MalformedBody
-from server.requests.inputs.partial import UNREADABLE
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 from tests.server.loop_share import turns_during
 
@@ -147,7 +147,7 @@ def test_bodies_are_looked_through_in_slices_and_not_without_end(monkeypatch: py
     body = b'{"input":[' + b'"a",' * 1000 + b"%b]}" % HALF
     assert asyncio.run(error_of(body)).param == "input[1000]"
     assert turns_during(error_of(body)) > 100  # some are longer than they should be on a busy machine
-    monkeypatch.setattr("server.http.bodies.decoding._MAX_VALUES", 1000)
+    monkeypatch.setattr("server.http.request._MAX_VALUES", 1000)
     assert asyncio.run(error_of(body)) is refused
 
 

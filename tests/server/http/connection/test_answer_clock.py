@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from server.http.body import Receive, Scope, Send
-from server.http.connection.answer_clock import BYTES_PER_SECOND
+from server.http.connection import BYTES_PER_SECOND
 from server.http.protocol import Protocol
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import GET, POST, App

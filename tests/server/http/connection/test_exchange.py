@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from server.http.body import WHOLE_BODY, Message
-from server.http.connection.exchange import Exchange
-from server.http.connection.flow import Flow
+from server.http.connection import Exchange, Flow
 from tests.server.http.bare import Transport
 
 DATE = (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.http.connection.head import MAX_HEADERS
-from server.http.protocol import Protocol
+from server.http.protocol import MAX_HEADERS, Protocol
 from tests.server.http.bare import Bare, run_bare, turns
 from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test
 

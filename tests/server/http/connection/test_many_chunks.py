@@ -2,8 +2,7 @@
 
 import pytest
 
-from server.http.connection.chunked import _MAX_LINES, _SLICE_BYTES
-from server.http.protocol import Protocol
+from server.http.protocol import _MAX_LINES, _SLICE_BYTES, Protocol
 from tests.server.http.bare import Bare, run_bare, turns
 from tests.server.http.running import CHUNKED, GET, App
 

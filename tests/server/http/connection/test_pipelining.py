@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from server.http.connection.exchange import Exchange
-from server.http.connection.head import MAX_HEAD_BYTES
+from server.http.connection import Exchange
+from server.http.protocol import MAX_HEAD_BYTES
 from server.requests.errors import HeadTooLarge, MalformedBody
 from tests.server.http.bare import Bare, run_bare, turns
 from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test

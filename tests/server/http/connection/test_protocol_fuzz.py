@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from server.http.connection.exchange import Exchange
-from server.http.connection.head import MAX_HEAD_BYTES
-from server.http.protocol import Protocol
+from server.http.connection import Exchange
+from server.http.protocol import MAX_HEAD_BYTES, Protocol
 from tests.server.edge import Edge
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST

@@ -4,9 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.http.connection.chunked import _MAX_CUTS
-from server.http.connection.head import MAX_HEAD_BYTES, MAX_HEADERS
-from server.http.protocol import Protocol
+from server.http.protocol import _MAX_CUTS, MAX_HEAD_BYTES, MAX_HEADERS, Protocol
 from server.requests.errors import HeadTooLarge
 from tests.server.http.bare import Bare, Connected, run_bare, turns
 from tests.server.http.running import CHUNKED, GET, App, Running, Test

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from batch_manager.messages import Refusal, RequestRefused
-from server.http.answers import WRITE_BUFFER_BYTES
-from server.requests.admission.room import Room
+from server.http.body import WRITE_BUFFER_BYTES
+from server.requests.row_memory import Room
 from tests.server.edge import Edge, ready_state
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import POST

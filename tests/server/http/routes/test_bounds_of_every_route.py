@@ -16,13 +16,12 @@ from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.http import body
-from server.http.answers import WRITE_BUFFER_BYTES
 from server.http.app import App
-from server.http.body import Message
+from server.http.body import WRITE_BUFFER_BYTES, Message
 from server.jobs.client import JobsClient
 from server.jobs.messages import Reply
-from server.requests.admission.open_requests import OpenRequest
-from server.requests.admission.room import Held
+from server.requests.concurrency import OpenRequest
+from server.requests.row_memory import Held
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, call, good_body, state_with_everything
 from tests.server.fallback import fallback_routes

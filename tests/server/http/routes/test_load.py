@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from server.requests.admission import load
+from server.requests import load
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, ready_state
 

@@ -168,7 +168,7 @@ def test_the_page_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
         first = [(await call(edge.app, "GET", path)).body for path in paths]
         with monkeypatch.context() as patched:
             patched.setattr(json, "dumps", None)
-            patched.setattr("server.http.openapi.page.get_openapi", None)
+            patched.setattr("server.http.openapi.get_openapi", None)
             assert [(await call(edge.app, "GET", path)).body for path in paths] == first
         return first
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.requests.admission.admission import Admission, Asked, WaitBudgets
+from server.requests.admission import Admission, Asked, WaitBudgets
 from server.requests.errors import InvalidRequest, Overloaded
 from server.settings.api_keys import ApiKey
 from wire.page import Page

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.requests.admission.open_requests import GAVE_WAY, OpenRequest, OpenRequests
+from server.requests.concurrency import GAVE_WAY, OpenRequest, OpenRequests
 from server.requests.errors import Overloaded
 
 

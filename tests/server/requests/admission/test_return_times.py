@@ -1,6 +1,6 @@
 """When refused requests are told to come back."""
 
-from server.requests.admission.return_times import ReturnTimes
+from server.requests.admission import ReturnTimes
 
 
 def test_they_come_back_one_after_another() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from engine.types import OutputKind
-from server.requests.admission.room import Held, Room
 from server.requests.errors import NotReady
-from server.requests.row_sizes import bytes_to_hold
+from server.requests.row_memory import Held, Room
+from server.requests.rows import bytes_to_hold
 from server.requests.work import EmbedRequest, Work
 from tests.server.edge import DIMENSIONS, served_model
 

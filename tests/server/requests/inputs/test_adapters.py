@@ -10,9 +10,8 @@ from engine.types import ADAPTER_SHIFT, PROMPT_TOKEN
 from server.dialects import weaviate
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest
-from server.requests.inputs.adapters import adapter_for, with_adapters
-from server.requests.inputs.prompts import Purpose
 from server.requests.models import ModelTable, ServedModel
+from server.requests.prompts import Purpose, adapter_for, with_adapters
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.requests.embed_requests import a_request, embed

@@ -7,8 +7,8 @@ import pytest
 
 from engine.model.tasks import Activation, Task
 from engine.types import OutputKind
+from server.requests import rerank
 from server.requests.errors import NotTokenizable
-from server.requests.inputs import document_cut
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model
@@ -61,7 +61,7 @@ def test_short_documents_cost_nothing() -> None:
 
 
 def test_many_characters_are_looked_at_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_cut, "MAX_DETAIL_CHARS", 9)
+    monkeypatch.setattr(rerank, "MAX_DETAIL_CHARS", 9)
     _, edge = ranked(PAIRS, documents=["abcd", "efgh", "ijkl", "m" * 100])
     assert [list(texts) for texts, _ in edge.tokenizers.asked[:3]] == [["abcd", "efgh"], ["ijkl"], ["m" * 100]]
     assert list(edge.tokenizers.asked[3][1]["pair_texts"]) == ["abc", "efg", "ijk", "mmm"]
@@ -97,5 +97,5 @@ def test_a_document_that_is_refused_is_named(model: dict[str, Any], named: str) 
 def test_a_character_of_several_tokens_is_not_split(is_left: bool, kept: str) -> None:
     text = "a🙂b"
     tokens = [Token(at, "", False, start, start + 1) for at, start in enumerate((0, 1, 1, 1, 2))]
-    assert document_cut._kept(text, tokens, 3, is_left=is_left) == kept
-    assert document_cut._kept(text, tokens, 5, is_left=is_left) == text
+    assert rerank._kept(text, tokens, 3, is_left=is_left) == kept
+    assert rerank._kept(text, tokens, 5, is_left=is_left) == text

@@ -11,9 +11,8 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import Answer, RequestRefused, Submission
 from engine.types import OutputKind, Rows
+from server.requests.embeddings import averages, embed
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
-from server.requests.inputs.partial import embed
-from server.requests.inputs.windows import averages
 from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded
 from tests.server.edge import Edge, Managers, Tokenizers, served_model

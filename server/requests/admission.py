@@ -1,4 +1,4 @@
-"""Decides whether to accept a request, before it costs anything.
+"""Decides whether to accept a request, before it costs anything, and when a refused one should come back.
 
 Reads the shared page and writes this frontend's row of it. Knows no request's content.
 """
@@ -6,19 +6,16 @@ Reads the shared page and writes this frontend's row of it. Knows no request's c
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
 
-from server.requests.admission.expected_wait import Ahead, ModelPage
-from server.requests.admission.key_ceilings import Allowance, KeyCeilings
-from server.requests.admission.key_places import KeyPlaces
-from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
-from server.requests.admission.open_requests import OpenRequests
-from server.requests.admission.return_times import ReturnTimes
-from server.requests.admission.room import MAX_HELD_BYTES, Room
+from server.requests.concurrency import OpenRequests
 from server.requests.errors import InvalidRequest, Overloaded
+from server.requests.key_limits import Allowance, KeyCeilings, KeyPlaces, KeyShare, KeyShares, Turn
+from server.requests.load import Ahead, ModelPage
+from server.requests.row_memory import MAX_HELD_BYTES, Room
 from server.settings.api_keys import ApiKey
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -28,9 +25,10 @@ _USUAL_RATIO = 0.25  # tokens a character
 _HISTORY = 2000  # characters that weigh as much as all that came before; of a request no more count
 _SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
 _ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
-
 # Queries with large rows have room of their own, or they would wait behind bulk.
 _QUARTERS_OF_ROOM = {RequestClass.INTERACTIVE: 1, RequestClass.BULK: 3}
+_RETURN_PART = 0.3  # of the engines' speed: after a burst a server that is half busy has room for it
+_LONGEST_RETURN = 300.0  # seconds; later slots begin anew, so a long overload is spread over this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +260,23 @@ class Admitted:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._admission.count(self.asked, self.key, -self._num_tokens)
+
+
+class ReturnTimes:
+    """The slots of each line of refused requests, so that they find room and don't come back together.
+
+    Slots are given one after another. A slot is as long as the work it stands for takes at a part of the engines'
+    speed; the rest is left for new requests. A burst that is refused for some seconds comes back over some minutes. A
+    slot that nobody comes back for is lost.
+    """
+
+    def __init__(self) -> None:
+        self._next_slots: dict[Hashable, float] = {}  # by line: time.monotonic() seconds
+
+    def take(self, line: Hashable, seconds: float, now: float) -> float:
+        """Seconds from now to a slot for work that takes so many seconds."""
+        slot = max(now, self._next_slots.get(line, now))
+        if slot - now > _LONGEST_RETURN:
+            slot = now
+        self._next_slots[line] = slot + seconds / _RETURN_PART
+        return slot - now

@@ -1,18 +1,52 @@
-"""Which of a model's adapters computes a request's texts: the one of the prompt's name. jina-embeddings-v3 has them.
+"""What goes before a text by what it is for: one of the model's own prompts, and the adapter that computes it.
 
+Models name their prompts as they like. The names here are those of the well-known ones, in the order in which they are
+looked for. Some models, as jina-embeddings-v3, have an adapter for each of these purposes too, under the prompt's name.
 The number of an adapter is its place among ServedModel.adapters, from 1; 0 = none.
 """
 
+import enum
 from dataclasses import replace
 
 import numpy as np
 
 from engine.types import ADAPTER_SHIFT
 from server.requests.errors import InvalidRequest
-from server.requests.inputs.prompts import Purpose
 from server.requests.models import ServedModel
 from server.requests.work import Work
 from tokenizer_pool.token_ids import TokenizedTexts
+
+
+class Purpose(enum.Enum):
+    """What a text is embedded for, with the names of prompts for it."""
+
+    QUERY = ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query", "web_search_query")
+    DOCUMENT = ("document", "passage", "search_document", "retrieval.passage", "Retrieval-document", "corpus")
+    CLASSIFICATION = ("classification", "Classification")
+    CLUSTERING = ("clustering", "Clustering", "separation")
+    SIMILARITY = ("text-matching", "STS", "s2s_query", "sts_query")
+
+
+_OTHER_SIDE = {Purpose.QUERY: Purpose.DOCUMENT, Purpose.DOCUMENT: Purpose.QUERY}
+
+
+def prompt_for(model: ServedModel, purpose: Purpose) -> str | None:
+    """The model's prompt; None if it has prompts, but none for this purpose.
+
+    A model without prompts treats all texts alike, so its default prompt stays. A model that has a prompt for one side
+    of a search only, as most have one for queries, gets nothing before texts of the other side.
+    """
+    prompt = _named(model, purpose)
+    if prompt is not None or not model.prompts:
+        return model.default_prompt if prompt is None else prompt
+    other = _OTHER_SIDE.get(purpose)
+    if other is None:
+        return None
+    return model.default_prompt if _named(model, other) is None else ""
+
+
+def _named(model: ServedModel, purpose: Purpose) -> str | None:
+    return next((model.prompts[name] for name in purpose.value if name in model.prompts), None)
 
 
 def adapter_named(model: ServedModel, name: str | None) -> int:

@@ -1,13 +1,20 @@
-"""What becomes of token ids that a request gives instead of texts, as --token-ids says.
+"""A request's items before they are tokenized: token ids in place of texts, and items of two kinds in one request.
 
-Ids of another tokenizer give rows of nonsense, and LangChain's OpenAIEmbeddings sends those of tiktoken by default. A
-model's own ids are told from others by the special tokens that its tokenizer puts around every text.
+What becomes of token ids --token-ids says. Ids of another tokenizer give rows of nonsense, and LangChain's
+OpenAIEmbeddings sends those of tiktoken by default. A model's own ids are told from others by the special tokens that
+its tokenizer puts around every text.
+
+Pairs beside texts alone, and token ids beside texts, are tokenized in two groups, which are put together again.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.time_slices import TimeSlice
@@ -17,10 +24,11 @@ from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES
 from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
 from wire.vocabulary import RequestClass
 
 _Work = TypeVar("_Work", bound=Work)
-
+Group = tuple[Sequence[int], Work]  # places in the whole request, and a request for these items alone
 _BOTH_FIXES = (
     "Send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or start the server with "
     "--token-ids cl100k"
@@ -129,3 +137,72 @@ class GivenIds:
                 raise InvalidRequest(f"{name} has an id that is not one of cl100k_base", param=name) from None
             await time_slice.end_if_over()
         return replace(request, texts=texts, token_ids=None)
+
+
+def texts_and_ids(request: Work) -> list[Group]:
+    """The texts of a request that has both, and the lists of ids."""
+    texts, token_ids = request.texts or (), request.token_ids or ()
+    with_text = [index for index, text in enumerate(texts) if text]
+    with_ids = [index for index, text in enumerate(texts) if not text]
+    return [
+        (with_text, replace(_sized(request, with_text), texts=[texts[index] for index in with_text], token_ids=None)),
+        (with_ids, replace(_sized(request, with_ids), texts=None, token_ids=[token_ids[index] for index in with_ids])),
+    ]
+
+
+def texts_and_pairs(request: Work, without_partner: Collection[int]) -> list[Group]:
+    """The texts alone of a request that has both, at these places, and the pairs."""
+    texts, pair_texts = request.texts or (), request.pair_texts
+    alone = sorted(without_partner)
+    paired = [index for index in range(len(texts)) if index not in without_partner]
+    return [
+        (alone, replace(request, texts=[texts[index] for index in alone], pair_texts=())),
+        (
+            paired,
+            replace(
+                request,
+                texts=[texts[index] for index in paired],
+                pair_texts=[pair_texts[index] for index in paired],
+            ),
+        ),
+    ]
+
+
+async def tokenized(
+    groups: Sequence[Group], num_items: int, tokenize: Callable[[Work], Awaitable[TokenizedTexts]]
+) -> TokenizedTexts:
+    """Token ids in the order of the request. Raises TextRefused with the index in the request."""
+    parts = []
+    for places, part in groups:
+        try:
+            parts.append((places, await tokenize(part)))
+        except TextRefused as refused:
+            index = places[refused.index] if refused.index >= 0 else -1
+            raise TextRefused(
+                refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens
+            ) from None
+    return _merged(parts, num_items)
+
+
+def _sized(request: Work, places: Sequence[int]) -> Work:
+    """A request is of queries or of documents, never of both, where it has ids."""
+    return replace(request, num_queries=len(places) if request.num_queries else 0)
+
+
+def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
+    """Several as one; each comes with the places of its texts."""
+    ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * num_texts
+    types = list(ids)
+    truncated = np.zeros(num_texts, np.uint8)
+    for places, part in parts:
+        of_part = np.zeros_like(part.token_ids) if part.token_type_ids is None else part.token_type_ids
+        for place, (start, stop) in zip(places, pairwise(part.offsets.tolist()), strict=True):
+            ids[place], types[place] = part.token_ids[start:stop], of_part[start:stop]
+        truncated[places] = part.truncated
+    all_types = np.concatenate(types)
+    return TokenizedTexts(
+        np.concatenate(ids),
+        offsets_of(np.array([len(each) for each in ids])),
+        truncated,
+        all_types if all_types.any() else None,
+    )

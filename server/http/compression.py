@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from server.dialects.route import Answer
-from server.http import accept
+from server.http.headers import accepted_coding
 from server.requests.errors import MalformedBody, UnsupportedMedia
 from server.requests.time_slices import TimeSlice
 
@@ -123,7 +123,7 @@ def _pieces(body: bytes, coding: bytes) -> Iterator[bytes]:
 
 async def compressed(answer: Answer, accept_encoding: bytes) -> Answer:
     """A long answer in JSON as the client reads it best. Others stay as they are: numbers in bytes hardly shrink."""
-    coding = accept.coding(accept_encoding, tuple(_ENCODERS))
+    coding = accepted_coding(accept_encoding, tuple(_ENCODERS))
     is_json = (b"content-type", b"application/json") in answer.headers
     if coding is None or not is_json or len(answer.body) < _MIN_ANSWER_BYTES:
         return answer

@@ -1,0 +1,192 @@
+"""One request as it came, and what its body says: read, expanded, looked through and decoded.
+
+A body of JSON may begin with a byte order mark. A value for which a decoder refuses a whole body is named, or fails
+alone where the request allows it. That costs bodies nothing that are right. Some requests go on to another process:
+`PassedOn` is what the application asks of their routes.
+"""
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from server.dialects.invocations import Chosen
+from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
+from server.dialects.route import Answer
+from server.http import compression
+from server.http.body import SMALL_BYTES, WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes_of_large
+from server.http.paths import Place
+from server.requests.concurrency import OpenRequest
+from server.requests.embeddings import UNREADABLE
+from server.requests.errors import MalformedBody, RequestError
+from server.requests.time_slices import SharedSlice
+from server.requests.trace import Trace
+from server.requests.work import EmbedRequest
+from wire.json_values import Value, is_wrong, marked, place_of, values, without_escapes
+
+_COPIES = 4  # of a body that goes on to another process: decoded, written to it, read there and kept there
+_VALUE_BYTES = 32  # what a number of such a body takes there: two bytes may be one
+_MAX_VALUES = 1 << 17  # of a body that are looked at
+_MAX_WRONG = 4096  # of them that may fail alone
+_MARK = b'"%b"' % UNREADABLE.encode()
+_Decoded = TypeVar("_Decoded")
+# What a body asks for; its texts have so many marks that stand for what can't be read.
+DecodeMarked = Callable[[bytes, int], _Decoded]
+HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there twice
+
+
+class BodyDecoder:
+    """Of one frontend. What looks for wrong values shares a slice of time."""
+
+    def __init__(self) -> None:
+        self._time_slice = SharedSlice()
+
+    async def decoded(
+        self, body: bytes, decode: Callable[[bytes], _Decoded], decode_marked: DecodeMarked[_Decoded] | None
+    ) -> _Decoded:
+        """What `decode` makes of JSON, or `decode_marked` if it has wrong texts. Raises MalformedBody, and what the two
+        raise."""
+        try:
+            if len(body) > LARGE_BYTES:
+                await check_large(body)
+            return decode(body)
+        except MalformedBody as error:
+            return await self._without_wrong_values(body, decode, error, decode_marked)
+
+    async def _without_wrong_values(
+        self,
+        body: bytes,
+        decode: Callable[[bytes], _Decoded],
+        refused: MalformedBody,
+        decode_marked: DecodeMarked[_Decoded] | None,
+    ) -> _Decoded:
+        """What is made of a body that was refused. Raises RequestError, if it can with the place of a value."""
+        if body.startswith(BOM):
+            body = body[len(BOM) :]
+            try:
+                return decode(body)
+            except MalformedBody as error:
+                refused = error
+        wrong = await self._wrong_values(body)
+        if not wrong:
+            raise refused
+        named = wrong_value(body, wrong[0])
+        if decode_marked is None or not all(body.startswith(b'"', value.start) for value in wrong):
+            raise named
+        try:
+            return decode_marked(marked(body, wrong, _MARK), len(wrong))
+        except RequestError:
+            raise named from None
+
+    async def _wrong_values(self, body: bytes) -> list[Value]:
+        """At most one more than may fail alone. Lets other requests run meanwhile."""
+        found, plain = list[Value](), bytearray()
+        for piece in pieces(body):
+            plain += without_escapes(piece)
+            await self._time_slice.end_if_over()
+        for value in islice(values(bytes(plain)), _MAX_VALUES):
+            if is_wrong(body, value):
+                found.append(value)
+                if len(found) > _MAX_WRONG:
+                    break
+            await self._time_slice.end_if_over()
+        return [value for value in found if place_of(value.path[:1]).isidentifier()]  # else no field is to blame
+
+
+def num_marked(work: Any) -> int:
+    """The marks in texts that may fail alone."""
+    request = work.request if isinstance(work, Chosen) else work
+    request = getattr(request, "work", request)  # as /pooling has it
+    if not isinstance(request, EmbedRequest) or not request.allows_errors:
+        return 0
+    return sum(text.count(UNREADABLE) for text in request.texts or ())
+
+
+class Read(Protocol):
+    """Reads the body and gives what the decoder makes of it. Raises what both raise."""
+
+    def __call__(self, decode: Callable[[bytes], _Decoded], /, *, is_json: bool = True) -> Awaitable[_Decoded]: ...
+
+
+PassOn = Callable[[Read, HeaderList, str], Awaitable[Answer]]  # the last is the owner of the request's key
+
+
+class PassedOn(Protocol):
+    """One route; `route` is its path, for metrics."""
+
+    @property
+    def route(self) -> str: ...
+
+    def at(self, method: str, path: str) -> PassOn | None:
+        """Answers a request there, and raises RequestError; None if it is not this route."""
+
+
+@dataclass(slots=True)  # not frozen, which takes twice as long to make
+class HttpRequest:
+    """One request as it came."""
+
+    scope: Scope
+    receive: TimedReceive
+    send: Send
+    headers: Mapping[bytes, bytes]
+    trace: Trace
+    open: OpenRequest
+    decoder: BodyDecoder
+    place: Place | None = None  # None = the path is a POST route's own
+    num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
+
+    async def read(
+        self,
+        bodies: BodyReader,
+        decode: Callable[[bytes], _Decoded],
+        *,
+        is_json: bool = True,
+        decode_marked: DecodeMarked[_Decoded] | None = None,
+    ) -> _Decoded:
+        """What `decode` makes of the body, or `decode_marked` if it has wrong texts. `bodies` are those of the key.
+
+        Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
+        errors.
+        """
+        trace = self.trace
+        began, coding = time.perf_counter(), compression.coding_of(self.headers)
+        length = self.headers.get(b"content-length")  # a number: the HTTP parser has checked it
+        body = await bodies.read(self.scope, self.receive, None if length is None else int(length))
+        trace.num_body_bytes = len(body)
+        if WHOLE_BODY not in self.scope:
+            self.open.let_in(trace.key)  # others were, while it waited for its body
+        trace.read_seconds = time.perf_counter() - began
+        if coding is not None:
+            async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:
+                trace.read_seconds = time.perf_counter() - began
+                await self._check_decoded(bodies, whole, held=len(body) + len(whole))
+                return await self.decoder.decoded(whole, decode, decode_marked) if is_json else decode(whole)
+        if len(body) <= SMALL_BYTES:
+            self.num_decoded_bytes = len(body)
+            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
+        with bodies.held(len(body)):
+            await self._check_decoded(bodies, body, held=len(body))
+            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
+
+    async def _check_decoded(self, bodies: BodyReader, body: bytes, *, held: int) -> None:
+        """Raises Overloaded."""
+        self.num_decoded_bytes = len(body) if len(body) <= SMALL_BYTES else await decoded_bytes_of_large(body)
+        bodies.check(self.num_decoded_bytes - len(body), held=held)
+
+    def holding(self, bodies: BodyReader, held: contextlib.ExitStack) -> Read:
+        """Reads a body that goes on to another process: its copies count as open until `held` is closed."""
+
+        async def read(decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
+            def decode_and_hold(body: bytes) -> _Decoded:
+                values = _VALUE_BYTES * body.count(b",") if is_json else 0
+                num_bytes = max(_COPIES * len(body), min(values, bodies.max_of_key))
+                bodies.check(num_bytes, held=2 * len(body))
+                decoded = decode(body)
+                held.enter_context(bodies.held(num_bytes))
+                return decoded
+
+            return await self.read(bodies, decode_and_hold, is_json=is_json)
+
+        return read

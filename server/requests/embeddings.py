@@ -1,0 +1,388 @@
+"""Every request for embeddings: one sequence of each text, windows of long texts, late chunks, or what can be embedded.
+
+- Where a request allows it, an item that is empty, is too long, is no text in UTF-8 or can't be tokenized has an error
+  and a row of zeros, or no rows of tokens. What fails later, in an engine, fails the request.
+- Windows are for texts that are longer than the model takes. A window has as many tokens as the model takes, with the
+  special tokens and the prompt of the whole text around it. Its row counts by its tokens of the text itself. Rows are
+  averaged as the model pools them, and scaled afterwards.
+- With late chunking the texts of a request are the chunks of one, which is computed as a whole. Each chunk's row is the
+  mean of the rows of its tokens, so it knows of the chunks around it. Special tokens and the prompt are in no chunk.
+  https://arxiv.org/abs/2409.04701
+"""
+
+import secrets
+import sys
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.types import OutputKind
+from server.requests.errors import IS_NO_TEXT, EmptyInput, InvalidRequest, MalformedBody, RequestError, UnsupportedTask
+from server.requests.late_interaction import rows_that_count
+from server.requests.pipeline import Pipeline
+from server.requests.refusals import details_error, text_error
+from server.requests.rows import finish
+from server.requests.time_slices import TimeSlice
+from server.requests.trace import Trace
+from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest
+from tokenizer_pool.details import Token
+from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, join, offsets_of
+from wire.vocabulary import RequestClass
+
+# Stands in the place of a text that no decoder takes. No client knows it.
+UNREADABLE = secrets.token_hex(16)
+_LEAST_COSINE = 0.999  # between the mean of all tokens and the row: engines may round to bfloat16 in between
+_Ids = NDArray[np.int32]
+
+
+def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
+    """Rows for any request for embeddings. Raises RequestError; cancelling it drops the work everywhere."""
+    if request.chunking is Chunking.WINDOWS:
+        return embed_in_windows(pipeline, request, trace)
+    if request.chunking is Chunking.LATE:
+        return embed_late_chunks(pipeline, request, trace)
+    return _embed_what_can_be(pipeline, request, trace) if request.allows_errors else pipeline.embed(request, trace)
+
+
+async def embed_tokens(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    """Ragged float32 rows [N, D] of tokens, with offsets [S + 1]: of those that count, for late interaction.
+
+    With MULTI_VECTOR the first request.num_queries texts are queries, the others documents. They get the model's
+    markers and lengths; ids are taken as they are. Raises RequestError.
+    """
+    if request.outputs is not OutputKind.MULTI_VECTOR:
+        return await pipeline.embed(request, trace)
+    return await rows_that_count(await pipeline.compute(request, trace), request)
+
+
+class _NothingLeft(Exception):
+    """Every item has an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part(EmbedRequest):
+    """A request of which only the items at some places are computed. Both are filled in when it is tokenized."""
+
+    places: list[int]
+    failed: dict[int, RequestError]
+
+    def name_of(self, index: int) -> str:
+        """Of a computed item."""
+        return EmbedRequest.name_of(self, self.places[index] if index >= 0 else index)
+
+
+async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    request = await pipeline.with_own_ids(request, trace)
+    given = {field.name: getattr(request, field.name) for field in fields(EmbedRequest)}
+    part = _Part(**given, places=[], failed={})
+    try:
+        computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize_part, pipeline, part, key=trace.key))
+    except _NothingLeft:
+        return _without_rows(part)
+    rows = computed.results[request.outputs]
+    values, truncated = finish(rows.values, request), np.zeros(request.num_items, np.uint8)
+    truncated[part.places] = computed.tokens.truncated
+    if rows.offsets is not None:
+        seqlens = np.zeros(request.num_items, np.int32)
+        seqlens[part.places] = np.diff(rows.offsets)
+        return Embedded(values, computed.num_tokens, truncated, offsets_of(seqlens), failed=part.failed)
+    placed = np.zeros((request.num_items, values.shape[1]), np.float32)
+    placed[part.places] = values
+    return Embedded(placed, computed.num_tokens, truncated, failed=part.failed)
+
+
+def _without_rows(part: _Part) -> Embedded:
+    """Where every item has an error."""
+    truncated = np.zeros(part.num_items, np.uint8)
+    if part.outputs is OutputKind.POOLED:
+        rows = np.zeros((part.num_items, part.width or part.model.dimensions), np.float32)
+        return Embedded(rows, 0, truncated, failed=part.failed)
+    rows = np.zeros((0, part.model.token_dimensions or part.model.dimensions), np.float32)
+    return Embedded(rows, 0, truncated, np.zeros(part.num_items + 1, np.int32), failed=part.failed)
+
+
+async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: RequestClass, *, key: str) -> TokenizedTexts:
+    """Ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
+    texts, ids = part.texts, part.token_ids
+    for place in range(part.num_items):
+        param, text = EmbedRequest.name_of(part, place), texts[place] if texts is not None else ""
+        if UNREADABLE in text:
+            part.failed[place] = MalformedBody(f"{param} {IS_NO_TEXT}", param=param)
+        elif not text and not (ids is not None and ids[place]):
+            part.failed[place] = EmptyInput(f"{param} must not be empty", param=param)
+    places = [place for place in range(part.num_items) if place not in part.failed]
+    # Texts that are too long are found by what would be cut off: a refusal names only one of them.
+    asked = replace(part, truncation=Truncation.RIGHT) if part.truncation is Truncation.NONE else part
+    found = await _tokenize_places(pipeline, asked, places, request_class, key=key)
+    if not found:
+        raise _NothingLeft
+    tokens = join(found)
+    part.places.extend(place for place in places if place not in part.failed)
+    return tokens if part.truncation is not Truncation.NONE else _without_long(part, tokens)
+
+
+async def _tokenize_places(
+    pipeline: Pipeline, part: _Part, places: Sequence[int], request_class: RequestClass, *, key: str
+) -> list[TokenizedTexts]:
+    """Ids of the items at these places. If one is refused, the others are tried again in two halves."""
+    if not places:
+        return []
+    texts = [part.texts[place] for place in places] if part.texts is not None else []
+    ids = [part.token_ids[place] for place in places] if part.token_ids is not None else []
+    asked = replace(part, texts=texts if any(texts) else None, token_ids=ids if any(ids) else None)
+    try:
+        return [await pipeline.token_ids(asked, request_class, key=key)]
+    except TextRefused as refused:
+        if refused.index < 0:
+            raise
+        place = places[refused.index]
+        part.failed[place] = _error(part, place, refused)
+    others = [other for other in places if other != place]
+    half = len(others) // 2
+    return [
+        *await _tokenize_places(pipeline, part, others[:half], request_class, key=key),
+        *await _tokenize_places(pipeline, part, others[half:], request_class, key=key),
+    ]
+
+
+def _error(part: _Part, place: int, refused: TextRefused) -> RequestError:
+    return text_error(refused, lambda index: EmbedRequest.name_of(part, place), part.model)
+
+
+def _without_long(part: _Part, tokens: TokenizedTexts) -> TokenizedTexts:
+    """Raises _NothingLeft."""
+    is_whole = tokens.truncated == 0
+    if is_whole.all():
+        return tokens
+    for place in (place for place, whole in zip(part.places, is_whole.tolist(), strict=True) if not whole):
+        part.failed[place] = _error(part, place, TextRefused(Refusal.TOO_LONG, 0, max_tokens=part.max_seqlen))
+    part.places[:] = [place for place in part.places if place not in part.failed]
+    if not part.places:
+        raise _NothingLeft
+    seqlens = np.diff(tokens.offsets)
+    is_kept, types = np.repeat(is_whole, seqlens), tokens.token_type_ids
+    return TokenizedTexts(
+        tokens.token_ids[is_kept],
+        offsets_of(seqlens[is_whole]),
+        tokens.truncated[is_whole],
+        None if types is None else types[is_kept],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSequences(EmbedRequest):
+    """A request whose texts are computed in other sequences than one for each."""
+
+    items: list[int]  # of which item a sequence is a part, -1 = of all; filled in when the request is tokenized
+
+    @classmethod
+    def of(cls, request: EmbedRequest, **changes: Any) -> Self:
+        """The same request."""
+        return cls(**{field.name: getattr(request, field.name) for field in fields(EmbedRequest)} | changes, items=[])
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Not known before it is tokenized."""
+        return sys.maxsize
+
+    def name_of(self, index: int) -> str:
+        """Of a sequence; of an item while it is not tokenized."""
+        return EmbedRequest.name_of(self, self.items[index] if self.items and index >= 0 else index)
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """One text: int32 ids of what stands before it (special tokens, the prompt), of itself, and of what follows."""
+
+    head: NDArray[np.int32]
+    content: NDArray[np.int32]
+    tail: NDArray[np.int32]
+
+    @property
+    def num_around(self) -> int:
+        """Tokens before and after the content."""
+        return len(self.head) + len(self.tail)
+
+
+async def framed(texts: Sequence[Sequence[Token]], *, num_prompt_chars: int) -> list[Framed]:
+    """All texts, each with so many characters of a prompt before it. Many tokens are taken in slices."""
+    found, time_slice = [], TimeSlice()
+    for tokens in texts:
+        ids = np.empty(len(tokens), np.int32)
+        for start in range(0, len(tokens), SLICE_IDS):
+            part = tokens[start : start + SLICE_IDS]
+            ids[start : start + len(part)] = [token.token_id for token in part]
+            await time_slice.end_if_over()
+        first, last = 0, len(tokens)
+        while first < last and _is_before(tokens[first], num_prompt_chars):
+            first += 1
+        while last > first and tokens[last - 1].is_special:
+            last -= 1
+        found.append(Framed(ids[:first], ids[first:last], ids[last:]))
+    return found
+
+
+def _is_before(token: Token, num_prompt_chars: int) -> bool:
+    """Whether it is a special token or the prompt's. One with a part of both is the text's."""
+    return token.stop is None or 0 < num_prompt_chars >= token.stop
+
+
+async def embed_in_windows(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    """Rows of whole texts, however long. Raises RequestError; cancelling it drops the work everywhere."""
+    sequences = InSequences.of(request)
+    weights: list[int] = []
+    computed = await pipeline.compute(
+        sequences, trace, tokenize=partial(_tokenize_windows, pipeline, sequences, weights, key=trace.key)
+    )
+    rows = computed.results[OutputKind.POOLED].values
+    if len(rows) > request.num_items:
+        rows = averages(rows, np.array(sequences.items), np.array(weights))
+    return Embedded(finish(rows, request), computed.num_tokens, np.zeros(request.num_items, np.uint8))
+
+
+def averages(rows: NDArray[np.float32], items: NDArray[np.int64], weights: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The average row of each item, float32, by the weights [S] of its sequences. `items` [S] counts up from 0."""
+    starts = np.searchsorted(items, np.arange(items[-1] + 1))
+    shares = weights / np.add.reduceat(weights, starts)[items]  # exactly 1 where an item has one sequence
+    averaged: NDArray[np.float32] = np.add.reduceat(rows * shares.astype(np.float32)[:, None], starts)
+    return averaged
+
+
+async def _tokenize_windows(
+    pipeline: Pipeline, request: InSequences, weights: list[int], request_class: RequestClass, *, key: str
+) -> TokenizedTexts:
+    """The ids of all windows; whose they are and what they count is added to the lists. Raises TextRefused."""
+    cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class, key=key)
+    whole = await _long_texts(pipeline, request, np.flatnonzero(cut.truncated).tolist(), request_class)
+    all_types = np.zeros_like(cut.token_ids) if cut.token_type_ids is None else cut.token_type_ids
+    ids, types, items = list[_Ids](), list[_Ids](), list[int]()
+    time_slice = TimeSlice()
+    for item, (start, stop) in enumerate(pairwise(cut.offsets.tolist())):
+        its_ids, its_types, its_weights = [cut.token_ids[start:stop]], [all_types[start:stop]], [1]
+        if (text := whole.get(item)) is not None:
+            contents = _contents(text, item, max_seqlen=request.max_seqlen)
+            its_weights = list(map(len, contents))
+            its_ids = [np.concatenate((text.head, content, text.tail)) for content in contents]
+            its_types = [_types(text, all_types[start:stop], length) for length in its_weights]
+        ids += its_ids
+        types += its_types
+        weights += its_weights
+        items += [item] * len(its_weights)
+        await time_slice.end_if_over()
+    request.items.extend(items)
+    return TokenizedTexts(
+        np.concatenate(ids),
+        offsets_of(np.fromiter(map(len, ids), np.int32, len(ids))),
+        np.zeros(len(ids), np.uint8),
+        None if cut.token_type_ids is None else np.concatenate(types),
+    )
+
+
+async def _long_texts(
+    pipeline: Pipeline, request: InSequences, items: list[int], request_class: RequestClass
+) -> dict[int, Framed]:
+    """These items with all their tokens. Raises RequestError."""
+    assert request.texts is not None, "ids are refused at the edge"
+    if not items:
+        return {}
+    asked = TokenizeRequest(
+        model=request.model,
+        texts=[request.texts[item] for item in items],
+        prompt=request.prompt,
+        add_special_tokens=request.add_special_tokens,
+        field=request.field,
+        is_single=request.is_single,
+    )
+    try:
+        tokens = await pipeline.token_details(asked, request_class)
+    except TextRefused as refused:
+        refused.index = items[refused.index] if refused.index >= 0 else -1
+        raise details_error(refused, asked) from None
+    return dict(zip(items, await framed(tokens, num_prompt_chars=len(request.prompt)), strict=True))
+
+
+def _contents(text: Framed, item: int, *, max_seqlen: int) -> list[_Ids]:
+    """What of the text stands in each window. Raises TextRefused."""
+    room = max_seqlen - text.num_around
+    if room < 1:
+        raise TextRefused(Refusal.NO_ROOM, item, num_tokens=text.num_around, max_tokens=max_seqlen)
+    return [text.content[start : start + room] for start in range(0, len(text.content), room)]
+
+
+def _types(text: Framed, of_cut: _Ids, length: int) -> _Ids:
+    """The types of a window with so many tokens of the text: around them as they are where the text is only cut."""
+    before, after = of_cut[: len(text.head)], of_cut[len(of_cut) - len(text.tail) :]
+    return np.concatenate((before, np.zeros(length, np.int32), after))
+
+
+async def embed_late_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    """A row for each text. Raises RequestError; cancelling it drops the work everywhere."""
+    together = InSequences.of(request, outputs=OutputKind.POOLED | OutputKind.TOKENS)
+    offsets: list[int] = []
+    computed = await pipeline.compute(together, trace, tokenize=partial(_tokenize_chunks, pipeline, together, offsets))
+    of_tokens, row = computed.results[OutputKind.TOKENS].values, computed.results[OutputKind.POOLED].values[0]
+    if not _is_mean(of_tokens, row):
+        raise UnsupportedTask(
+            "late_chunking is for models whose row of a text is the mean of its tokens' rows, and this one's is not",
+            param="late_chunking",
+        )
+    sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: offsets[-1]], offsets[:-1])
+    rows = sums / np.diff(offsets).astype(np.float32)[:, None]
+    return Embedded(finish(rows, request), computed.num_tokens, np.zeros(request.num_items, np.uint8))
+
+
+def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
+    """Whether the model's own row is the mean of those of the tokens [T, D]: no other pooling, no head behind it."""
+    if of_tokens.shape[1] != len(row):
+        return False
+    mean = of_tokens.mean(axis=0)
+    lengths = float(np.linalg.norm(mean) * np.linalg.norm(row))
+    return float(mean @ row) >= _LEAST_COSINE * lengths
+
+
+async def _tokenize_chunks(
+    pipeline: Pipeline, request: InSequences, offsets: list[int], request_class: RequestClass
+) -> TokenizedTexts:
+    """The ids of all chunks in one sequence. Where they begin, and where the last one ends, is added to `offsets`.
+
+    Raises InvalidRequest and TextRefused.
+    """
+    chunks = await _chunks(pipeline, request, request_class)
+    first = chunks[0]
+    contents = [chunk.content for chunk in chunks]
+    lengths = [len(content) for content in contents]
+    if not all(lengths):
+        raise TextRefused(Refusal.EMPTY, lengths.index(0))
+    ids = np.concatenate((first.head, *contents, first.tail))
+    if len(ids) > request.max_seqlen:
+        raise InvalidRequest(
+            f"{request.field} has {len(ids)} tokens together, and late_chunking takes {request.max_seqlen} at most",
+            param=request.field,
+        )
+    offsets.extend((offsets_of(np.array(lengths)) + len(first.head)).tolist())
+    request.items.append(-1)
+    return TokenizedTexts(ids, np.array([0, len(ids)], np.int32), np.zeros(1, np.uint8))
+
+
+async def _chunks(pipeline: Pipeline, request: InSequences, request_class: RequestClass) -> list[Framed]:
+    """All texts; the first one has the prompt before it. Raises TextRefused."""
+    assert request.texts is not None, "ids are refused at the edge"
+    found: list[Framed] = []
+    for texts, prompt in ((request.texts[:1], request.prompt), (request.texts[1:], "")):
+        if texts:
+            asked = TokenizeRequest(
+                model=request.model, texts=texts, prompt=prompt, add_special_tokens=request.add_special_tokens
+            )
+            try:
+                tokens = await pipeline.token_details(asked, request_class)
+            except TextRefused as refused:
+                refused.index += len(found) if refused.index >= 0 else 0
+                raise
+            found += await framed(tokens, num_prompt_chars=len(prompt))
+    return found
