@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from server.jobs.client import JobsClient
-from server.jobs.folder import CALLS_AT
+from server.jobs.disk import CALLS_AT
 from server.jobs.messages import Fields, Refused
+from server.jobs.rpc import JobsClient
 from server.settings.flag import SettingsError
 
 _Folder = Annotated[str, typer.Option("--jobs", metavar="DIR", help="The folder of the server's --jobs.")]

@@ -24,7 +24,7 @@ from server.http.http_server import HttpServer
 from server.http.jobs.async_predict import AsyncPredict
 from server.http.pipelines import RunPipeline
 from server.http.tls import Certificate
-from server.jobs.client import JobsClient
+from server.jobs.rpc import JobsClient
 from server.metrics.registry import MetricsSource
 from server.pipelines.client import PipelinesClient
 from server.requests.admission import Admission

@@ -20,7 +20,7 @@ from server.http.info import model_cards
 from server.http.jobs.routes import add_job_routes
 from server.http.openapi import describe as describe_api
 from server.http.pipelines import add_pipeline_routes
-from server.jobs.client import JobsClient
+from server.jobs.rpc import JobsClient
 from server.metrics.registry import MetricsSource
 from server.pipelines.client import PipelinesClient
 from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from server.jobs.disk import read_at, sync_folder, write_all, written_at
 from server.jobs.messages import PIECE_BYTES
-from server.jobs.store.disk import read_at, sync_folder, write_all, written_at
-from server.jobs.store.errors import StoreFull
-from server.jobs.store.objects import Objects
-from server.jobs.store.removal import Removal
-from server.jobs.store.store import DocumentStore
+from server.jobs.objects import Objects, Removal
+from server.jobs.store.store import DocumentStore, StoreFull
 from server.jobs.types import Document
 
 KIND = "file"

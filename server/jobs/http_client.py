@@ -1,12 +1,15 @@
-"""A small HTTP client: one connection to a Unix socket, one request at a time.
+"""A small HTTP client of this very server: one connection to a Unix socket, one request at a time.
 
-It knows only what our frontends answer: HTTP/1.1 with a content-length.
+It knows only what our frontends answer: HTTP/1.1 with a content-length. Its statuses say whether a request that was
+refused or has failed is sent again.
 """
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+BUSY = frozenset({429, 503})  # the server had no room, and has computed nothing
+FAILED_FOR_NOW = frozenset({424, 500, 502, 504})  # the next attempt may be better; 424 is TEI's word for 500
 _MAX_HEAD_BYTES = 64 * 1024
 
 Header = tuple[str, str]

@@ -15,31 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.jobs.batches.asking import Asking
-from server.jobs.batches.batches import Batches
-from server.jobs.batches.counts import DocumentCounts
-from server.jobs.batches.expiry import Expiry
-from server.jobs.batches.gauges import BatchGauges
-from server.jobs.batches.kept import Holder
-from server.jobs.documents import Documents
+from server.jobs.batches.answers import Asking
+from server.jobs.batches.batches import Batches, Expiry
+from server.jobs.batches.state import Holder
+from server.jobs.calls import DocumentCounts, Documents, Holdings, Requests
+from server.jobs.disk import Folder, opened
 from server.jobs.files import Files
-from server.jobs.folder import Folder, opened
-from server.jobs.gauges import QueueGauges
-from server.jobs.holdings import Holdings
-from server.jobs.housekeeping import Housekeeping
+from server.jobs.gauges import BatchGauges, QueueGauges
 from server.jobs.messages import JobsStart
+from server.jobs.objects import Objects
 from server.jobs.pace import Pace
-from server.jobs.requests import Requests
-from server.jobs.runner import Runner, Target
-from server.jobs.service import Service
-from server.jobs.store.errors import StoreUnusable
-from server.jobs.store.objects import Objects
-from server.jobs.store.sqlite.opening import open_sqlite
-from server.jobs.store.store import Store, StoreLimits
-from server.jobs.webhooks.addresses import AddressRules
-from server.jobs.webhooks.delivery import Sender
-from server.jobs.webhooks.outbox import MAX_PARALLEL, Outbox
-from server.jobs.webhooks.signature import Secret, SecretFile
+from server.jobs.rpc import Service
+from server.jobs.runner import Housekeeping, Runner, Target
+from server.jobs.store.sqlite import open_sqlite
+from server.jobs.store.store import Store, StoreLimits, StoreUnusable
+from server.jobs.webhook_addresses import AddressRules
+from server.jobs.webhooks import MAX_PARALLEL, Outbox, Secret, SecretFile, Sender
 from server.settings.flag import SettingsError
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
@@ -183,7 +174,7 @@ async def _opened(start: JobsStart) -> tuple[Folder, Store]:
         )
         if start.redis is None:
             return folder, await open_sqlite(folder.path / _STORE, limits)
-        from server.jobs.store.redis.opening import open_redis  # its library is an extra
+        from server.jobs.store.redis import open_redis  # its library is an extra
 
         return folder, await open_redis(start.redis, limits, folder_id=folder.shared_id())
     except (SettingsError, StoreUnusable) as error:

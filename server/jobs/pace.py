@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from server.jobs.http_client import HttpAnswer
-from server.jobs.outcomes import BUSY
-from server.jobs.store.signal import Signal
+from server.jobs.http_client import BUSY, HttpAnswer
+from server.jobs.store.store import Signal
 
 _MAX_PAUSE_SECONDS = 30.0  # whatever `retry-after` says
 

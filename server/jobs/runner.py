@@ -1,24 +1,23 @@
 """Runs what was accepted: claims requests, sends each to this very server as a client would, keeps what it answered.
 
 Nothing here decides for good before the store has it: a process that is killed leaves its requests in progress, and its
-successor queues them again. So a request may be computed twice, but it ends once.
+successor queues them again. So a request may be computed twice, but it ends once. How it ends is told in Baseten's
+words. Housekeeping does what falls due without anybody asking.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from server.jobs import outcomes
-from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
-from server.jobs.outcomes import BUSY, FAILED_FOR_NOW
+import msgspec
+
+from server.jobs.http_client import BUSY, FAILED_FOR_NOW, AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
 from server.jobs.pace import Lane, Pace, Postponed
-from server.jobs.store.errors import StoreError
-from server.jobs.store.store import RequestStore
-from server.jobs.store.turns import Turns
-from server.jobs.types import Claimed, Finished, Status
+from server.jobs.store.store import RequestStore, StoreError, Turns, delay_until
+from server.jobs.types import Claimed, Finished, JobError, Result, Status
 from wire.metrics import Recorder
 
 _MAX_RESULT_BYTES = 64 << 20  # of an answer: what has more belongs into a batch
@@ -28,9 +27,18 @@ _LOST_SECONDS = 0.2  # until the next is tried, doubling; restarting a frontend 
 _STORE_SECONDS = 1.0  # until a store that failed is asked again
 _IDLE_SECONDS = 60.0  # to wait for a request at a time
 _CLAIMS_PER_PLACE = 2  # requests in memory for each that may be sent, as some wait for their next attempt
-
+_RETRY_SECONDS = 5.0  # of housekeeping, after the store failed
+_LEAST_SECONDS = 0.05  # between two of its looks
+_MOST_SECONDS = 15.0  # claims on a store that several servers share are renewed so often
+_CODES = {
+    **dict.fromkeys((400, 413, 415, 422), "MODEL_INVALID_INPUT"),
+    404: "MODEL_DOES_NOT_EXIST",
+    504: "MODEL_PREDICT_TIMEOUT",
+    **dict.fromkeys((424, 500, 502), "MODEL_PREDICT_ERROR"),
+}
+_KEPT_HEADERS = ("x-embedline-", "x-compute-", "metadata", "content-encoding")  # what their names begin with
+_MAX_MESSAGE = 500  # characters
 _T = TypeVar("_T")
-
 logger = logging.getLogger("embedline.server")
 
 
@@ -160,7 +168,7 @@ class Runner:
             async with asyncio.timeout(_MAX_RUN_SECONDS):
                 outcome = await self._outcome(claimed)
         except TimeoutError:
-            outcome = outcomes.failed("MODEL_PREDICT_TIMEOUT", f"it ran for more than {_MAX_RUN_SECONDS:.0f} s")
+            outcome = failed("MODEL_PREDICT_TIMEOUT", f"it ran for more than {_MAX_RUN_SECONDS:.0f} s")
         except Postponed:
             return await self._kept(claimed.request_id, "put back", lambda: self._store.release([claimed.request_id]))
         if await self._kept(claimed.request_id, "ended", lambda: self._store.finish(claimed.request_id, outcome)):
@@ -193,11 +201,11 @@ class Runner:
             try:
                 answer = await self._attempt(claimed, self._lanes[claimed.owner])
             except AnswerTooLarge as error:
-                return outcomes.failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
+                return failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
             except ConnectionLost:
                 lost += 1
                 if lost == _MAX_LOST:
-                    return outcomes.failed("MODEL_PREDICT_ERROR", "the server's process ended at every attempt")
+                    return failed("MODEL_PREDICT_ERROR", "the server's process ended at every attempt")
                 await asyncio.sleep(_LOST_SECONDS * 2 ** min(lost, 4))
                 continue
             if answer.status in BUSY:
@@ -206,7 +214,7 @@ class Runner:
                 continue
             attempts += 1
             if answer.status not in FAILED_FOR_NOW or attempts >= claimed.retry.max_attempts:
-                return outcomes.of(answer)
+                return outcome_of(answer)
             await asyncio.sleep(min(delay, claimed.retry.max_delay_ms / 1000))
             delay *= 2
 
@@ -230,3 +238,74 @@ class Runner:
             return await connection.post(claimed.route, headers, claimed.body, max_bytes=_MAX_RESULT_BYTES)
         finally:
             self._idle.append(connection)  # one that was lost connects again
+
+
+def outcome_of(answer: HttpAnswer) -> Finished:
+    """How a request with this answer ends. Its errors have the answer too, as the route gave it."""
+    result = Result(
+        status_code=answer.status,
+        headers=tuple((name, value) for name, value in answer.headers.items() if name.startswith(_KEPT_HEADERS)),
+        body=answer.body,
+        content_type=answer.headers.get("content-type", "application/octet-stream"),
+    )
+    if answer.status == 200:
+        return Finished(Status.SUCCEEDED, result)
+    code = _CODES.get(answer.status, "INTERNAL_SERVER_ERROR")
+    return Finished(Status.FAILED, result, (JobError(code, f"status {answer.status}: {_message(answer.body)}"),))
+
+
+def failed(code: str, message: str) -> Finished:
+    """The end of a request that got no answer."""
+    return Finished(Status.FAILED, errors=(JobError(code, message),))
+
+
+def _message(body: bytes) -> str:
+    """Of an error in any dialect's shape; they never repeat what the client sent."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        fields = {}
+    texts = (text for text in (fields.get("message"), fields.get("error")) if isinstance(text, str))
+    return next(texts, "an error without a message")[:_MAX_MESSAGE]
+
+
+class Housekeeping:
+    """Ends requests that waited too long, forgets results whose time is over, and renews the claims of those that run.
+
+    Sleeps until the store says that something is due.
+    """
+
+    def __init__(
+        self,
+        store: RequestStore,
+        claimed_ids: Callable[[], Sequence[str]],
+        *,
+        metrics: Recorder,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when the numbers of the queue have changed."""
+        self._store = store
+        self._claimed_ids = claimed_ids
+        self._metrics = metrics
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._once()
+                delay = delay_until(await self._store.next_due(), time.time(), longest=_MOST_SECONDS)
+            except StoreError as error:
+                logger.error("the store of --jobs can't be tidied: %s", error)
+                delay = _RETRY_SECONDS
+            await asyncio.sleep(max(delay, _LEAST_SECONDS))
+
+    async def _once(self) -> None:
+        if claimed := self._claimed_ids():
+            await self._store.renew(claimed)
+        if num_expired := await self._store.expire():
+            self._metrics.count("embedline_jobs_total", "expired", by=num_expired)
+            logger.warning("%d async request(s) expired: they waited longer than they may", num_expired)
+            self._changed()
+        if await self._store.purge():
+            self._changed()

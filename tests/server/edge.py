@@ -23,7 +23,7 @@ from server.http.body import ASGIApp, BodyReader, Message
 from server.http.hosts import Hosts
 from server.http.jobs.async_predict import AsyncPredict
 from server.http.pipelines import RunPipeline
-from server.jobs.client import JobsClient
+from server.jobs.rpc import JobsClient
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.concurrency import OpenRequest
 from server.requests.models import ModelTable, ServedModel, ServerState

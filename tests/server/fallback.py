@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute
 
 from server.http.body import Receive, Scope, Send
 from server.http.get_routes import make_app
-from server.jobs.client import JobsClient
+from server.jobs.rpc import JobsClient
 from server.requests.models import ServerState
 from wire.page import Page
 

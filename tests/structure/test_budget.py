@@ -109,12 +109,12 @@ def test_an_import_of_a_feature_by_the_core_is_found() -> None:
     house = planted(
         server__jobs__client="from server.app import App\nimport server.jobs.store",
         server__jobs__store="",
-        server__app="if TYPE_CHECKING:\n    from server.jobs.client import Jobs",
-        server__main="def f():\n    from server.jobs import client, store\nfrom server.jobs.client import Jobs",
+        server__app="if TYPE_CHECKING:\n    from server.jobs.rpc import Jobs",
+        server__main="def f():\n    from server.jobs import client, store\nfrom server.jobs.rpc import Jobs",
     )
     assert feature_imports(house, ("server.jobs",)) == (
-        "server.app -> server.jobs.client",
-        "server.main -> server.jobs.client",
+        "server.app -> server.jobs.rpc",
+        "server.main -> server.jobs.rpc",
         "server.main -> server.jobs.store",
     )
 

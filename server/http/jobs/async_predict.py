@@ -2,10 +2,13 @@
 
 https://docs.baseten.co/inference/async. `route` is ours, and so are bodies of over 256 KiB. A hot route, in front of
 FastAPI: to keep a request must not cost a frontend more than to answer it.
+
+What the jobs process refuses becomes an error of a request here, for all routes of jobs.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -13,11 +16,20 @@ import msgspec
 from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
-from server.http.jobs.refusals import calling
 from server.http.request import HeaderList, PassOn, Read
-from server.jobs.client import JobsClient
-from server.jobs.messages import MAX_BODY_BYTES
-from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
+from server.jobs.messages import MAX_BODY_BYTES, Reason, Refused
+from server.jobs.rpc import JobsClient
+from server.requests.errors import (
+    Conflict,
+    EngineFailed,
+    InvalidRequest,
+    MalformedBody,
+    NoSuchRoute,
+    NotFound,
+    NotReady,
+    PayloadTooLarge,
+    RequestError,
+)
 
 PLACE = ("POST", "/async_predict")
 NO_JOBS = "start the server with --jobs DIR to have this route"
@@ -25,6 +37,14 @@ _ROUTES = frozenset(route.path for route in ROUTES)
 _DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
 _KEY = re.compile(rb"[!-~]{1,255}")
 _MAX_ACCEPT = 256  # characters
+_ERRORS: dict[Reason, type[RequestError]] = {
+    Reason.FULL: NotReady,
+    Reason.UNAVAILABLE: NotReady,
+    Reason.CONFLICT: Conflict,
+    Reason.NOT_FOUND: NotFound,
+    Reason.INVALID: InvalidRequest,
+    Reason.FAILED: EngineFailed,
+}
 
 
 class RetryConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -131,3 +151,15 @@ def _refuse_other_than_utf8(body: bytes) -> None:
 
 def _too_large() -> PayloadTooLarge:
     return PayloadTooLarge(f"the body has more than the {MAX_BODY_BYTES} bytes of an async request")
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Around a call of the jobs process. Raises RequestError in place of Refused."""
+    try:
+        yield
+    except Refused as refused:
+        reason = f"jobs_{refused.reason}" if _ERRORS[refused.reason] is NotReady else ""
+        raise _ERRORS[refused.reason](
+            refused.message, param=refused.param, retry_after=refused.retry_after, reason=reason
+        ) from None

@@ -1,24 +1,28 @@
-"""What becomes of a batch's lines: each is asked for, and its answer is a line of output or of errors, as OpenAI has
-them.
+"""What becomes of a batch's lines: each is asked for, of this very server as a client does, until there is an answer
+that counts. It is a line of output or of errors, as OpenAI has them.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from server.jobs.batches import parquet
 from server.jobs.batches.lines import Line, LineProblem, LineRequest, custom_id_of, request_of
+from server.jobs.batches.outputs import RAW, rows_of
 from server.jobs.batches.state import BatchState
-from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
-from server.jobs.pace import Lane, Postponed
+from server.jobs.http_client import BUSY, FAILED_FOR_NOW, AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
+from server.jobs.pace import Lane, Pace, Postponed
 
 if TYPE_CHECKING:
     import numpy as np
 
+MAX_ANSWER_BYTES = 8 << 20  # of one line
+_MAX_ATTEMPTS = 3  # that were computed, or lost on the way
+_MAX_LOST = 10
+_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0  # seconds between two attempts, doubling
 _JSON = "application/json"
 
 
@@ -28,6 +32,57 @@ class Ask(Protocol):
     def __call__(
         self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str
     ) -> Awaitable[HttpAnswer]: ...
+
+
+class Asking:
+    """Shares the pace with async requests.
+
+    path, secret  as `server.jobs.runner.Target` has them
+    """
+
+    def __init__(self, path: str, secret: str, pace: Pace) -> None:
+        self._path = path
+        self._secret = secret
+        self._pace = pace
+        self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
+
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge, Postponed."""
+        headers = [
+            ("accept", accept),
+            ("x-embedline-class", "bulk"),
+            ("x-embedline-jobs", self._secret),
+            ("x-embedline-owner", lane.owner),
+            ("x-request-id", request_id),
+        ]
+        attempts, lost, pause = 0, 0, _FIRST_PAUSE
+        while True:
+            try:
+                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
+                    answer = await self._answer(route, headers, body)
+                    self._pace.learn(lane.owner, answer)
+                if answer.status in BUSY:
+                    continue  # the pace waits
+                attempts += 1
+                if answer.status not in FAILED_FOR_NOW or attempts == _MAX_ATTEMPTS:
+                    return answer
+            except ConnectionLost:
+                lost += 1
+                if lost == _MAX_LOST:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+
+    async def _answer(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
+        connection = self._idle.pop() if self._idle else HttpConnection(self._path)
+        try:
+            return await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
+        finally:
+            self._idle.append(connection)  # one that was lost connects again
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +146,11 @@ class LineAnswers:
         if (seconds := self.seconds_left) <= 0:
             raise TimeoutError
         async with asyncio.timeout(seconds):
-            accept = parquet.RAW if self._dtype else _JSON
+            accept = RAW if self._dtype else _JSON
             answer = await self._ask(lane, request.url, bytes(request.body), line_id, accept=accept)
         if self._dtype is None or answer.status != 200:
             return Answered(line, answered(line_id, request.custom_id, answer), answer.status != 200)
-        return Answered(line, parquet.rows_of(request.custom_id, answer, self._dtype), False)
+        return Answered(line, rows_of(request.custom_id, answer, self._dtype), False)
 
 
 def answered(line_id: str, custom_id: str, answer: HttpAnswer) -> bytes:

@@ -1,5 +1,6 @@
 """The batches of all owners: made, shown, cancelled. Many are begun, of each owner the oldest first, and a few run at a
-time, in turns."""
+time, in turns. Those that ended long ago are forgotten; their files stay until their owner removes them.
+"""
 
 import asyncio
 import contextlib
@@ -11,16 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from server.jobs.batches.answers import Ask
-from server.jobs.batches.kept import ClaimLost, Holder, Saved
 from server.jobs.batches.lines import ENDPOINTS
-from server.jobs.batches.parquet import FORMATS
-from server.jobs.batches.run import BatchRun
-from server.jobs.batches.slots import Slots
-from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
+from server.jobs.batches.outputs import FORMATS
+from server.jobs.batches.run import BatchRun, Slots
+from server.jobs.batches.state import ENDED, KIND, OPEN, BatchState, ClaimLost, Holder, Saved, state_of
 from server.jobs.files import Files, new_id
-from server.jobs.store.errors import StoreError, StoreUnavailable
-from server.jobs.store.signal import Signal
-from server.jobs.store.store import DocumentStore
+from server.jobs.store.store import DocumentStore, Signal, StoreError, StoreUnavailable
 from server.jobs.types import Document
 
 MAX_RUNNING = 4  # at a time; the others that have begun take turns with them
@@ -36,7 +33,8 @@ RETRY_PAUSE = 5.0  # after an error of the store, and of our own
 _MAX_FAULTS = 3  # of our own, after which a batch has failed
 _MAX_TRIES = 100  # to change a batch that its run changes too
 LOOK_SECONDS = 1.0  # between two looks for what other servers have changed
-
+_LONGEST_SECONDS = 3600.0  # between two looks for batches to forget; less where the TTL is short
+_PAGE = 500  # documents at a time
 logger = logging.getLogger("embedline.jobs")
 
 
@@ -321,3 +319,36 @@ def _seconds(window: str) -> int:
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
         raise BatchProblem("completion_window must be a number and m, h or d, at most 30 days", "completion_window")
     return seconds
+
+
+class Expiry:
+    """Forgets batches that ended long ago. `run` looks until it is cancelled."""
+
+    def __init__(self, documents: DocumentStore, *, ttl: float, clock: Callable[[], float]) -> None:
+        """ttl  seconds from the end of a batch"""
+        self._documents = documents
+        self._ttl = ttl
+        self._clock = clock
+
+    async def run(self) -> None:
+        while True:
+            try:
+                if count := await self.forget():
+                    logger.info("%d batch(es) are forgotten, as they ended %.0f s ago or more", count, self._ttl)
+            except StoreError as error:
+                logger.error("batches that ended long ago can't be forgotten: %s", error)
+            await asyncio.sleep(max(1.0, min(_LONGEST_SECONDS, self._ttl / 10)))
+
+    async def forget(self) -> int:
+        """How many were due."""
+        count, kept = 0, None
+        while True:
+            page = await self._documents.in_state(KIND, ENDED, after=kept, limit=_PAGE)
+            for document in page:
+                state = state_of(document)
+                if state.times.get(f"{state.status}_at", state.expires_at) > self._clock() - self._ttl:
+                    kept = document.document_id
+                elif await self._documents.delete(document.owner, KIND, document.document_id):
+                    count += 1
+            if len(page) < _PAGE:
+                return count

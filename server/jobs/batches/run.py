@@ -9,25 +9,22 @@ exactly one line of output, although some are computed twice.
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from server.jobs.batches import parquet
 from server.jobs.batches.answers import Answered, Ask, LineAnswers
-from server.jobs.batches.kept import ClaimLost, Holder, KeptBatch, Saved
 from server.jobs.batches.lines import MAX_LINES, Scan, lines_of, next_lines, scan
-from server.jobs.batches.outputs import Outputs
-from server.jobs.batches.slots import Slots
-from server.jobs.batches.state import SERVER_FAULT, BatchError, BatchState
+from server.jobs.batches.outputs import FORMATS, Outputs
+from server.jobs.batches.state import SERVER_FAULT, BatchError, BatchState, ClaimLost, Holder, KeptBatch, Saved
+from server.jobs.disk import FULL_ERRORS
 from server.jobs.files import Files
 from server.jobs.pace import Lane, Postponed
-from server.jobs.store.disk import FULL_ERRORS, DiskWait
-from server.jobs.store.errors import StoreError, StoreFull
-from server.jobs.store.store import DocumentStore
+from server.jobs.store.store import DocumentStore, StoreError, StoreFull
 from server.jobs.types import Document
 
 MAX_IN_FLIGHT = 64  # lines of one batch, asked or waiting for their turn
@@ -38,10 +35,103 @@ COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at 
 FULL_PAUSE = 5.0  # until a full disk or store is tried again
 _NO_ROOM = "the completion window was over before there was room for the answers that are left"
 _MANY_SECONDS = 900.0  # for a whole file: to copy it, to look through it, to put it where --jobs-files says
-
+TURN_SECONDS = 2.0  # of a batch while others wait for its slot
+_MAX_LATEST = 1000  # owners of which is known when they had their turns
 _Value = TypeVar("_Value")
-
 logger = logging.getLogger("embedline.jobs")
+
+
+class DiskWait:
+    """How long a call of the disk has taken that has not ended: where a mount is lost it may never."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = math.inf  # when it should have ended
+
+    @contextlib.contextmanager
+    def asked(self, seconds: float = 0.0) -> Iterator[None]:
+        """Around one call, for which so many seconds are usual."""
+        self._until = self._clock() + seconds
+        try:
+            yield
+        finally:
+            self._until = math.inf
+
+    def has_hung_for(self, seconds: float) -> bool:
+        return self._clock() > self._until + seconds
+
+
+class Slots:
+    """`async with slots.turn(lane)` around each turn, whose lines are asked for in this lane.
+
+    The lane is closed when the turn is over. The owner with the fewest slots goes first, of equals who had its turn
+    longest ago; of its batches the one that waits longest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running: dict[Lane, float] = {}  # with the times of the loop at which they began
+        self._waiting: dict[Lane, asyncio.Future[bool]] = {}  # who waits longest first
+        self._latest: dict[str, None] = {}  # owners, who had its turn longest ago first
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, lane: Lane) -> AsyncIterator[None]:
+        """Raises Postponed after `leave`."""
+        future = self._waiting[lane] = self._loop.create_future()
+        self._look()
+        try:
+            if not await future:
+                raise Postponed
+            yield
+        finally:
+            self._waiting.pop(lane, None)
+            self._running.pop(lane, None)
+            self._look()
+
+    def leave(self, lane: Lane) -> None:
+        """Wait no more for a turn."""
+        if (future := self._waiting.pop(lane, None)) is not None and not future.done():
+            future.set_result(False)
+
+    def _look(self) -> None:
+        """Give what is free, and close lanes for those who wait then."""
+        while self._waiting and len(self._running) < self._most:
+            held = Counter(lane.owner for lane in self._running)
+            places = {owner: place for place, owner in enumerate(self._latest, 1)}
+            lane = min(self._waiting, key=lambda one: (held[one.owner], places.get(one.owner, 0)))
+            self._note(lane.owner)
+            self._running[lane] = self._loop.time()
+            future = self._waiting.pop(lane)
+            if not future.done():  # else it was cancelled in this very tick
+                future.set_result(True)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        num_wanted = len(self._waiting) - sum(lane.is_closed for lane in self._running)
+        while num_wanted > 0 and (lane_over := self._next_over()) is not None:
+            due = self._running[lane_over] + TURN_SECONDS
+            if due > self._loop.time():
+                self._timer = self._loop.call_at(due, self._look)
+                return
+            lane_over.close()
+            num_wanted -= 1
+
+    def _note(self, owner: str) -> None:
+        """It has a turn."""
+        self._latest.pop(owner, None)
+        self._latest[owner] = None
+        if len(self._latest) > _MAX_LATEST:
+            del self._latest[next(iter(self._latest))]
+
+    def _next_over(self) -> Lane | None:
+        """Whose turn ends next: of those that have more slots than an owner that waits, or whose owner waits itself."""
+        going_on = [lane for lane in self._running if not lane.is_closed]  # who began first is the first
+        held = Counter(lane.owner for lane in going_on)
+        owners = {lane.owner for lane in self._waiting}
+        fewest = min(held[owner] for owner in owners)
+        return next((lane for lane in going_on if lane.owner in owners or held[lane.owner] > fewest), None)
 
 
 class BatchRun:
@@ -71,7 +161,7 @@ class BatchRun:
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
         self._needed = 0  # bytes of outputs that found no room in the last turn
         self._usual = MAX_BYTES_IN_FLIGHT // _READ_LINES  # bytes of the largest answers of late; a guess at first
-        dtype = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
+        dtype = FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
         self._outputs = Outputs(files, self.kept, dtype)
         self._answers = LineAnswers(self.state, ask, dtype, clock=clock)
 

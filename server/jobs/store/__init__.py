@@ -1,1 +1,1 @@
-"""Where requests and documents lie: one interface, and SQLite behind it. Runs and sends nothing."""
+"""Where requests and documents lie: one interface, and SQLite or Redis behind it. Runs and sends nothing."""

@@ -1,35 +1,102 @@
-"""What a store of requests and documents does, whichever it is. All calls are durable when they return.
+"""What a store of requests and documents does, whichever it is, and what all stores share. All calls are durable when
+they return.
 
 Every call may raise StoreUnavailable, and every call that writes StoreFull. A request whose end could not be written
 (`finish` raised StoreFull) is still in progress: call again later.
 
 Times are unix seconds of the store's clock. If that clock goes back, every wait is cut to its own whole length from
 then on, so nothing hangs; if it goes forward, requests may expire and results be purged early.
+
+The functions at the end make ids and digests, and write parts of a request as the JSON text that stores keep.
 """
 
+import asyncio
+import hashlib
+import heapq
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-from server.jobs.store.turns import Turns
+import msgspec
+
 from server.jobs.types import (
     Claimed,
     Delivery,
     Document,
     Finished,
+    Headers,
+    JobError,
     NewRequest,
     QueueCounts,
     RequestView,
     Result,
+    RetryPolicy,
 )
 
 # Counted for each request and each document beside its own bytes: its row, its indexes, its page's empty part.
 OVERHEAD_BYTES = 1024
-NO_TURNS = Turns()  # nobody has anything yet
-MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
 # A file takes whole blocks of the disk, and its inode and its name beside them.
 BLOCK_BYTES, INODE_BYTES = 4096, 512
+MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
+T = TypeVar("T")
+
+
+class StoreError(Exception):
+    """A store could not do what it was asked for. Each class below is one answer to whoever asked."""
+
+
+class StoreFull(StoreError):
+    """No room: the quota, the queue's limit or the disk. Nothing of this call was kept; the next may find room."""
+
+
+class StoreUnavailable(StoreError):
+    """The store can't be reached, or is closed. Whether this call was kept is not known."""
+
+
+class StoreUnusable(StoreError):
+    """The store can't be opened: its place is another's, of another version, or without rights. Says what to do."""
+
+
+class IdempotencyConflict(StoreError):
+    """An earlier request of this owner has the same key and another content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Whose turn it is among the owners that share something: who has least of it goes first.
+
+    So nobody waits for another. An owner's own order is another matter: it is kept within its turns.
+
+    held    how much each owner has now, who had its turn longest ago first; who is not named has nothing
+    room    how much more an owner may get; who is not named, any number
+    """
+
+    held: Mapping[str, int] = field(default_factory=dict)
+    room: Mapping[str, int] = field(default_factory=dict)
+
+    def given(self, waiting: Iterable[tuple[str, float]], first: Callable[[str], T | None]) -> Iterator[T]:
+        """What is to be taken, one after another: take each before you ask for the next.
+
+        waiting  the owners that wait, each with what its oldest is ordered by
+        first    an owner's first now; None = it has no more
+        """
+        places = {owner: place for place, owner in enumerate(self.held, 1)}
+        later = itertools.count(len(places) + 1)
+        room: dict[str, float] = dict(self.room)
+        line = [(self.held.get(owner, 0), places.get(owner, 0), since, owner) for owner, since in waiting]
+        heapq.heapify(line)
+        while line:
+            held, _, since, owner = heapq.heappop(line)
+            if (left := room.get(owner, math.inf)) > 0 and (found := first(owner)) is not None:
+                yield found
+                room[owner] = left - 1
+                heapq.heappush(line, (held + 1, next(later), since, owner))
+
+
+NO_TURNS = Turns()  # nobody has anything yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +286,62 @@ class Store(Protocol):
 def delay_until(due: float | None, now: float, *, longest: float = 60.0) -> float:
     """Seconds to wait for `next_due`, bounded as it asks for."""
     return min(longest, max(0.0, due - now)) if due is not None and math.isfinite(due) else longest
+
+
+class Signal:
+    """Wakes the one who waits for something new in a store. Nothing that came after `clear` is missed.
+
+    Clear it, look, and wait only if there was nothing.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return at once if it was set since it was cleared, else when it is, or after so many seconds if any."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
+
+def new_request_id(now: float) -> str:
+    """32 hexadecimal digits that nobody can guess; they begin with the time, so that an index grows at its end."""
+    return f"{int(now * 1000) & (1 << 48) - 1:012x}{secrets.token_hex(10)}"
+
+
+def content_digest(new: NewRequest) -> bytes:
+    """Of all that its sender said, bar the idempotency key."""
+    said = (new.route, new.headers, new.priority, new.max_time_in_queue, new.retry, new.webhook_endpoint)
+    return hashlib.sha256(msgspec.json.encode(said) + b"\0" + new.body).digest()
+
+
+def headers_text(headers: Headers) -> str:
+    return msgspec.json.encode(headers).decode()
+
+
+def headers_from(text: str | bytes) -> Headers:
+    return msgspec.json.decode(text, type=Headers)
+
+
+def errors_text(errors: tuple[JobError, ...]) -> str:
+    return msgspec.json.encode(errors).decode()
+
+
+def errors_from(text: str | bytes) -> tuple[JobError, ...]:
+    return msgspec.json.decode(text, type=tuple[JobError, ...])
+
+
+def retry_text(retry: RetryPolicy) -> str:
+    return msgspec.json.encode(retry).decode()
+
+
+def retry_from(text: str | bytes) -> RetryPolicy:
+    return msgspec.json.decode(text, type=RetryPolicy)

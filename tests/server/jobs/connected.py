@@ -5,8 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from server.jobs.client import JobsClient
-from server.jobs.service import Handler, Service
+from server.jobs.rpc import Handler, JobsClient, Service
 
 
 def listening(path: Path) -> socket.socket:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import client as client_module
-from server.jobs.client import JobsClient
+from server.jobs import rpc as rpc_module
 from server.jobs.messages import CHUNK_BYTES, Call, Reason, Refused, Reply
-from server.jobs.service import Service
+from server.jobs.rpc import JobsClient, Service
 from tests.server.jobs.connected import connected, listening
 
 
@@ -70,7 +69,7 @@ def test_after_a_fault_of_ours_the_next_call_is_answered(tmp_path: Path) -> None
 
 def test_a_process_that_is_down_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket is there, as the supervisor keeps it, and nobody accepts."""
-    monkeypatch.setattr(client_module, "_START_SECONDS", 0.01)
+    monkeypatch.setattr(rpc_module, "_START_SECONDS", 0.01)
 
     async def test() -> Refused:
         with listening(tmp_path / "jobs.sock"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from server.commands import jobs as command
-from server.jobs.folder import Folder
-from server.jobs.holdings import Holdings
+from server.jobs.calls import Holdings
+from server.jobs.disk import Folder
 from server.jobs.store.store import RequestStore
 from server.settings.flag import SettingsError
 from tests.server.jobs.batches.fake_batches import FakeServer, ended, input_lines, joined, opened

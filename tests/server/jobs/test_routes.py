@@ -16,8 +16,8 @@ from server.http.get_routes import make_app
 from server.http.jobs.batch_routes import in_pieces
 from server.jobs import files as files_module
 from server.jobs.batches.batches import BatchProblem
-from server.jobs.documents import Documents
-from server.jobs.store.disk import read_at
+from server.jobs.calls import Documents
+from server.jobs.disk import read_at
 from server.requests.row_memory import Room
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call

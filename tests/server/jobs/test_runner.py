@@ -9,9 +9,8 @@ import pytest
 from server.jobs import runner as runner_module
 from server.jobs.pace import Pace
 from server.jobs.runner import Runner, Target
-from server.jobs.store.errors import StoreFull
-from server.jobs.store.sqlite.opening import open_sqlite
-from server.jobs.store.store import RequestStore
+from server.jobs.store.sqlite import open_sqlite
+from server.jobs.store.store import RequestStore, StoreFull
 from server.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
 from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder

@@ -9,10 +9,10 @@ import pytest
 from starlette.requests import Request
 
 from server.http.body import ClientLeft, Message
-from server.http.jobs import upload
-from server.http.jobs.upload import PIECE_BYTES
-from server.jobs.client import JobsClient
+from server.http.jobs import batch_routes
+from server.http.jobs.batch_routes import PIECE_BYTES
 from server.jobs.messages import Reply
+from server.jobs.rpc import JobsClient
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
 pytestmark = pytest.mark.asyncio
@@ -68,7 +68,7 @@ async def received(
 
     sent = [(name.encode(), value.encode()) for name, value in given.items() if value]
     request = Request({"type": "http", "method": "POST", "headers": sent}, receive)
-    return await upload.received(request, jobs, "me")
+    return await batch_routes.received(request, jobs, "me")
 
 
 async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:

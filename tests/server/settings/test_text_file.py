@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embedline.bench.texts import read_texts
-from server.jobs.webhooks.signature import read_secrets
+from server.jobs.webhooks import read_secrets
 from server.settings import config_file, int8_ranges
 from server.settings.api_keys import api_keys
 from server.settings.flag import SettingsError

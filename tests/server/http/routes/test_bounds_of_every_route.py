@@ -18,8 +18,8 @@ from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
-from server.jobs.client import JobsClient
 from server.jobs.messages import Reply
+from server.jobs.rpc import JobsClient
 from server.requests.concurrency import OpenRequest
 from server.requests.row_memory import Held
 from server.settings.api_keys import ApiKey, digest

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from server.jobs.batches.batches import Batches
-from server.jobs.batches.kept import Holder
+from server.jobs.batches.state import Holder
 from server.jobs.files import Files
 from server.jobs.http_client import HttpAnswer
+from server.jobs.objects import Objects
 from server.jobs.pace import Lane
-from server.jobs.store.objects import Objects
-from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.sqlite import open_sqlite
 from server.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
 from tests.server.jobs.store.stores import Clock
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.batches import asking as asking_module
-from server.jobs.batches.asking import Asking
+from server.jobs.batches import answers as asking_module
+from server.jobs.batches.answers import Asking
 from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
 from server.jobs.pace import Lane, Pace
 from tests.server.jobs.test_runner import LOST, OK, Server

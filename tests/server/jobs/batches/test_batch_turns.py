@@ -14,11 +14,11 @@ import pytest
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import lines as batch_lines
 from server.jobs.batches import run as batch_run
-from server.jobs.batches import slots as slots_module
+from server.jobs.batches import run as slots_module
 from server.jobs.batches.answers import LineAnswers
 from server.jobs.batches.batches import TooManyBatches
-from server.jobs.batches.gauges import BatchGauges
-from server.jobs.batches.slots import Slots
+from server.jobs.batches.run import Slots
+from server.jobs.gauges import BatchGauges
 from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane, Pace
 from server.jobs.store.store import StoreLimits

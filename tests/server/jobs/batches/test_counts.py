@@ -10,12 +10,12 @@ import pytest
 
 from server.jobs import gauges
 from server.jobs.batches.batches import Batches
-from server.jobs.batches.counts import DocumentCounts
-from server.jobs.batches.gauges import BatchGauges
+from server.jobs.calls import DocumentCounts
 from server.jobs.files import Files
+from server.jobs.gauges import BatchGauges
 from server.jobs.http_client import HttpAnswer
 from server.jobs.messages import Call
-from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, when_ended
 from wire.metrics import Recorder
 

@@ -8,8 +8,7 @@ import pytest
 from server.jobs import files as files_module
 from server.jobs.batches import run as batch_run
 from server.jobs.files import FileProblem, TooManyUploads
-from server.jobs.store.errors import StoreFull
-from server.jobs.store.store import StoreLimits
+from server.jobs.store.store import StoreFull, StoreLimits
 from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from server.jobs.batches import parquet
+from server.jobs.batches import outputs
 from server.jobs.batches.batches import BatchProblem
 from server.jobs.http_client import HttpAnswer
 from server.jobs.pace import Lane
@@ -28,11 +28,11 @@ class RowsServer(FakeServer):
     failed = "0"
 
     async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
-        assert accept == parquet.RAW
+        assert accept == outputs.RAW
         self.asked.append(request_id)
         number = int(request_id.rpartition("_")[2])
         rows = np.full((2, number), number if number != 5 else 70_000, "<f4")
-        headers = {"content-type": parquet.RAW, "x-embedline-shape": f"2,{number}", "x-embedline-prompt-tokens": "7"}
+        headers = {"content-type": outputs.RAW, "x-embedline-shape": f"2,{number}", "x-embedline-prompt-tokens": "7"}
         return HttpAnswer(200, {**headers, "x-embedline-dtype": self.dtype, FAILED: self.failed}, rows.tobytes())
 
 
@@ -48,7 +48,7 @@ async def table_of(place: Place, file_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("output_format", ["parquet_f32", "parquet_f16"])
 async def test_rows_in_the_order_of_lines(output_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_ROWS_A_GROUP", 4)
+    monkeypatch.setattr(outputs, "_ROWS_A_GROUP", 4)
     async with opened(tmp_path, RowsServer()) as place:
         shown = await ended(place, await place.made(joined(input_lines(6)), output_format=output_format))
         table = await table_of(place, shown["output_file_id"])
@@ -95,7 +95,7 @@ async def test_an_end_that_was_cut_off_is_done_again(
     class Killed(BaseException):
         """Ends the process."""
 
-    write = parquet.write
+    write = outputs.write_parquet
 
     def cut_off(*arguments: Any) -> None:
         write(*arguments)
@@ -105,7 +105,7 @@ async def test_an_end_that_was_cut_off_is_done_again(
         batch_id = await place.made(joined(input_lines(3)), output_format="parquet_f32")
         with monkeypatch.context() as patch:
             if moment == "write":
-                patch.setattr(parquet, "write", cut_off)
+                patch.setattr(outputs, "write_parquet", cut_off)
             else:
                 keep = place.files.keep
 

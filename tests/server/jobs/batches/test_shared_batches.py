@@ -11,11 +11,10 @@ import pytest
 
 from server.jobs.batches import batches as batches_module
 from server.jobs.batches import run as batch_run
-from server.jobs.batches.kept import Holder
 from server.jobs.batches.outputs import Output
-from server.jobs.batches.state import BatchState
+from server.jobs.batches.state import BatchState, Holder
 from server.jobs.files import FileProblem
-from server.jobs.store.errors import StoreUnavailable
+from server.jobs.store.store import StoreUnavailable
 from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
     LEASE,

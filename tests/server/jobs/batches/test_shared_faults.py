@@ -16,7 +16,7 @@ from server.jobs.batches import run as batch_run
 from server.jobs.batches.lines import Scan, scan
 from server.jobs.batches.outputs import Output
 from server.jobs.batches.state import state_of
-from server.jobs.store.errors import StoreUnavailable
+from server.jobs.store.store import StoreUnavailable
 from server.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
     LEASE,

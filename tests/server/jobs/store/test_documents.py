@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.jobs.store.errors import StoreError
-from server.jobs.store.store import Store
+from server.jobs.store.store import Store, StoreError
 from server.jobs.types import Document
 from tests.server.jobs.store.stores import Stores
 

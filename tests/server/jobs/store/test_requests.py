@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.jobs.store.errors import IdempotencyConflict, StoreUnavailable
-from server.jobs.store.store import Store
+from server.jobs.store.store import IdempotencyConflict, Store, StoreUnavailable
 from server.jobs.types import Finished, JobError, QueueCounts, Result, RetryPolicy, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 

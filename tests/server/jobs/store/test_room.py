@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from server.jobs.store.errors import StoreFull
-from server.jobs.store.store import OVERHEAD_BYTES, StoreLimits
+from server.jobs.store.store import OVERHEAD_BYTES, StoreFull, StoreLimits
 from server.jobs.types import Document, Finished, Result, Status
 from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, request
 

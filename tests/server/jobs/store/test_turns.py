@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from server.jobs.store.redis.opening import PREFIX
-from server.jobs.store.sqlite.opening import FILE, open_sqlite
-from server.jobs.store.store import Store
-from server.jobs.store.turns import Turns
+from server.jobs.store.redis import PREFIX
+from server.jobs.store.sqlite import FILE, open_sqlite
+from server.jobs.store.store import Store, Turns
 from server.jobs.types import Claimed, Delivery
 from tests.server.jobs.store.stores import SUCCESS, Stores, request
 

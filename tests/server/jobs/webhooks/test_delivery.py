@@ -7,8 +7,8 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 import pytest_asyncio
 
-from server.jobs.webhooks.addresses import AddressRules
-from server.jobs.webhooks.delivery import Outcome, Sender
+from server.jobs.webhook_addresses import AddressRules
+from server.jobs.webhooks import Outcome, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving, redirect
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.jobs.webhooks.names import Resolver
+from server.jobs.webhook_addresses import Resolver
 
 pytestmark = pytest.mark.asyncio
 PORT = 443

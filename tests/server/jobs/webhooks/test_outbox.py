@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs import webhooks
+from server.jobs.store.sqlite import open_sqlite
 from server.jobs.store.store import RequestStore
 from server.jobs.types import Delivery, Finished, JobError, NewRequest, Result, Status, WebhookStatus
-from server.jobs.webhooks import outbox
-from server.jobs.webhooks.addresses import AddressRules
-from server.jobs.webhooks.delivery import Sender
-from server.jobs.webhooks.outbox import Outbox
+from server.jobs.webhook_addresses import AddressRules
+from server.jobs.webhooks import Outbox, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
 from tests.server_e2e.running import PATIENCE
 
@@ -37,7 +36,7 @@ async def running(
 ) -> AsyncIterator[RequestStore]:
     """A store whose webhooks are delivered. After the block the process is stopped, or is gone as after a kill."""
     store = await open_sqlite(folder / "store", clock=clock)
-    sender = Sender(AddressRules(allows_private=True), max_connections=outbox.MAX_PARALLEL, timeout_s=30)
+    sender = Sender(AddressRules(allows_private=True), max_connections=webhooks.MAX_PARALLEL, timeout_s=30)
     box = Outbox(
         store.requests,
         sender,
@@ -123,7 +122,7 @@ async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path
             request_id = await ended(store, receiver.url, SUCCEEDED)
             while outcomes != ["failed", "ended"]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        clock.now += outbox.MIN_PAUSE + 1
+        clock.now += webhooks.MIN_PAUSE + 1
         async with running(tmp_path, clock, outcomes.append) as store:  # also by a process that came after it
             await until(store, request_id, WebhookStatus.SUCCEEDED)
     first, second = receiver.received
@@ -172,15 +171,15 @@ async def test_a_silent_receiver_does_not_stop_the_others(tmp_path: Path) -> Non
             await ended(store, silent.url, SUCCEEDED)
         request_id = await ended(store, quick.url, SUCCEEDED)
         await until(store, request_id, WebhookStatus.SUCCEEDED)
-        assert silent.most_open < outbox.MAX_PARALLEL
+        assert silent.most_open < webhooks.MAX_PARALLEL
 
 
 async def test_what_waits_for_its_turn_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
     clock = Clock()
     async with receiving(SILENT) as silent, running(tmp_path, clock) as store:
-        ids = [await ended(store, silent.url, SUCCEEDED) for _ in range(outbox.MAX_PARALLEL)]
+        ids = [await ended(store, silent.url, SUCCEEDED) for _ in range(webhooks.MAX_PARALLEL)]
         await silent.until(8)
-        clock.now -= outbox.GIVE_UP_SECONDS
+        clock.now -= webhooks.GIVE_UP_SECONDS
         ids.append(await ended(store, silent.url, SUCCEEDED))
         for _ in range(5):  # each lets the outbox go on by a step
             await store.due_webhooks(0)
@@ -192,14 +191,14 @@ async def test_what_waits_for_its_turn_does_not_wait_for_a_clock_that_was_set_ba
 
 async def test_many_silent_receivers_of_one_owner_do_not_stop_the_others(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        silent = [await stack.enter_async_context(receiving(SILENT)) for _ in range(outbox.MAX_PARALLEL + 8)]
+        silent = [await stack.enter_async_context(receiving(SILENT)) for _ in range(webhooks.MAX_PARALLEL + 8)]
         quick = await stack.enter_async_context(receiving(OK))
         store = await stack.enter_async_context(running(tmp_path, Clock()))
         for receiver in silent:
             await ended(store, receiver.url, SUCCEEDED, owner="anna")
         request_id = await ended(store, quick.url, SUCCEEDED)
         await until(store, request_id, WebhookStatus.SUCCEEDED)
-        assert sum(receiver.most_open for receiver in silent) <= outbox.MAX_PER_OWNER
+        assert sum(receiver.most_open for receiver in silent) <= webhooks.MAX_PER_OWNER
 
 
 @pytest.mark.holds("Fair shares")
@@ -213,7 +212,7 @@ async def test_many_webhooks_of_one_owner_to_a_slow_host_delay_no_other_owners(t
         async with asyncio.timeout(PATIENCE):
             while not expected <= {one.headers["webhook-id"] for one in (*silent.received, *quick.received)}:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        assert silent.most_open < outbox.MAX_PARALLEL
+        assert silent.most_open < webhooks.MAX_PARALLEL
 
 
 async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
@@ -227,7 +226,7 @@ async def test_pauses_grow_with_the_age_and_a_clock_that_jumps_gives_nothing_up(
     def delivery(attempts: int) -> Delivery:
         return Delivery("r", "", "", Status.SUCCEEDED, 0.0, None, (), attempts)
 
-    pauses = [(outbox.next_attempt_at(delivery(3), now) or 0) - now for now in (0.0, 20.0, 600.0, 80_000.0, -50.0)]
+    pauses = [(webhooks.next_attempt_at(delivery(3), now) or 0) - now for now in (0.0, 20.0, 600.0, 80_000.0, -50.0)]
     assert pauses == [5.0, 20.0, 600.0, 3600.0, 5.0]
-    assert outbox.next_attempt_at(delivery(2), 1e6) is not None
-    assert outbox.next_attempt_at(delivery(30), 1e6) is None
+    assert webhooks.next_attempt_at(delivery(2), 1e6) is not None
+    assert webhooks.next_attempt_at(delivery(30), 1e6) is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from server.jobs.webhooks import signature
-from server.jobs.webhooks.signature import Secret, SecretFile, read_secrets, signed_headers
+from server.jobs import webhooks
+from server.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
 from server.settings import watched_files
 from server.settings.flag import SettingsError
 
@@ -77,7 +77,7 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_is_not(
     path.write_text("nothing of worth")
     assert [secret.text.decode() for secret in file.secrets()] == [NEW, OLD]
     assert "nothing of worth" not in caplog.text
-    assert signature.logger.name in {record.name for record in caplog.records}
+    assert webhooks.logger.name in {record.name for record in caplog.records}
 
 
 def test_a_secret_is_never_shown(tmp_path: Path) -> None:

@@ -1,18 +1,23 @@
-"""The folder of --jobs: private, and one server's at a time unless its requests lie in Redis."""
+"""The folder of --jobs on the disk: private, and one server's at a time unless its requests lie in Redis.
+
+The functions at the end are calls to a disk that block: run them in a thread.
+"""
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import socket
 import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
-from server.jobs.store.disk import sync_folder
 from server.settings.flag import SettingsError
 
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CALLS_AT = "calls-at-"  # and the machine's name: a file with the path of the socket of its server's jobs process
 _LOCK, _ID, _FILES_AT = "lock", "shared-id", "files-at"
 _USER = re.compile("//[^/]*@")  # of a URL, with a password maybe
@@ -116,3 +121,38 @@ async def opened(path: str, *, waits: bool, is_shared: bool = False) -> Folder:
             if not waits and loop.time() > latest:
                 raise
         await asyncio.sleep(_LOOK_SECONDS)  # nobody tells that a lock is free
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk, so that they outlive a loss of power."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
+
+
+def written_at(path: Path) -> float:
+    """Unix seconds; 0 where there is no file."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    """At most so many bytes from there on."""
+    with _opened(path, os.O_RDONLY) as descriptor:
+        return os.pread(descriptor, count, offset)
+
+
+def write_all(descriptor: int, chunk: memoryview) -> None:
+    """However often the kernel has to be asked."""
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

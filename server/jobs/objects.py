@@ -1,4 +1,7 @@
-"""Files of --jobs-files: objects of a store that fsspec knows, as s3://. They are put whole and read by ranges."""
+"""Files of --jobs-files: objects of a store that fsspec knows, as s3://. They are put whole and read by ranges.
+
+A file that is removed loses its bytes here or in that store first, then its document.
+"""
 
 import asyncio
 import contextlib
@@ -9,11 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from server.jobs.store.disk import FULL_ERRORS
-from server.jobs.store.errors import StoreUnavailable, StoreUnusable
+from server.jobs.disk import FULL_ERRORS
+from server.jobs.store.store import DocumentStore, Signal, StoreError, StoreUnavailable, StoreUnusable
+from server.jobs.types import Document
 
 _PROBE = ".embedline"
 _MAX_CALLS = 8  # at a time
+AT_ONCE_SECONDS = 5.0  # that a caller waits for an object store
+RETRY_PAUSE = 5.0  # while that is away
 _Value = TypeVar("_Value")
 
 
@@ -100,3 +106,58 @@ def _usable() -> Iterator[None]:
         yield
     except Exception as error:  # each library has errors of its own
         raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
+
+
+class Removal:
+    """Removes files that nobody sees any more: their bytes, then their documents.
+
+    Bytes that an object store does not give up now are asked for again later, so that nobody waits for a store that is
+    away, and nothing stays in it. `run` tries again until it is cancelled.
+    """
+
+    def __init__(self, folder: Path, documents: DocumentStore, objects: Objects | None) -> None:
+        """objects  where files may lie too"""
+        self._folder = folder
+        self._documents = documents
+        self._objects = objects
+        self._left: dict[str, Document] = {}  # those whose bytes may be in the object store
+        self._changed = Signal()
+
+    async def remove(self, document: Document) -> None:
+        """Its state is one that no client sees. Raises OSError, and what the store of documents raises."""
+        await asyncio.to_thread(self._remove_bytes, document.document_id)
+        self._left[document.document_id] = document
+        try:
+            async with asyncio.timeout(AT_ONCE_SECONDS if self._objects is not None else None):
+                await self._finish(document)
+        except (TimeoutError, StoreError):
+            if self._objects is None:
+                raise
+            self._changed.set()
+
+    def _remove_bytes(self, document_id: str) -> None:
+        (self._folder / document_id).unlink(missing_ok=True)
+        self._folder.stat()  # where all of it is away, its bytes would come back
+
+    def has(self, document_id: str) -> bool:
+        """Whether it is being removed here."""
+        return document_id in self._left
+
+    async def run(self) -> None:
+        """Try again what is left, whenever there is something."""
+        while True:
+            self._changed.clear()
+            with contextlib.suppress(StoreError):
+                for document in list(self._left.values()):
+                    await self._finish(document)
+            if self._left:
+                await asyncio.sleep(RETRY_PAUSE)
+            else:
+                await self._changed.wait(None)
+
+    async def _finish(self, document: Document) -> None:
+        """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
+        if self._objects is not None:
+            await self._objects.delete(document.document_id)
+        await self._documents.delete(document.owner, document.kind, document.document_id)
+        self._left.pop(document.document_id, None)

@@ -8,11 +8,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from server.jobs.store.errors import StoreFull, StoreUnavailable, StoreUnusable
-from server.jobs.store.redis.request_scripts import PRELUDE, SHORTEN
-from server.jobs.store.room import EXPIRED_MESSAGE, size_of_end
-from server.jobs.store.store import StoreLimits
-from server.jobs.store.texts import errors_text
+from server.jobs.store.quotas import EXPIRED_MESSAGE, size_of_end
+from server.jobs.store.redis_scripts import PRELUDE, SHORTEN
+from server.jobs.store.store import StoreFull, StoreLimits, StoreUnavailable, StoreUnusable, errors_text
 from server.jobs.types import Finished, JobError, Status
 
 BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set

@@ -1,4 +1,5 @@
-"""Group commit: one thread writes, and all that waits for it goes into one transaction.
+"""The threads that write and read a store in SQLite. Group commit: one thread writes, and all that waits for it
+goes into one transaction.
 
 A sync of the disk costs milliseconds whatever it syncs, so the longer one takes, the more requests share the next.
 A caller hears of its own operation after the commit. If a group can't be written as a whole (the disk is full, say),
@@ -11,15 +12,14 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from server.jobs.store.errors import StoreError, StoreFull, StoreUnavailable
-from server.jobs.store.sqlite.schema import shorten_waits
-from server.jobs.store.usage import Usage
+from server.jobs.store.quotas import Usage
+from server.jobs.store.store import StoreError, StoreFull, StoreUnavailable
 
-T = TypeVar("T")
 MAX_GROUP = 512  # operations
 MAX_WAITING = 8192  # operations
 MAX_WAITING_BYTES = 256 << 20
@@ -29,6 +29,7 @@ _WRITTEN = 3  # times its size: into the log and into the file, whose pages stay
 BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
 # What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -154,7 +155,7 @@ class Writer:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             if now < self._last_now - BACKWARDS_SECONDS:
-                shorten_waits(self._connection, now, self._result_ttl)
+                _shorten_waits(self._connection, now, self._result_ttl)
             transaction = Transaction(self._connection, self.usage, now, self._room)
             for waiting in group:
                 waiting.error = None
@@ -177,6 +178,21 @@ class Writer:
             return
 
 
+class Reader:
+    """One thread with a connection that only reads."""
+
+    def __init__(self, connection: sqlite3.Connection, thread: Executor) -> None:
+        self._connection = connection
+        self._thread = thread
+
+    async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """What the operation returns, else StoreUnavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, operation, self._connection)
+        except (RuntimeError, sqlite3.Error) as error:  # the former when the thread has ended
+            raise StoreUnavailable(f"the store of jobs can't be read: {error}") from error
+
+
 def _resolve(group: list[_Waiting]) -> None:
     for waiting in group:
         if waiting.future.done():  # canceled
@@ -195,3 +211,19 @@ def _for_caller(error: Exception) -> Exception:
             return StoreFull(f"the disk took no more: {error}")
         return StoreUnavailable(f"the store of jobs failed: {error}")
     return error
+
+
+def _shorten_waits(connection: sqlite3.Connection, now: float, result_ttl: float) -> None:
+    """No wait may be longer than its whole length from now: after the clock went back, nothing hangs."""
+    given = {"now": now, "ttl": result_ttl}
+    connection.execute(
+        "UPDATE requests SET expires_at = :now + max_time_in_queue "
+        "WHERE status IN ('QUEUED', 'IN_PROGRESS') AND expires_at > :now + max_time_in_queue",
+        given,
+    )
+    connection.execute("UPDATE requests SET purge_at = :now + :ttl WHERE purge_at > :now + :ttl", given)
+    connection.execute(
+        "UPDATE requests SET next_attempt_at = :now + attempt_wait "
+        "WHERE next_attempt_at IS NOT NULL AND next_attempt_at > :now + attempt_wait",
+        given,
+    )

@@ -4,15 +4,16 @@ Names prove nothing: what counts is the very address that is connected to, after
 redirect. So `CheckedNetwork` resolves, checks and connects in one step, and nothing resolves a second time.
 """
 
+import asyncio
 import re
+import socket
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from httpcore import SOCKET_OPTION, AnyIOBackend, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
-
-from server.jobs.webhooks.names import Resolver
 
 MAX_URL_CHARACTERS = 2048
 # What a URL is written with. Others are read differently by different parsers.
@@ -25,6 +26,7 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _NOT_PUBLIC = (IPv4Network("192.0.0.0/24"), IPv4Network("168.63.129.16/32"))
 # Behind these prefixes a router may reach any v4 address.
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
+_MAX_LOOKUPS = 128  # at a time: several times as many as are waited for
 
 
 class AddressRefused(ValueError):
@@ -79,6 +81,51 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     elif any(address in network for network in _NOT_PUBLIC):
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+class Resolver:
+    """Looks up hosts in threads of its own.
+
+    A name server that never answers holds a lookup for up to a minute, and nothing can cut it. The loop's own lookups
+    share a few threads, so some such names would hold up all others; and the end of the process would wait for them.
+    `most` bounds the lookups that have not ended, also those that nobody waits for any more.
+    """
+
+    def __init__(self, most: int = _MAX_LOOKUPS) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Each once, in the system's order. Raises OSError, UnicodeError."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[str]] = loop.create_future()
+
+        def ended(outcome: list[str] | OSError | UnicodeError) -> None:
+            self._free.release()
+            if future.done():  # its caller waits no more
+                return
+            if isinstance(outcome, list):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+
+        def look_up() -> None:
+            outcome = _look_up(host, port)
+            try:
+                loop.call_soon_threadsafe(ended, outcome)
+            except RuntimeError:  # the loop is closed, and nobody waits any more
+                return
+
+        threading.Thread(target=look_up, name="webhook-lookup", daemon=True).start()
+        return await future
+
+
+def _look_up(host: str, port: int) -> list[str] | OSError | UnicodeError:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class CheckedNetwork(AsyncNetworkBackend):

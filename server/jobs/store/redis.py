@@ -1,23 +1,40 @@
-"""The requests of a store in Redis."""
+"""The store in Redis, for several servers on one queue: its requests, its documents, and how it is opened. Every change
+is one Lua script of `redis_scripts`.
 
+Opening it refuses a server that would lose what was accepted, and warns where it might.
+"""
+
+import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from server.jobs.store.errors import IdempotencyConflict
-from server.jobs.store.redis import request_scripts as scripts
-from server.jobs.store.redis.connection import IDS_AT_ONCE, Connection, limits_text
-from server.jobs.store.room import (
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from server.jobs.store import redis_scripts as scripts
+from server.jobs.store.quotas import (
+    Held,
     refuse_growth,
     refuse_what_finds_no_room,
+    size_of_content,
+    size_of_document,
     size_of_end,
     size_of_new,
     too_large_to_keep,
 )
-from server.jobs.store.signal import Signal
-from server.jobs.store.store import MAX_RESULT_BYTES, NO_TURNS
-from server.jobs.store.texts import (
+from server.jobs.store.redis_connection import IDS_AT_ONCE, Connection, client_of, limits_text
+from server.jobs.store.store import (
+    MAX_RESULT_BYTES,
+    NO_TURNS,
+    IdempotencyConflict,
+    Signal,
+    StoreError,
+    StoreLimits,
+    StoreUnusable,
+    Turns,
     content_digest,
     errors_from,
     errors_text,
@@ -27,12 +44,11 @@ from server.jobs.store.texts import (
     retry_from,
     retry_text,
 )
-from server.jobs.store.turns import Turns
-from server.jobs.store.usage import Held
 from server.jobs.types import (
     NUM_PRIORITIES,
     Claimed,
     Delivery,
+    Document,
     Finished,
     NewRequest,
     QueueCounts,
@@ -42,12 +58,37 @@ from server.jobs.types import (
     WebhookStatus,
 )
 
-MAX_BYTES_AT_ONCE = 64 << 20  # of one claim's bodies or one answer of `due_webhooks`
+VERSION = 2
+_UNCOUNTED = 1  # the version that did not count by owner
+PREFIX = "{embedline:jobs}:"  # braces: one slot of a cluster
+LEAST_REDIS = 7  # whose XAUTOCLAIM passes over entries that were removed
 LOOK_SECONDS = 1.0  # other servers' requests, and claims that nobody renewed, are looked for so often
+MAX_BYTES_AT_ONCE = 64 << 20  # of one claim's bodies or one answer of `due_webhooks`
 VIEW = ("route", "priority", "status", "webhook_status", "created_at", "status_at", "errors")
 RESULT = ("status_code", "result_headers", "content_type", "result")
 TIMED = ("expiring", "purging", "outbox")
-
+FIELDS = ("owner", "state", "content", "created_at", "held_bytes", "version")
+# Of a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
+COUNT = """
+if call('GET', P .. 'version') ~= '1' then return end
+call('DEL', P .. 'usage')
+local function count(name, is_open)
+  for _, id in ipairs(call('ZRANGE', P .. name, 0, -1)) do
+    local r = call('HMGET', row(id), 'owner', 'size')
+    use(r[1], r[2], is_open and r[2] or 0, is_open and 1 or 0)
+  end
+end
+for _, name in ipairs({'expiring', 'running', 'outbox', 'purging'}) do
+  count(name, name == 'expiring' or name == 'running')
+end
+for _, name in ipairs({'file:uploading', 'file:ready', 'batch:open', 'batch:ended'}) do
+  for _, id in ipairs(call('ZRANGE', P .. 'stated:' .. name, 0, -1)) do
+    local r = call('HMGET', P .. 'document:' .. string.match(name, '%a+') .. ':' .. id, 'owner', 'size')
+    use(r[1], r[2], 0, 0)
+  end
+end
+call('SET', P .. 'version', 2)
+"""
 logger = logging.getLogger("embedline.server")
 
 
@@ -289,3 +330,184 @@ def _result(*known: bytes | None) -> Result | None:
     if status_code is None or headers is None or content_type is None or body is None:
         return None
     return Result(int(status_code), headers_from(headers), body, content_type.decode())
+
+
+class RedisDocuments:
+    """A DocumentStore."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._limits = connection.limits
+
+    async def put(self, document: Document, *, needs: int | None = None) -> None:
+        size = 0
+        if needs != 0:
+            size = size_of_content(len(document.content), needs or document.held_bytes)
+        known = ("content", document.content, "created_at", repr(document.created_at))
+        held_bytes = ("held_bytes", document.held_bytes)
+        what, *more = await self._connection.run(scripts.PUT, *self._named(document), size, *known, *held_bytes)
+        if what == b"taken":
+            raise StoreError(f"there is a {document.kind} of this id already")
+        if what == b"full":
+            refuse_growth(size, self._limits, document.owner, *more)
+
+    async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
+        found = await self._read(kind, [document_id])
+        return found[0] if found and found[0].owner == owner else None
+
+    async def newest(self, owner: str, kind: str, *, after: str | None = None, limit: int = 20) -> list[Document]:
+        key = f"{self._connection.prefix}owned:{kind}:{owner}"
+        below = "+inf"
+        if after is not None:
+            (seq,) = await self._connection.read(("ZSCORE", key, after))
+            if seq is None:
+                return []
+            below = f"({float(seq):.17g}"
+        (ids,) = await self._connection.read(("ZREVRANGEBYSCORE", key, below, "-inf", "LIMIT", 0, limit))
+        return await self._read(kind, [one.decode() for one in ids])
+
+    async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
+        key = f"{self._connection.prefix}stated:{kind}:{state}"
+        above = "-inf"
+        if after is not None:
+            (seq,) = await self._connection.read(("ZSCORE", key, after))
+            if seq is None:
+                return []
+            above = f"({float(seq):.17g}"
+        (ids,) = await self._connection.read(("ZRANGEBYSCORE", key, above, "+inf", "LIMIT", 0, limit))
+        found = await self._read(kind, [one.decode() for one in ids])
+        return [one for one in found if one.state == state]
+
+    async def held(self, owner: str, kind: str) -> tuple[int, int]:
+        count = total = 0
+        key = f"{self._connection.prefix}owned:{kind}:{owner}"
+        while True:
+            (ids,) = await self._connection.read(("ZRANGE", key, count, count + IDS_AT_ONCE - 1))
+            if not ids:
+                return count, total
+            keys = [f"{self._connection.prefix}document:{kind}:{one.decode()}" for one in ids]
+            sizes = await self._connection.read(*(("HGET", one, "held_bytes") for one in keys))
+            total += sum(int(size or 0) for size in sizes)
+            count += len(ids)
+
+    async def replace(self, document: Document) -> bool:
+        given = (document.version, document.content, document.held_bytes)
+        what, *more = await self._connection.run(scripts.REPLACE, *self._named(document), *given)
+        if what == b"full":
+            growth, *held = more
+            refuse_growth(growth, self._limits, document.owner, *held)
+        return bool(what == b"kept")
+
+    async def delete(self, owner: str, kind: str, document_id: str) -> bool:
+        return bool(await self._connection.run(scripts.DELETE, kind, document_id, owner))
+
+    def _named(self, document: Document) -> tuple[str | int, ...]:
+        size = size_of_document(document)
+        names = (document.kind, document.document_id, document.owner, document.state)
+        return (limits_text(self._limits), *names, size)
+
+    async def _read(self, kind: str, ids: Sequence[str]) -> list[Document]:
+        """Those of them that are there."""
+        if not ids:
+            return []
+        keys = [f"{self._connection.prefix}document:{kind}:{one}" for one in ids]
+        rows = await self._connection.read(*(("HMGET", key, *FIELDS) for key in keys))
+        return [_document(kind, one, *row) for one, row in zip(ids, rows, strict=True) if row[0] is not None]
+
+
+def _document(kind: str, document_id: str, *row: bytes) -> Document:
+    owner, state, content, created_at, held_bytes, version = row
+    return Document(
+        kind,
+        document_id,
+        owner.decode(),
+        state.decode(),
+        content,
+        created_at=float(created_at),
+        held_bytes=int(held_bytes),
+        version=int(version),
+    )
+
+
+class RedisStore:
+    """A Store. Several servers may have it open."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.requests = RedisRequests(connection)
+        self.documents = RedisDocuments(connection)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def open_redis(
+    url: str, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time, folder_id: str | None = None
+) -> RedisStore:
+    """Open or make the store, else StoreUnusable. What other servers claimed stays theirs until their leases end.
+
+    folder_id  of the folder with the files: all servers must share it
+    """
+    client = client_of(url)
+    limits = limits or StoreLimits()
+    connection = Connection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
+    try:
+        await _check_server(client)
+        await _make(client)
+        if folder_id is not None:
+            await _check_folder(client, folder_id)
+        await connection.run(COUNT)
+        await connection.shorten_waits()
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, RedisError | OSError | asyncio.TimeoutError):
+            raise StoreUnusable(f"--jobs-redis: Redis can't be used: {type(error).__name__}") from None
+        raise
+    return RedisStore(connection)
+
+
+async def _check_server(client: Redis) -> None:
+    version = str((await client.info("server"))["redis_version"])
+    if int(version.partition(".")[0]) < LEAST_REDIS:
+        raise StoreUnusable(f"--jobs-redis: this is Redis {version}; it takes {LEAST_REDIS} or later")
+    try:
+        known = {name: await _configured(client, name) for name in ("appendonly", "appendfsync", "maxmemory-policy")}
+    except ResponseError:
+        logger.warning("--jobs-redis: CONFIG GET is refused, so nobody has checked that Redis keeps what it accepted")
+        return
+    if known["maxmemory-policy"] != "noeviction":
+        raise StoreUnusable("--jobs-redis: Redis would drop requests; set maxmemory-policy noeviction")
+    if known["appendonly"] != "yes":
+        raise StoreUnusable("--jobs-redis: Redis would lose requests when it ends; set appendonly yes")
+    if known["appendfsync"] != "always":
+        logger.warning(
+            "--jobs-redis: appendfsync is %s: requests accepted just before Redis or its machine dies may be lost; "
+            "set appendfsync always",
+            known["appendfsync"],
+        )
+
+
+async def _configured(client: Redis, name: str) -> str:
+    return str((await client.config_get(name))[name])
+
+
+async def _make(client: Redis) -> None:
+    """The version and the groups, where they are not there yet."""
+    await client.set(f"{PREFIX}version", VERSION, nx=True)
+    version = int(await client.get(f"{PREFIX}version") or VERSION)
+    if version not in (_UNCOUNTED, VERSION):
+        raise StoreUnusable(f"--jobs-redis: a store of version {version}; this server knows version {VERSION} alone")
+    for priority in range(NUM_PRIORITIES):
+        try:
+            await client.xgroup_create(f"{PREFIX}queue:{priority}", "servers", id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+
+async def _check_folder(client: Redis, folder_id: str) -> None:
+    await client.set(f"{PREFIX}folder", folder_id, nx=True)
+    if (await client.get(f"{PREFIX}folder")) != folder_id.encode():
+        raise StoreUnusable(
+            "--jobs: the servers of this --jobs-redis keep their files in another folder; all of them must share one"
+        )
