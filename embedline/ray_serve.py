@@ -21,7 +21,7 @@ def application(args: Mapping[str, Any]) -> Any:
     sys.path.insert(0, bundled if os.path.isdir(bundled) else os.path.dirname(_HERE))
     from server.ray.serving import application as of_config
     from server.ray.serving import check_version
-    from server.settings.ray_table import read_ray
+    from server.ray.settings import read_ray
 
     check_version()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,24 +1,31 @@
-"""The command line. The flags of `serve` are made from the fields of the settings, so there is one list."""
+"""The command line: its commands, and the flags of `serve` made from the fields of the settings, so there is one list.
+
+typer reads options off a function's signature, and has no public way to build one of data. So `with_flags` makes the
+signature from the settings; options written out by hand would be a second list of the same flags. Their words go to
+`server.settings.precedence`, and help is shown in groups.
+"""
 
 import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from embedline import __version__
-from server.settings.environment import CONFIG as CONFIG_VARIABLE
-from server.settings.environment import SAGEMAKER_WORD, of_platform
-from server.settings.flag import Flag, SettingsError, flags_of
+from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
-from server.settings.precedence import Words, settings_from
+from server.settings.precedence import CONFIG as CONFIG_VARIABLE
+from server.settings.precedence import SAGEMAKER_WORD, Words, of_platform, settings_from
 from server.settings.settings import Settings
-from server.settings.typer_options import GroupedCommand, spelled_as_switches, with_flags
 
+_WORDS: dict[type, Any] = {bool: bool | None, tuple: list[str] | None}  # kind of flag -> what typer makes; else text
+_METAVARS: dict[type, str] = {int: "N", float: "NUMBER"}
 _EXIT_SETTINGS = 2
 _BENCH = "bench"
 _BACKFILL = "backfill"
@@ -134,9 +141,9 @@ def convert(
     Such files can run code when they are read. They are read as weights alone, by a process of their own that has no
     network, where the kernel permits that; a file that wants more is refused.
     """
-    from server.commands import convert as command
+    from server.commands import model_copies
 
-    run = command.convert_to_classifier if as_classifier else command.convert
+    run = model_copies.convert_to_classifier if as_classifier else model_copies.convert
     sys.exit(run(_of_model(model, words), out))
 
 
@@ -150,7 +157,7 @@ def quantize(
     It takes a CPU, no data and little memory. Unfinished work lies in OUT.partial: after a kill, the same command
     removes it and starts again. Prints what each tensor lost.
     """
-    from server.commands.quantize import quantize as run
+    from server.commands.model_copies import quantize as run
 
     sys.exit(run(_of_model(model, words), out))
 
@@ -165,7 +172,7 @@ def compile_model(
 
     A start from it needs neither torch nor transformers. It serves every --dtype, and the self-test is run again there.
     """
-    from server.commands.compile import compile_model as run
+    from server.commands.model_copies import compile_model as run
 
     sys.exit(run(_of_model(model, words), out))
 
@@ -181,7 +188,7 @@ def doctor(
 
     Nothing is started, loaded or fetched. Exit code 0 if the model can be served here, 1 if not.
     """
-    from server.commands.doctor import command
+    from server.commands import doctor as command
 
     if tensorrt_llm_source is not None:
         sys.exit(command.check_library(tensorrt_llm_source, as_json=json))
@@ -262,6 +269,89 @@ def _nothing() -> None:
 
 def _named(*names: str) -> list[Flag]:
     return [flag for flag in [*_MODEL_FLAGS, *_SERVER_FLAGS] if flag.name in names]
+
+
+class GroupedCommand(TyperCommand):
+    """Help with a heading for each group of flags."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """As typer calls it."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def with_flags(command: Callable[..., None], flags: Iterable[Flag]) -> Callable[..., None]:
+    """A command whose `**words` are these flags, by group, for typer to read off its signature."""
+    own = signature(command).parameters.values()
+    named = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
+    parameters = [*named, *map(_parameter, sorted(flags, key=lambda flag: GROUPS.index(flag.group)))]
+
+    def typed(**values: Any) -> None:
+        command(**values)
+
+    typed.__name__, typed.__doc__ = command.__name__, command.__doc__
+    typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return typed
+
+
+def _parameter(flag: Flag) -> Parameter:
+    spellings = ("/".join(flag.spellings),) if flag.kind is bool else flag.spellings
+    option = typer.Option(
+        *spellings, help=_help(flag), metavar=_METAVARS.get(flag.kind), rich_help_panel=flag.group, show_default=False
+    )
+    words = list[str] | None if flag.is_own else _WORDS.get(flag.kind, str | None)
+    annotation = Annotated[words, option]  # type: ignore[valid-type]  # it is made here
+    return Parameter(flag.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _help(flag: Flag) -> str:
+    choices = f" One of: {', '.join(flag.one_of)}." if flag.one_of else ""
+    facts = [*flag.variables[:1], *([f"default: {flag.shown_default}"] if flag.shown_default else ())]
+    return f"{flag.help}{choices} [{'; '.join(facts)}]" if facts else f"{flag.help}{choices}"
+
+
+def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list[str]:
+    """With `--name false` and `--name=true`, as text-embeddings-inference takes them, as `--no-name` and `--name`.
+
+    For a command that takes nothing but flags. What is no word for true or false stays as it is.
+    """
+    switches = {flag.long_name: flag for flag in flags if flag.kind is bool}
+    spelled: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, separator, word = argument.partition("=")
+        flag = switches.get(name)
+        value = _switched(flag, word if separator else rest[0] if rest else "") if flag else None
+        if flag is None or value is None:
+            spelled.append(argument)
+            continue
+        if not separator:
+            rest.pop(0)
+        spelled.append(flag.spellings[0 if value else 1])
+    return spelled
+
+
+def _switched(flag: Flag, word: str) -> bool | None:
+    """None where the word says neither."""
+    try:
+        value: bool = flag.from_text(word)
+    except ValueError:
+        return None
+    return value
+
+
+def names_of(flags: Sequence[Flag]) -> set[str]:
+    """All names of these flags on the command line."""
+    return {name for flag in flags for name in flag.spellings}
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {

@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from server import cli
+from server.cli import names_of
 from server.commands.bench import bench
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.settings.typer_options import names_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -18,9 +18,9 @@ from engine.model import coverage
 from server.dialects.reading.known_fields import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 from server.metrics import page as metrics_page
-from server.settings import flags_page
 from tests.parity.repositories import table as repositories
 from tests.server.api_pages.fields import FIELDS, table
+from tests.server.settings import flags_page
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ".venv/bin/python -m tests.generated_pages"

@@ -27,9 +27,8 @@ from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor import restarts, shutdown, watchdog
-from server.supervisor.planning import topology
-from server.supervisor.takeover import messages as takeover_messages
+from server.supervisor import shutdown, supervisor, topology, watchdog
+from server.supervisor import takeover as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
@@ -151,8 +150,8 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
         ("three tokenizers died on", tokenizer_pool.client._MAX_DEATHS, 3),
         ("about three tenths", Policy().bulk_share, 0.3),
-        ("fails five times in a row", len(restarts._DELAYS), 5),
-        ("again every 15 s", restarts._DELAYS[-1], 15),
+        ("fails five times in a row", len(supervisor._DELAYS), 5),
+        ("again every 15 s", supervisor._DELAYS[-1], 15),
         ("each within 5 s", shutdown._EXIT_SECONDS, 5),
     ],
 )
@@ -180,7 +179,9 @@ def test_a_function_that_is_named_exists(path: str, name: str) -> None:
 
 def kinds_in(module: ModuleType) -> dict[int, str]:
     """The frame kinds that a module declares: numbers of 16 bits."""
-    named = {value: name for name, value in vars(module).items() if name.isupper() and type(value) is int}
+    named = {
+        value: name for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int
+    }
     return {value: name for value, name in named.items() if value < 1 << 16}
 
 

@@ -25,6 +25,10 @@ class InputChanged(BackfillError):
     resumes = False
 
 
+class SinkAway(BackfillError):
+    """The database can't be reached, or refuses, now; later it may not."""
+
+
 class Stopped(BackfillError):
     """A signal asked the job to stop."""
 

@@ -1,29 +1,32 @@
-"""One job from its options to its exit code: plan, compute what is not done, check, say what came out."""
+"""One job from its options to its exit code: plan, compute what is not done, check, say what came out.
 
+Also how far a job is, read from its folder alone (`print_status`), and what one would take, by a sample (`estimate`).
+"""
+
+import io
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from embedline.client.preference import CancellationToken
 from server.backfill import parts
-from server.backfill.dry_run import estimate
 from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.locations import lies_in
-from server.backfill.out import manifest
-from server.backfill.out.files import Files
-from server.backfill.out.folder import Folder
-from server.backfill.out.opening import files_at
+from server.backfill.output import Files, Folder, begin_manifest, files_at, read_manifest
 from server.backfill.plan import Plan
 from server.backfill.progress import Progress
-from server.backfill.servers import Served, Servers
-from server.backfill.sinks.ids import check_ids
-from server.backfill.sinks.opening import opened
-from server.backfill.sinks.persistence import persistent
-from server.backfill.sinks.sink import Sink
+from server.backfill.servers import Served, Servers, told
+from server.backfill.sinks import Sink, check_ids, opened, persistent
 from server.backfill.source import Source
 from server.backfill.work import Writer, check_whole, work
 
+_PLACES = 4
+_ROWS_OF_A_PLACE = 256
 _MAX_SHARD_ROWS = 50_000
 _SHARD_BYTES = 64 << 20  # of vectors: a process holds a few shards
 
@@ -73,7 +76,7 @@ class Job:
 
     def _prepare(self) -> None:
         options = self._options
-        known = manifest.read(self._files) if self._files is not None else None
+        known = read_manifest(self._files) if self._files is not None else None
         if known is not None and not options.resume:
             raise RefusedJob("OUT has a job that was begun: --resume goes on with it")
         self._source = Source(options.location, column=options.column, id_column=options.id_column)
@@ -101,7 +104,7 @@ class Job:
         """What the job is, written to OUT unless it is there. Raises BackfillError."""
         assert self._files is not None
         plan = self._plan(served)
-        manifest.begin(self._files, plan)
+        begin_manifest(self._files, plan)
         if self._sink is not None:
             self._sink.begin(plan, may_create=not parts.done(self._files, plan, range(plan.num_shards)))
         return plan
@@ -187,3 +190,76 @@ def _check_count(sink: Sink, least: int) -> None:
     """Raises BackfillError where rows that were put are no longer there."""
     if (found := sink.num_rows()) < least:
         raise BackfillError(f"{sink.where} has {found} rows, and {least} were put there: something removed them")
+
+
+def print_status(out: str) -> None:
+    """One JSON object. Raises RefusedJob where no job has begun."""
+    files = files_at(out)
+    plan = read_manifest(files)
+    if plan is None:
+        raise RefusedJob("OUT has no job")
+    done = parts.done(files, plan, range(plan.num_shards))
+    facts = {
+        "event": "status",
+        "job": plan.job,
+        "rows": sum(counts.num_rows for counts in done.values()),
+        "of": plan.num_rows,
+        "failed": sum(counts.num_failed for counts in done.values()),
+        "parts": plan.num_shards,
+        "parts_done": len(done),
+        "is_done": len(done) == plan.num_shards,
+        "model": dict(plan.model),
+    }
+    print(json.dumps(facts))
+
+
+def estimate(source: Source, plan: Plan, servers: Servers, worker: tuple[int, int]) -> None:
+    """Print seconds, bytes and tokens of this worker's rows. Raises BackfillError."""
+    num_rows = sum(len(plan.rows_of(shard)) for shard in plan.shards_of(*worker))
+    texts, num_bad = _sample(source)
+    progress = Progress(len(texts) + num_bad, num_bad)
+    began, found = time.perf_counter(), []
+    with told():
+        for part in servers.embed(texts):
+            found.append(part.embeddings)
+            progress.computed(len(part.embeddings), num_tokens=part.prompt_tokens or 0)
+    seconds = time.perf_counter() - began
+    share = num_rows / max(1, len(texts) + num_bad)
+    rows = np.concatenate(found) if found else np.zeros((0, plan.dimensions), np.float32)
+    progress.end(
+        "estimate",
+        job_rows=num_rows,
+        job_seconds=round(seconds * share, 1),
+        job_bytes=round(_num_bytes(rows, plan) * share),
+        job_parts=len(plan.shards_of(*worker)),
+        dimensions=plan.dimensions,
+        engine=plan.model["engine"],
+        bad_rows_in_sample=num_bad + int(np.isnan(rows[:, 0]).sum()),
+    )
+
+
+def _sample(source: Source) -> tuple[list[str], int]:
+    """Texts from several places of the input, and how many rows there had none."""
+    texts: list[str] = []
+    num_bad = 0
+    starts = {place * source.num_rows // _PLACES for place in range(_PLACES)} if source.num_rows else set()
+    for start, stop in zip(sorted(starts), [*sorted(starts)[1:], source.num_rows], strict=True):
+        left = min(_ROWS_OF_A_PLACE, stop - start)
+        for rows in source.read(start):
+            found = [text for text in rows.cut(0, left).texts if isinstance(text, str)]
+            texts += found
+            num_bad += min(left, len(rows)) - len(found)
+            left -= min(left, len(rows))
+            if not left:
+                break
+    return texts, num_bad
+
+
+def _num_bytes(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], plan: Plan) -> int:
+    """Of these rows, as a part holds them; ids count for little."""
+    if plan.format != "parquet" or not len(rows):
+        return rows.size * np.dtype(plan.dtype).itemsize
+    stream = io.BytesIO()
+    with np.errstate(over="ignore"):
+        parts.write_table({"embedding": parts.vectors(rows.astype(plan.dtype), ~np.isnan(rows[:, 0]))}, stream)
+    return stream.tell()

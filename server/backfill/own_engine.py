@@ -11,13 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from server.settings.settings import Settings
-from server.supervisor.listening.unix_port import UnixPort
-from server.supervisor.planning.compiled_cache import cache_folder
-from server.supervisor.planning.cpu_memory import check_memory
-from server.supervisor.planning.model_plan import ModelPlan, plan_models
-from server.supervisor.planning.topology import Topology
+from server.supervisor.listeners import UnixPort
+from server.supervisor.model_files import cache_folder
+from server.supervisor.model_plan import ModelPlan, plan_models
+from server.supervisor.resources import check_memory
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.process import begin
 

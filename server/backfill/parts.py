@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from server.backfill.errors import WrongIds
-from server.backfill.out.files import Files
+from server.backfill.output import Files
 from server.backfill.plan import Plan
 
 _FACTS = b"embedline"  # the key of the footer's metadata

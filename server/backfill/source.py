@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from server.backfill import listing
-from server.backfill.columns import ArrowRows, ParquetRows
+from server.backfill import locations
 from server.backfill.errors import BackfillError, InputChanged, RefusedJob, in_words
-from server.backfill.lines import LineRows, without
 from server.backfill.locations import check_no_secrets
-from server.backfill.rows import BadText, Rows
+from server.backfill.readers import ArrowRows, BadText, LineRows, ParquetRows, Rows, without
 
 _READERS: dict[str, Any] = {
     "parquet": ParquetRows,
@@ -40,16 +38,16 @@ class Source:
         check_no_secrets(location, "IN")
         self._column, self._id_column = column, id_column
         try:
-            self._filesystem, path = listing.opened(location)
-            self._found = listing.files(self._filesystem, path)
+            self._filesystem, path = locations.opened(location)
+            self._found = locations.files(self._filesystem, path)
         except RefusedJob:
             raise
         except Exception as error:  # every store's library has errors of its own, here and below
             raise RefusedJob(f"IN can't be read: {in_words(error)}") from None
-        kinds = {listing.kind(path) for path in self._found}
+        kinds = {locations.kind(path) for path in self._found}
         if not self._found or len(kinds) != 1:
             what = f"files of several kinds: {', '.join(sorted(filter(None, kinds)))}" if kinds else "no such file"
-            raise RefusedJob(f"IN has {what}; known are {', '.join(listing.KINDS)}")
+            raise RefusedJob(f"IN has {what}; known are {', '.join(locations.KINDS)}")
         self.kind = str(kinds.pop())
         self.files: Sequence[InputFile] = ()
 
@@ -89,7 +87,7 @@ class Source:
 
     def _planned(self, path: str, known: InputFile | None) -> InputFile:
         try:
-            size, version = listing.state(self._filesystem, path)
+            size, version = locations.state(self._filesystem, path)
             if known is not None and (known.size, known.version) == (size, version):
                 return known
             reader = self._reader(path)
@@ -136,7 +134,7 @@ class Source:
 
     def _check(self, file: InputFile) -> None:
         try:
-            state = listing.state(self._filesystem, file.path)
+            state = locations.state(self._filesystem, file.path)
         except Exception as error:
             raise BackfillError(f"{file.path} can't be read: {in_words(error)}") from None
         if state != (file.size, file.version):

@@ -1,1 +1,1 @@
-"""One file or folder for each command of `embedline`: read flags, call, print. Imported when the command is called."""
+"""The commands of `embedline`: read flags, call, print. A file is imported when its command is called."""

@@ -108,7 +108,7 @@ def backfill(
     if importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("this command needs pyarrow, which is not here: pip install 'embedline[backfill]'")
     from server.backfill.job import Options
-    from server.backfill.sinks.opening import kind_of
+    from server.backfill.sinks import kind_of
 
     _check_words(location, out, output_dtype, format)
     given = {"dimensions": dimensions, "prompt_name": prompt_name}
@@ -150,8 +150,7 @@ class _Where:
 
 def _run(options: "Options", where: _Where, *, shows_status: bool) -> None:
     """Exits with the job's code, but after a status. Raises BackfillError and SettingsError."""
-    from server.backfill.job import Job
-    from server.backfill.status import print_status
+    from server.backfill.job import Job, print_status
 
     if shows_status:
         print_status(options.out)
@@ -214,8 +213,8 @@ def _check_where(where: _Where) -> None:
 
 
 def _on_ray(options: "Options", path: str) -> int:
-    from server.ray.backfilling import run
-    from server.settings.ray_table import read_ray
+    from server.ray.backfill import run
+    from server.ray.settings import read_ray
 
     if options.worker != (0, 1) or options.dry_run:
         raise SettingsError(f"--{'dry-run' if options.dry_run else 'worker'} can't be given with --ray")

@@ -22,9 +22,8 @@ from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning.compiled_cache import cache_folder
-from server.supervisor.planning.model_files import NotConvertedError
-from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_model
+from server.supervisor.model_files import NotConvertedError, cache_folder
+from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
 from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.files.loading import load
 

@@ -24,7 +24,7 @@ def serve(config: _Config) -> None:
 def manifest(config: _Config, image: _Image, name: _Name = "embedline") -> None:
     """Print a RayService for Kubernetes with the KubeRay operator, that serves the same."""
     from server.ray.manifest import manifest as written
-    from server.settings.ray_table import read_ray
+    from server.ray.settings import read_ray
 
     print(written(read_ray(config), image=image, name=name), end="")
 

@@ -23,21 +23,17 @@ from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.flag import PREFIX, SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
-from server.supervisor import open_files
-from server.supervisor.listening.opening import Ports, open_ports
-from server.supervisor.listening.ports import host_and_port
+from server.supervisor import resources
+from server.supervisor.listeners import host_and_port
+from server.supervisor.model_files import cache_folder, remove_leftovers
+from server.supervisor.model_plan import ModelPlan, check_engine_python, plan_models
 from server.supervisor.monitor import make_monitor
-from server.supervisor.planning.compiled_cache import cache_folder, remove_leftovers
-from server.supervisor.planning.cpu_memory import check_memory
-from server.supervisor.planning.cpu_threads import cpu_threads
-from server.supervisor.planning.engine_python import check_engine_python
-from server.supervisor.planning.memory_shares import memory_shares
-from server.supervisor.planning.model_plan import ModelPlan, plan_models
-from server.supervisor.planning.topology import Topology
+from server.supervisor.ports import Ports, Succession, open_ports
+from server.supervisor.resources import check_memory, cpu_threads, memory_shares
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
-from server.supervisor.takeover.succession import Succession
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from tokenizer_pool import cl100k
 from wire.control import Json
@@ -79,7 +75,7 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
         _check_vocabulary(settings.tiktoken_vocabulary)
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings, progress=progress)
-    open_files.check(num_processes=_most_processes(settings, models))
+    resources.check_open_files(num_processes=_most_processes(settings, models))
     cpu_threads(settings.cpu_threads, models)  # raises what is wrong before a port is bound, as do the next two
     check_memory(models)
     memory_shares(models)
@@ -116,7 +112,7 @@ def serve(settings: Settings) -> int:
     _on_stop_signal(partial(_exit_at_once, relay))
     _log_variables(settings)
     warn_of_flags_without_effect(settings)
-    open_files.raise_limit()
+    resources.raise_open_files()
     prepared = prepare(settings, progress=partial(_converting, relay))
     early: list[int] = []  # signals before the supervisor takes them; an exception here would end in a traceback
     _on_stop_signal(lambda number, frame: early.append(number))
@@ -245,7 +241,7 @@ async def _supervise(
     monitoring = HttpServer(
         page,
         ports.monitor.sockets if ports.monitor is not None else [],
-        max_connections=open_files.MONITOR_CONNECTIONS,
+        max_connections=resources.MONITOR_CONNECTIONS,
         idle_seconds=_MONITOR_IDLE_SECONDS,
     )
     succession = Succession(supervisor, ports, monitoring, devices=prepared.devices)

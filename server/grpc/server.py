@@ -28,8 +28,8 @@ from server.http.tls import contents, load
 from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, Unauthorized
 from server.requests.models import ServerState
+from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
-from server.settings.watched_files import WatchedFiles, version_of
 
 MAX_WATCHERS = 64  # of a frontend: they need no key, and each takes an RPC of those that may be open
 _ROW_KINDS = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR

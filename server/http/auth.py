@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from server.requests.errors import Unauthorized
 from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
+from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
-from server.settings.watched_files import WatchedFiles, version_of
 
 HEALTH_PATHS = frozenset(
     {"/livez", "/readyz", "/startupz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}

@@ -6,8 +6,8 @@ import ssl
 import stat
 from collections.abc import Sequence
 
+from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
-from server.settings.watched_files import WatchedFiles, version_of
 
 _PROTOCOLS = ("http/1.1",)
 _MAX_BYTES = 1_000_000  # of a file; a chain has some thousand

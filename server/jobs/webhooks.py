@@ -27,9 +27,8 @@ import msgspec
 from server.jobs.store.store import RequestStore, StoreError, Turns, delay_until
 from server.jobs.types import Delivery, Result
 from server.jobs.webhook_addresses import AddressRefused, AddressRules, CheckedNetwork
+from server.settings.files import WatchedFiles, read_text, version_of
 from server.settings.flag import SettingsError
-from server.settings.text_file import read_text
-from server.settings.watched_files import WatchedFiles, version_of
 
 MAX_PARALLEL = 32  # attempts at a time; the Sender has as many connections
 MAX_TAKEN = 8  # webhooks that are read from the store at once, with their results

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from server.ray.serving import APPLICATION, ENVIRONMENT, EVERY_ADDRESS
+from server.ray.settings import RayConfig
 from server.settings.flag import SettingsError
-from server.settings.ray_table import RayConfig
 
 _RAY_VERSION = "2.60.0"
 _SERVE_PORT = "serve"  # the name that the operator's Service looks for

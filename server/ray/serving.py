@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from server.ray.settings import RayConfig, RaySettings, read_ray
 from server.settings.flag import SettingsError
-from server.settings.ray_table import RayConfig, RaySettings, read_ray
 
 APPLICATION = "embedline"
 EVERY_ADDRESS = "0.0.0.0"
@@ -91,9 +91,9 @@ def application(config: RayConfig) -> Any:
     from ray import cloudpickle, serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
-    from server.ray import child, forward, replica
+    from server.ray import child, replica
 
-    for module in (child, forward, replica):  # Ray's processes can't import them
+    for module in (child, replica):  # Ray's processes can't import them
         cloudpickle.register_pickle_by_value(module)
     settings = config.ray
     deployment = serve.deployment(

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from server.settings.files import FileVersion, read_text, version_of
 from server.settings.flag import SettingsError
-from server.settings.text_file import read_text
-from server.settings.watched_files import FileVersion, version_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[!-~]+")  # what fits into a header

@@ -1,21 +1,54 @@
-"""Settings by precedence: the command line, then the environment, then the config file, then the defaults."""
+"""Settings by precedence: the command line, then the environment, then the config file, then the defaults.
+
+The config file is TOML whose keys are flags' names, with a [[model]] table for each of several models. The environment
+is what users set, and what SageMaker, Vertex AI and Kubernetes do: the first two choose the port, whatever an image has
+in PORT. Of the environment no value is known here but a port and a model's name.
+"""
 
 import contextlib
+import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from server.settings import config_file
-from server.settings.config_file import ConfigFile
-from server.settings.environment import passed_over, unknown, without_services
-from server.settings.flag import Flag, SettingsError, flags_of
+from server.settings.files import read_text
+from server.settings.flag import PREFIX, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
+CONFIG = f"{PREFIX}CONFIG"  # the file, where --config is not given; CONFIG alone is anybody's
+# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
+SAGEMAKER_WORD = "serve"  # SageMaker runs `docker run IMAGE serve`
+_SAGEMAKER_PORT = "SAGEMAKER_BIND_TO_PORT"
+_SAGEMAKER_USUAL_PORT = "8080"
+_SAGEMAKER_MODEL = Path("/opt/ml/model")  # where it unpacks the artifacts of a model that has some
+_SAGEMAKER_NAMES = {"PORT": _SAGEMAKER_PORT, "MODEL_ID": "HF_MODEL_ID", "REVISION": "HF_MODEL_REVISION"}
+# https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+_VERTEX_PORT = "AIP_HTTP_PORT"
+_VERTEX_ARTIFACTS = "AIP_STORAGE_URI"  # gs://…, which the start refuses, or a folder; empty for a model without any
+# https://kubernetes.io/docs/tutorials/services/connect-applications-service/: a Service that is called prometheus gives
+# every pod beside it this PROMETHEUS_PORT, and one that is called embedline gives it several names with our prefix.
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+_SERVICE_NAME = re.compile(r".*_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SECURITY = "Security"
+RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
+_MODEL = "model"
+_MAX_CONFIG_BYTES = 1_000_000  # more is not a config file
 _MODEL_ID = "model_id"
-
 # As typer gives it: a switch is a bool, what can be repeated a list (or one text); None = not given.
 Words = Mapping[str, str | bool | Sequence[str] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """What a file says: values by the names of fields."""
+
+    path: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the server, and of every model that does not differ
+    models: tuple[Mapping[str, Any], ...] = ()  # one for each [[model]]
 
 
 def settings_from(
@@ -28,7 +61,7 @@ def settings_from(
     """Words of the command line by the names of fields; `config` is a file's path, `spelled` has what a platform calls
     some of the variables. Raises SettingsError."""
     environment = without_services(environment)
-    file = config_file.read(config) if config else ConfigFile()
+    file = read_config(config) if config else ConfigFile()
     server, model = flags_of(Settings), flags_of(ModelSettings)
     every = [*server, *model]
     read = _from_environment(every, words, environment, spelled)
@@ -143,3 +176,111 @@ def _blaming(where: str) -> Iterator[None]:
         yield
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+def read_config(path: str) -> ConfigFile:
+    """Raises SettingsError that names the file and, where one is to blame, the key."""
+    server, model = _by_name(Settings), _by_name(ModelSettings)
+    document = parsed(path)[0]
+    document.pop(RAY, None)
+    tables = document.pop(_MODEL, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise SettingsError(f"{path}: models are given as [[{_MODEL}]] tables")
+    return ConfigFile(
+        path=path,
+        values=values_of(document, server | model, where=path),
+        models=tuple(
+            values_of(table, model, where=f"{path}: [[{_MODEL}]] {number}") for number, table in enumerate(tables, 1)
+        ),
+    )
+
+
+def parsed(path: str) -> tuple[dict[str, Any], str]:
+    """The document, and its text. Raises SettingsError."""
+    text = read_text(path, name=f"--config {path}", max_bytes=_MAX_CONFIG_BYTES)
+    try:
+        return tomllib.loads(text), text
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
+        raise SettingsError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+
+
+def values_of(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -> dict[str, Any]:
+    """Checked values by the names of their fields."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        flag = flags.get(key.replace("-", "_"))
+        if flag is None:
+            raise SettingsError(f"{where}: unknown key {key!r}")
+        if flag.name in values:
+            raise SettingsError(f"{where}: {key} is given twice")
+        try:
+            values[flag.name] = flag.from_file(value)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {key} {error}") from None
+    return values
+
+
+def _by_name(settings: type) -> dict[str, Flag]:
+    """Each flag by its field's name and by its other long names."""
+    found: dict[str, Flag] = {}
+    for flag in flags_of(settings):
+        names = [name[2:].replace("-", "_") for name in flag.aliases if name.startswith("--")]
+        found |= dict.fromkeys([flag.name, *names], flag)
+    return found
+
+
+def of_platform(
+    environment: Mapping[str, str], *, is_sagemaker: bool, artifacts: Path = _SAGEMAKER_MODEL
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The environment in the names that flags read, and for each that a platform chose what it is called there. On
+    SageMaker the model is that of MODEL_ID, of HF_MODEL_ID, or of the artifacts, in this order; on Vertex AI that of
+    MODEL_ID, or of the artifacts."""
+    has_model = any(environment.get(name) for name in ("MODEL_ID", f"{PREFIX}MODEL_ID"))
+    if environment.get(_VERTEX_PORT):
+        names = {"PORT": _VERTEX_PORT, **({} if has_model else {"MODEL_ID": _VERTEX_ARTIFACTS})}
+        return _renamed(environment, names)
+    if not is_sagemaker:
+        return environment, {}
+    environment = {**environment, _SAGEMAKER_PORT: environment.get(_SAGEMAKER_PORT) or _SAGEMAKER_USUAL_PORT}
+    if has_model:
+        return _renamed(environment, {"PORT": _SAGEMAKER_PORT})
+    environment, spelled = _renamed(environment, _SAGEMAKER_NAMES)
+    if "MODEL_ID" not in spelled and artifacts.is_dir() and any(artifacts.iterdir()):
+        return {**environment, "MODEL_ID": str(artifacts)}, {**spelled, "MODEL_ID": str(artifacts)}
+    return environment, spelled
+
+
+def _renamed(environment: Mapping[str, str], names: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Those that are set and not empty, under our names."""
+    spelled = {ours: theirs for ours, theirs in names.items() if environment.get(theirs)}
+    return {**environment, **{ours: environment[theirs] for ours, theirs in spelled.items()}}, spelled
+
+
+def without_services(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Less the addresses of other services of a Kubernetes namespace."""
+    return {name: value for name, value in environment.items() if not _is_a_services(name, value)}
+
+
+def _is_a_services(name: str, value: str) -> bool:
+    is_address = name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
+    return is_address or _SERVICE_NAME.fullmatch(name) is not None
+
+
+def passed_over(flags: list[Flag], environment: Mapping[str, str]) -> list[str]:
+    """Names without the prefix that flags of earlier versions read. Raises SettingsError where one of them is about
+    who may use the server: without it, everybody could."""
+    found = []
+    for flag in flags:
+        for name in flag.variables:
+            plain = name.removeprefix(PREFIX)
+            if plain not in flag.variables and environment.get(plain):
+                if flag.group == _SECURITY and not environment.get(name):
+                    raise SettingsError(f"the variable {plain} is not read: call it {name}, or unset it")
+                found.append(plain)
+    return found
+
+
+def unknown(flags: list[Flag], environment: Mapping[str, str]) -> list[str]:
+    """Names with the prefix that are no flag's, as one that is misspelt."""
+    known = {CONFIG, *(name for flag in flags for name in flag.variables)}
+    return [name for name, value in environment.items() if name.startswith(PREFIX) and value and name not in known]

@@ -14,7 +14,7 @@ from server.http.auth import Keys
 from server.http.hosts import Hosts
 from server.requests.errors import Forbidden, Unauthorized
 from server.settings.flag import SettingsError
-from server.supervisor.listening.ports import bind
+from server.supervisor.listeners import bind
 
 _DEFAULT_PROMETHEUS_PORT = 9000
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import head_in_words
-from server.settings.int8_ranges import Int8Ranges
 from server.supervisor.child import ChildProcess
-from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.model_files import Int8Ranges
+from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 

@@ -1,31 +1,40 @@
 """Starts all processes, watches them, restarts those that die, and stops them in reverse order.
 
 The first process of the server and the only one that acts on signals. It computes nothing and holds
-no request, so that it answers when anything else is stuck.
+no request, so that it answers when anything else is stuck. `Restarts` says how long to wait before a dead process is
+started again, and when to give up; `dump` writes the stacks and queues of all processes to the log.
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 
 from server.metrics.gauges import ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import Registry
 from server.requests.load import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
-from server.supervisor.dump import dump
-from server.supervisor.listening.listeners import Listeners
-from server.supervisor.listening.unix_port import UnixPort
-from server.supervisor.planning.model_plan import ModelPlan
-from server.supervisor.planning.topology import Topology
+from server.supervisor.listeners import Listeners, UnixPort
+from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import Readiness
-from server.supervisor.restarts import Restarts
 from server.supervisor.shutdown import Ending, Shutdown
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json, Request
+from wire.dump import waiting_tasks
+from wire.page import Page
 
+_DELAYS = (0.0, 0.5, 2.0, 5.0, 15.0)  # seconds before the first, second, … start in a row that never became ready
+# What a fault in the program ends with, most likely each time that it comes to the same place. SIGKILL is not one: it
+# comes from the watchdog, or from the kernel when memory runs out.
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+_SHORT_LIFE_SECONDS = 5.0  # a process that was ready for less may not be healthy …
+_SHORT_LIFE_DELAY = 0.5  # … so its restarts are not all immediate
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
 _BESIDE = ("jobs", "pipelines")  # without them the server still answers its other routes, and goes on trying
@@ -259,3 +268,88 @@ def _seen(child: ChildProcess) -> ProcessState:
 def _how_it_ended(child: ChildProcess, returncode: int) -> str:
     how = f"exit status {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
     return how if child.stage is None else f'{how} in the stage "{child.stage}"'
+
+
+class Restarts:
+    """Counts the failures of each process. Times are time.monotonic() seconds."""
+
+    def __init__(self) -> None:
+        self._failures: dict[ChildProcess, int] = {}  # starts in a row that never became ready
+        self._short_lives: dict[ChildProcess, int] = {}  # in a row
+        self._ready_at: dict[ChildProcess, float] = {}  # of the present life
+        self._has_served: set[ChildProcess] = set()
+        self._faults: dict[ChildProcess, tuple[int, str | None] | None] = {}  # signal and stage of the last death
+
+    def succeeded(self, child: ChildProcess, now: float) -> None:
+        """It became ready."""
+        self._ready_at[child] = now
+        self._failures[child] = 0
+        self._has_served.add(child)
+
+    def has_served(self, child: ChildProcess) -> bool:
+        """Whether it was ever ready."""
+        return child in self._has_served
+
+    def has_given_up(self, child: ChildProcess) -> bool:
+        """Whether so many starts in a row failed, or two by the same fault in the same stage where it was never ready,
+        that the next one most likely fails too."""
+        return self._failures.get(child, 0) >= len(_DELAYS)
+
+    def failed(self, child: ChildProcess, now: float, returncode: int | None = None) -> float:
+        """It died, or could not be started and has no returncode. Returns the seconds to wait before the next start."""
+        ready_at = self._ready_at.pop(child, None)
+        if ready_at is None:
+            failures = self._failures.get(child, 0) + 1
+            if self._is_same_fault(child, returncode) and not self.has_served(child):
+                failures = max(failures, len(_DELAYS))
+            self._failures[child] = failures
+            return _DELAYS[min(failures, len(_DELAYS)) - 1]
+        is_short = now - ready_at < _SHORT_LIFE_SECONDS
+        self._short_lives[child] = self._short_lives.get(child, 0) + 1 if is_short else 0
+        return _SHORT_LIFE_DELAY if self._short_lives[child] > 1 else 0.0
+
+    def _is_same_fault(self, child: ChildProcess, returncode: int | None) -> bool:
+        """Whether it died as it did the last time, by a fault of the program."""
+        before = self._faults.get(child)
+        fault = None if returncode is None or -returncode not in _FAULTS else (-returncode, child.stage)
+        self._faults[child] = fault
+        return fault is not None and fault == before
+
+
+async def dump(children: Sequence[ChildProcess], page: Page) -> None:
+    """Takes up to a second for each process that is stuck."""
+    logger.warning("SIGUSR1: stacks and queues of this process and of %d others follow", len(children))
+    logger.warning("supervisor holds %s", json.dumps({"page": _page(page), "tasks": waiting_tasks()}))
+    # Written in Python: the interpreter lets go of its lock, so the thread that reads standard error goes on.
+    sys.stderr.write("".join(_stacks()))
+    for child in children:
+        logger.warning("%s: %s; its stacks:", child.plan.title, _condition(child))
+        held = await child.dump()
+        logger.warning("%s holds %s", child.plan.title, "no answer" if held is None else json.dumps(held))
+    logger.warning("SIGUSR1: that is all")
+
+
+def _condition(child: ChildProcess) -> str:
+    if child.pid is None:
+        return "does not run"
+    age = time.monotonic() - child.last_beat
+    condition = "dying" if child.is_dying else "ready" if child.is_ready else "starting"
+    return f"process {child.pid}, {condition}, last heartbeat {age:.1f} s ago"
+
+
+def _stacks() -> Iterator[str]:
+    """Of all threads of this process."""
+    for number, frame in sys._current_frames().items():
+        yield f"Thread {number:#x} (most recent call last):\n"
+        yield from traceback.format_stack(frame)
+
+
+def _page(page: Page) -> dict[str, object]:
+    """Tokens and engines by batch manager or frontend, model, and class."""
+    return {
+        "queued_tokens": page.queued_tokens.tolist(),
+        "admitted_tokens": page.admitted_tokens.tolist(),
+        "kept_back_tokens": page.kept_back_tokens.sum(axis=-1).tolist(),
+        "engines_ready": page.engines_ready.tolist(),
+        "tokens_per_second": page.tokens_per_second.round(1).tolist(),
+    }

@@ -21,11 +21,11 @@ from tests.structure.sources import PACKAGES, ROOT, Source, dotted, is_within, s
 # What the core does without: features, by their parts that stand in the core's folders as well.
 FEATURES = (
     *("server.jobs", "server.http.jobs", "server.commands.jobs", "server.settings.jobs_flags"),
-    *("server.supervisor.planning.jobs_process", "server.http.request"),
-    *("server.pipelines", "server.http.pipelines", "server.supervisor.planning.pipelines_process"),
+    *("server.supervisor.topology", "server.http.request"),
+    *("server.pipelines", "server.http.pipelines", "server.supervisor.topology"),
     *("embedline.pipelines", "server.grpc", "server.dialects.tei_grpc"),
     *("server.backfill", "server.commands.backfill", "server.commands.verify"),
-    *("server.ray", "server.commands.ray", "server.settings.ray_table", "embedline.ray_serve"),
+    *("server.ray", "server.commands.ray", "server.ray.settings", "embedline.ray_serve"),
     *("embedline.bench", "server.commands.bench"),
 )
 # Engines that no computer of the core's users needs, and the tools that make model folders.

@@ -17,7 +17,7 @@ ALLOWED = {
 }
 LAUNCHERS = {
     "embedline.__main__": ("server.cli",),
-    "embedline.ray_serve": ("server.ray.serving", "server.settings.ray_table"),
+    "embedline.ray_serve": ("server.ray.serving", "server.ray.settings"),
 }
 TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")

@@ -1,6 +1,12 @@
-"""What `embedline verify` computes: fixed texts, as texts, pairs, or queries and documents, by our own tokenizer."""
+"""What `embedline verify` computes: fixed texts, as texts, pairs, or queries and documents, by our own tokenizer.
+
+Among them are long texts, which a start can't try because it would take too long. One is just longer than the model's
+window, and one is as long as the model takes, or as two CPU cores can compute in some minutes, for the library and for
+us.
+"""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,16 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.fused.quantization import gate_texts
+from engine.model.model_folder import ModelFolder
 from engine.model.tasks import LateInteraction, Task
+from engine.model.telling_lengths import telling_lengths
+from engine.selftest.trial import num_layer_parameters
 from engine.types import ModelError
-from server.commands.verify.long_texts import long_texts
 from server.requests.late_interaction import counted, shaped
-from server.supervisor.planning.model_plan import ModelPlan
-from server.supervisor.planning.topology import tokenizer_spec
+from server.supervisor.model_plan import ModelPlan
+from server.supervisor.topology import tokenizer_spec
 from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.messages import TokenizedPiece, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join
 from tokenizer_pool.tokenizer import Tokenizer
+
+_MAX_WORK = 5e12  # products of one sequence
+_OF_TEMPLATE = 256  # tokens that a template takes at most; the library does not cut what is around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +87,37 @@ def _queries_and_documents(
     )
     counts = counted(tokens, late, num_queries=num_queries)
     return Inputs(texts=texts, num_queries=num_queries, tokens=tokens, counts=counts, longest=longest)
+
+
+@dataclass(frozen=True, slots=True)
+class LongTexts:
+    """The texts, shortest first."""
+
+    texts: tuple[str, ...]
+    note: str  # how long the longest is, for people
+
+
+def long_texts(folder: ModelFolder, tokenizer: Tokenizer, texts: Sequence[str]) -> LongTexts:
+    """Made of these texts. Raises ModelError if config.json can't be read."""
+    most = folder.max_seqlen
+    is_asked = folder.max_seqlen_source == "--max-input-length"
+    longest = most if is_asked or folder.is_static else min(most, _affordable(folder))
+    telling = () if folder.is_static else (each for each in telling_lengths(folder.config, most) if each < longest)
+    per_char = len(tokenizer.encode(texts).token_ids) / sum(map(len, texts))
+    lengths = sorted({*telling, longest - (_OF_TEMPLATE if folder.template else 0)})
+    made = tuple(_of_length(texts, math.ceil(length / per_char)) for length in lengths if length > 0)
+    rest = "" if longest == most else "; --max-input-length N has one of N"
+    return LongTexts(made, f"up to about {longest:,} of {most:,} tokens{rest}")
+
+
+def _affordable(folder: ModelFolder) -> int:
+    """Tokens of a sequence. Attention takes S / 6 h of the time of all else (S tokens, h numbers a row)."""
+    tokens_alone = _MAX_WORK / num_layer_parameters(folder)
+    # the root of S + S² / 6 h = tokens_alone
+    half = 3 * folder.hidden_size
+    return max(1, int(math.sqrt(half * half + 2 * half * tokens_alone) - half))
+
+
+def _of_length(texts: Sequence[str], num_chars: int) -> str:
+    joined = " ".join(texts)
+    return (joined * (num_chars // len(joined) + 1))[:num_chars]

@@ -6,7 +6,7 @@ from typing import Any
 from qdrant_client import QdrantClient
 
 from server import cli
-from server.backfill.sinks import qdrant
+from server.backfill import qdrant
 
 
 def _client(**_: Any) -> QdrantClient:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.backfill.errors import RefusedJob
-from server.backfill.sinks.ids import check_ids
+from server.backfill.sinks import check_ids
 from server.backfill.source import Source
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from server.backfill.errors import InputChanged, RefusedJob
-from server.backfill.rows import BadText
+from server.backfill.readers import BadText
 from server.backfill.source import Source
 
 TEXTS = [f"text {number}" for number in range(600)]

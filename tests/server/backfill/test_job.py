@@ -14,10 +14,8 @@ import pytest
 
 from embedline.client.preference import CancellationToken
 from server.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
-from server.backfill.job import Job
-from server.backfill.out import manifest
-from server.backfill.out.opening import files_at
-from server.backfill.status import print_status
+from server.backfill.job import Job, print_status
+from server.backfill.output import files_at, read_manifest
 from tests.server.backfill.jobs import BAD, Place, check, errors, options, run, texts, url_of, write_jsonl, written
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import Server
@@ -169,7 +167,7 @@ def test_a_changed_input_is_refused(source: Path, out: Place, fake_server: Serve
 
 def test_another_model_is_refused(source: Path, out: Place, fake_server: Server, tmp_path: Path) -> None:
     run(options(source, out), url_of(fake_server))
-    begun = manifest.read(files_at(str(out)))
+    begun = read_manifest(files_at(str(out)))
     assert begun is not None
     model = {**begun.model, "compute": "bfloat16", "id": "0"}
     out.write("manifest.json", dataclasses.replace(begun, model=model).as_json().encode())

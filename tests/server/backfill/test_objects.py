@@ -11,8 +11,8 @@ from server.backfill import parts
 from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.job import Job
 from server.backfill.locations import lies_in
-from server.backfill.out.opening import files_at
-from server.backfill.sinks.opening import kind_of
+from server.backfill.output import files_at
+from server.backfill.sinks import kind_of
 from tests.server.backfill.jobs import Place, check, options, run, texts, url_of, write_jsonl
 from tests.server_e2e.running import Server
 

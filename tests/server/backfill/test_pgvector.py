@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from embedline.client.preference import CancellationToken
+from server.backfill import sinks
 from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.job import Job
-from server.backfill.sinks import persistence
-from server.backfill.sinks.pgvector import PgvectorSink
+from server.backfill.pgvector import PgvectorSink
 from tests.server.backfill.jobs import BAD, command, end, errors, kill_amid, options, run, texts, url_of, write_jsonl
 from tests.server.backfill.postgres import Postgres
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
@@ -197,11 +197,11 @@ def test_a_database_that_is_away_is_asked_again(
         put(sink, content)
 
     monkeypatch.setattr(PgvectorSink, "put", put_after_a_kill)
-    monkeypatch.setattr(persistence, "_WAITS", (0,))
+    monkeypatch.setattr(sinks, "_WAITS", (0,))
     assert run(into(url, source, out), url_of(fake_server)) == 1
     assert sorted(killed) == [1, 3]  # either may be done first
     check(query)
-    monkeypatch.setattr(persistence, "_WAITS", ())
+    monkeypatch.setattr(sinks, "_WAITS", ())
     (out / "part-00001.parquet").unlink()
     killed.clear()
     with pytest.raises(BackfillError, match="the database can't be written to"):
@@ -234,8 +234,7 @@ def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
 
 
 def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, url: str) -> None:
-    from server.backfill.errors import Stopped
-    from server.backfill.sinks.sink import SinkAway
+    from server.backfill.errors import SinkAway, Stopped
 
     class Away:
         def put(self, content: Any) -> None:
@@ -244,4 +243,4 @@ def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path
 
     token = CancellationToken()
     with pytest.raises(Stopped):
-        persistence.persistent(Away(), token)(None)  # type: ignore[arg-type]
+        sinks.persistent(Away(), token)(None)  # type: ignore[arg-type]

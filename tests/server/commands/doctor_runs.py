@@ -10,12 +10,12 @@ import pytest
 
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Cuda, Gpu
-from server.commands.doctor import probe as doctor_probe
-from server.commands.doctor.command import doctor
-from server.commands.doctor.probe import Environment
+from server.commands import probe as doctor_probe
+from server.commands.doctor import doctor
+from server.commands.probe import Environment
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning import model_plan
+from server.supervisor import model_plan
 
 GIB = 1 << 30
 

@@ -6,11 +6,11 @@ import pytest
 
 from engine.cpu import loading
 from engine.types import ModelError
-from server.commands.compile import compile_model
+from server.commands.model_copies import compile_model
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning.model_plan import find_cuda, plan_model
+from server.supervisor.model_plan import find_cuda, plan_model
 from tests.engine.cpu.engines import load
 from tests.engine.model.detection import shapes
 from tests.engine.tiny_models import save

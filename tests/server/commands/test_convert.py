@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from engine.model import model_folder
 from engine.tools.convert.conversion import Conversion, Converted
-from server.commands import convert as convert_command
+from server.commands import model_copies as convert_command
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.tools.convert.pickles import Touch, pickled, small
@@ -94,7 +94,7 @@ def test_a_process_that_could_reach_the_network_is_told_of(
 
 SENT_TO_ITSELF = """
 import os, signal
-from server.commands import convert as convert_command
+from server.commands import model_copies as convert_command
 before = signal.getsignal(signal.SIGTERM)
 try:
     with convert_command.clean_exit_on_sigterm():

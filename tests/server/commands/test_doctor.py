@@ -9,10 +9,10 @@ import pytest
 from engine import registry
 from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm.planning.quantization import BLOCKS
-from server.commands.doctor.command import doctor
+from server.commands.doctor import doctor
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning import model_plan
+from server.supervisor import model_plan
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 from tests.engine.tensorrt_llm import quantized_models

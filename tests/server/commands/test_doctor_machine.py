@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from server import cli
-from server.commands.doctor import machine as doctor_machine
-from server.commands.doctor.command import doctor
-from server.commands.doctor.probe import Environment
+from server.commands import doctor as doctor_machine
+from server.commands.doctor import doctor
+from server.commands.probe import Environment
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
-from server.supervisor.planning import model_plan
+from server.supervisor import model_plan
 from tests.engine.tensorrt_llm.library_source import write_library
 from tests.server.commands.doctor_runs import H100, Computer, able, reasons, run_doctor
 

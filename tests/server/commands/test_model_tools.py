@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server import cli
-from server.commands import convert, quantize
+from server.commands import model_copies
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
@@ -28,7 +28,7 @@ def test_arguments_and_flags(command: str, monkeypatch: pytest.MonkeyPatch, caps
         asked.append((settings, out))
         return 0
 
-    monkeypatch.setattr(f"server.commands.{command}.{command}", run)
+    monkeypatch.setattr(f"server.commands.model_copies.{command}", run)
     for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     assert exit_code(monkeypatch, command, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
@@ -46,17 +46,16 @@ def test_convert_to_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(out)
         return 0
 
-    monkeypatch.setattr("server.commands.convert.convert_to_classifier", run)
+    monkeypatch.setattr("server.commands.model_copies.convert_to_classifier", run)
     assert exit_code(monkeypatch, "convert", "a/model", "out", "--as-classifier") == 0
     assert asked == ["out"]
 
 
-@pytest.mark.parametrize("command", [convert, quantize])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_out_is_checked_before_anything_is_fetched(
-    command: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    monkeypatch.setattr(model_copies, "resolve", lambda *_, **__: pytest.fail("fetched"))
     (tmp_path / "mine").touch()
-    name = "convert" if command is convert else "quantize"
-    assert exit_code(monkeypatch, name, "a/model", str(tmp_path)) == 2
+    assert exit_code(monkeypatch, command, "a/model", str(tmp_path)) == 2
     assert "is not overwritten" in capsys.readouterr().err

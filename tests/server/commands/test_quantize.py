@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools.quantize.job import Done
-from server.commands import quantize as quantize_command
+from server.commands import model_copies as quantize_command
 from server.commands.progress import lines, shown
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

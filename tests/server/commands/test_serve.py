@@ -11,9 +11,9 @@ from server.settings.api_keys import ApiKey, digest
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.listening.listeners import Listeners
-from server.supervisor.listening.opening import Ports
-from server.supervisor.planning.model_plan import plan_models
+from server.supervisor.listeners import Listeners
+from server.supervisor.model_plan import plan_models
+from server.supervisor.ports import Ports
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 from tokenizer_pool import cl100k

@@ -25,13 +25,13 @@ from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
 from engine.model.tasks import Task
 from engine.types import ModelError
-from server.commands.verify import command, comparison
+from server.commands.verify import command
 from server.commands.verify import library as references
 from server.commands.verify.command import verify
 from server.commands.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.model_plan import ModelPlan
 from tests.engine.published import folders as published
 from tests.engine.published import test_gte
 from tests.engine.tiny_models import VOCAB_SIZE, save
@@ -205,8 +205,8 @@ def test_words_of_the_models_own_code_are_not_verified(
 def test_scores_are_compared_over_all_texts() -> None:
     """One score a text has no direction of its own, so all of a label's are one row."""
     scores = np.array([[1.0], [2.0], [3.0]], np.float32)
-    assert comparison._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
-    assert comparison._cosines(scores.T, scores[::-1].T) < 0.9
+    assert command._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
+    assert command._cosines(scores.T, scores[::-1].T) < 0.9
 
 
 def test_what_has_no_reference(tiny: Path) -> None:

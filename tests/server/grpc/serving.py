@@ -15,7 +15,7 @@ from server.http.auth import Keys
 from server.http.body import BodyReader
 from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
-from server.supervisor.listening.ports import host_and_port, reserve
+from server.supervisor.listeners import host_and_port, reserve
 from tests.server.edge import Edge
 from tests.server_e2e.running import PATIENCE
 

@@ -11,7 +11,7 @@ import pytest
 from server.dialects.table import ROUTES
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
-from server.settings import watched_files
+from server.settings import files
 from server.settings.api_keys import ApiKey, api_keys, digest, key_file
 from tests.server.edge import Called, Edge, call
 
@@ -152,7 +152,7 @@ class Watching:
 
 @pytest.fixture
 def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watching:
-    monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0)
     (tmp_path / "keys").write_text("old:key-old\n")
     return Watching(tmp_path / "keys", "key-flag")
 

@@ -19,7 +19,7 @@ from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate, copied, load
-from server.settings import watched_files
+from server.settings import files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl
 from tests.server_e2e.running import PATIENCE
@@ -98,7 +98,7 @@ def used(pairs: tuple[Pair, Pair], tmp_path: Path) -> Pair:
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest, used: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
     """Runs a test against a running server, which looks at its files at each handshake."""
-    monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0)
 
     async def start_and_run(test: Test) -> None:
         async with asyncio.timeout(PATIENCE):

@@ -3,7 +3,7 @@
 import pytest
 
 from server.backfill.errors import BackfillError
-from server.ray.room import Room
+from server.ray.backfill import Room
 
 
 class Clock:

@@ -7,8 +7,8 @@ import pytest
 
 from server.ray import serving
 from server.ray.replica import QueuedTokens
+from server.ray.settings import RayConfig, read_ray
 from server.settings.flag import SettingsError
-from server.settings.ray_table import RayConfig, read_ray
 
 
 def config(folder: Path, text: str) -> RayConfig:

@@ -34,11 +34,11 @@ def test_a_command_that_needs_what_engines_compute_with_says_so(
     def lack(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("server.commands.quantize.quantize", lambda settings, out: lack("torch"))
+    monkeypatch.setattr("server.commands.model_copies.quantize", lambda settings, out: lack("torch"))
     assert run.exit_code("quantize", "a-model", "out") == 2
     assert "needs torch, which is not installed here" in capsys.readouterr().err
 
-    monkeypatch.setattr("server.commands.quantize.quantize", lambda settings, out: lack("server.of_ours"))
+    monkeypatch.setattr("server.commands.model_copies.quantize", lambda settings, out: lack("server.of_ours"))
     with pytest.raises(ModuleNotFoundError):
         run("quantize", "a-model", "out")
 

@@ -18,7 +18,7 @@ from server.commands.serve import prepare
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning import engine_python
+from server.supervisor import model_plan
 from tests.server_e2e.expected import minilm
 
 
@@ -176,7 +176,7 @@ def program(path: Path, text: str) -> str:
 
 
 def test_an_interpreter_that_says_nothing(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(engine_python, "_SECONDS", 0.01)
+    monkeypatch.setattr(model_plan, "_PROBE_SECONDS", 0.01)
     silent = program(tmp_path / "silent", "#!/bin/sh\nexec sleep 60\n")
 
     assert "--engine-python did not answer" in refuse(*FAKE, "--engine-python", silent)
@@ -189,8 +189,8 @@ def test_a_program_that_cannot_be_run(refuse: Refuse, tmp_path: Path) -> None:
 def test_another_interpreter_is_taken(tmp_path: Path) -> None:
     same = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
 
-    engine_python.check_engine_python(same)
-    assert not engine_python.has_tensorrt_llm_alone(same)
+    model_plan.check_engine_python(same)
+    assert not model_plan.has_tensorrt_llm_alone(same)
 
 
 @pytest.mark.holds("Shutdown")

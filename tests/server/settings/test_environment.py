@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.environment import of_platform
 from server.settings.flag import SettingsError
-from server.settings.precedence import settings_from
+from server.settings.precedence import of_platform, settings_from
 from tests.server.settings.cli_runs import Run
 
 

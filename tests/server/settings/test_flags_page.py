@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.settings import flags_page
 from tests.documents import ROOT, flags_in, flags_of_serve
+from tests.server.settings import flags_page
 
 
 @pytest.mark.holds("There is one list of flags")

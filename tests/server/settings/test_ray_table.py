@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from server.ray.settings import read_ray
 from server.settings.flag import SettingsError
 from server.settings.precedence import settings_from
-from server.settings.ray_table import read_ray
 
 
 def written(folder: Path, text: str) -> str:

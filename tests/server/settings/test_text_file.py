@@ -9,17 +9,18 @@ import pytest
 
 from embedline.bench.texts import read_texts
 from server.jobs.webhooks import read_secrets
-from server.settings import config_file, int8_ranges
+from server.settings import precedence
 from server.settings.api_keys import api_keys
 from server.settings.flag import SettingsError
+from server.supervisor import model_files
 
 SECRET = "whsec_" + "QUJD" * 10
 RANGES = "[[-1, -1], [1, 1]]"
 READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "--api-key-file": (lambda path: [key.digest for key in api_keys((), path)], "name:secret\n# more\n"),
-    "--config": (config_file.parsed, 'port = 9000\nmodel-id = "a/model"\n'),
+    "--config": (precedence.parsed, 'port = 9000\nmodel-id = "a/model"\n'),
     "--jobs-webhook-secrets": (read_secrets, SECRET),
-    "--int8-ranges": (lambda path: int8_ranges._numbers(Path(path)).tolist(), RANGES),
+    "--int8-ranges": (lambda path: model_files._ranges_in(Path(path)).tolist(), RANGES),
     "--texts": (lambda path: read_texts(Path(path)), "first\nsecond\n"),
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.watched_files import LOOK_SECONDS, WatchedFiles, version_of
+from server.settings.files import LOOK_SECONDS, WatchedFiles, version_of
 
 
 class Clock:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.planning.compiled_cache import cache_folder, remove_leftovers
+from server.supervisor.model_files import cache_folder, remove_leftovers
 
 
 def test_the_default_is_the_users_cache(tmp_path: Path) -> None:

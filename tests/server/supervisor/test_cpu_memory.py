@@ -11,8 +11,8 @@ from engine.store.model_source import resolve
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning.cpu_memory import MARGIN, check_memory
-from server.supervisor.planning.model_plan import ModelPlan, plan_models
+from server.supervisor.model_plan import ModelPlan, plan_models
+from server.supervisor.resources import MARGIN, check_memory
 
 
 @pytest.fixture(scope="module")

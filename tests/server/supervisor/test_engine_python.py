@@ -10,9 +10,8 @@ from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning import engine_python, model_plan
-from server.supervisor.planning.engine_python import has_tensorrt_llm_alone
-from server.supervisor.planning.model_plan import plan_model
+from server.supervisor import model_plan
+from server.supervisor.model_plan import has_tensorrt_llm_alone, plan_model
 from tests.server_e2e.expected import minilm
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 1 << 37)
@@ -42,7 +41,7 @@ def test_what_it_has(with_tensorrt_llm: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["echo {}", "echo []", 'echo \'{"version": [3, 9], "has": ["numpy"]}\'', "exit 1"])
 def test_no_fit_interpreter(tmp_path: Path, line: str) -> None:
     with pytest.raises(SettingsError, match="--engine-python must be Python"):
-        engine_python.check_engine_python(program(tmp_path / "python", f"{line}\n"))
+        model_plan.check_engine_python(program(tmp_path / "python", f"{line}\n"))
 
 
 def planned(python: str, device: str, engine: str = "auto") -> tuple[str, str]:

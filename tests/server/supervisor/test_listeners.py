@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.listening.drain import empty_queues
-from server.supervisor.listening.inherited import MONITOR_NAME, inherited
-from server.supervisor.listening.listeners import Listeners
+from server.supervisor.listeners import MONITOR_NAME, Listeners, inherited
+from server.supervisor.shutdown import empty_queues
 from tests.structure.sources import ROOT
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]

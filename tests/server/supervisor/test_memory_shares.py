@@ -10,9 +10,8 @@ import pytest
 from engine.machine.devices import Devices
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
-from server.supervisor.planning.engine_options import engine_options
-from server.supervisor.planning.memory_shares import memory_shares
-from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.model_plan import ModelPlan, engine_options
+from server.supervisor.resources import memory_shares
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 

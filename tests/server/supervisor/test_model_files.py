@@ -17,8 +17,8 @@ from engine.tools.convert.plan import Plan
 from engine.types import ModelError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning import model_files
-from server.supervisor.planning.model_files import NotConvertedError, find_files
+from server.supervisor import model_files
+from server.supervisor.model_files import NotConvertedError, find_files
 from tests.engine.folder_files import write
 from tests.engine.tools.quantize.models import end_of_processes
 

@@ -16,8 +16,8 @@ from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
-from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_models
-from server.supervisor.planning.topology import tokenizer_spec
+from server.supervisor.model_plan import ModelPlan, find_cuda, plan_models
+from server.supervisor.topology import tokenizer_spec
 from tests.engine.folder_files import write
 from tests.engine.model.detection import shapes
 from tests.server_e2e.expected import minilm

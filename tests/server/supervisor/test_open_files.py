@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor import open_files
+from server.supervisor import resources
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_it_is_raised_as_far_as_it_goes(limit: list[int]) -> None:
-    open_files.raise_limit()
+    resources.raise_open_files()
     assert limit == [512, 512]
 
 
 @pytest.mark.holds("Limits")
 def test_a_server_that_could_not_restart_its_processes_is_not_started(limit: list[int]) -> None:
-    open_files.check(num_processes=45)
+    resources.check_open_files(num_processes=45)
     with pytest.raises(SettingsError, match=r"may open 256 files, and this server needs 270: .* \(ulimit -n 270, "):
-        open_files.check(num_processes=50)
+        resources.check_open_files(num_processes=50)
 
 
 def test_a_frontend_has_what_its_peers_leave(limit: list[int]) -> None:
-    assert open_files.max_connections(num_peers=8) == 160
+    assert resources.max_connections(num_peers=8) == 160

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.listening.ports import bind, host_and_port, reserve
+from server.supervisor.listeners import bind, host_and_port, reserve
 
 
 @pytest.mark.holds("Containers")

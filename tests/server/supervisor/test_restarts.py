@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from server.supervisor.child import ChildProcess
-from server.supervisor.restarts import Restarts
+from server.supervisor.supervisor import Restarts
 
 
 @dataclass(eq=False)

@@ -9,13 +9,11 @@ import pytest
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan, SpawnError
-from server.supervisor.listening.listeners import Listeners
-from server.supervisor.listening.ports import bind
-from server.supervisor.planning.model_plan import plan_models
-from server.supervisor.planning.topology import Topology
-from server.supervisor.restarts import Restarts
+from server.supervisor.listeners import Listeners, bind
+from server.supervisor.model_plan import plan_models
 from server.supervisor.socket_folder import SocketFolder
-from server.supervisor.supervisor import Supervisor
+from server.supervisor.supervisor import Restarts, Supervisor
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from tests.server_e2e.running import PATIENCE
 from wire.control import Json

@@ -17,12 +17,12 @@ from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan
-from server.supervisor.listening.ports import bind
-from server.supervisor.planning.cpu_threads import cpu_threads
-from server.supervisor.planning.model_plan import plan_models
-from server.supervisor.planning.topology import Topology
+from server.supervisor.listeners import bind
+from server.supervisor.model_plan import plan_models
 from server.supervisor.readiness import ROLES, Readiness
+from server.supervisor.resources import cpu_threads
 from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.topology import Topology
 
 
 def settings(*models: ModelSettings, **others: Any) -> Settings:

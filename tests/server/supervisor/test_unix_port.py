@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.listening.drain import empty_queues
-from server.supervisor.listening.unix_port import UnixPort
+from server.supervisor.listeners import UnixPort
+from server.supervisor.shutdown import empty_queues
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, stock
 from engine.types import ModelError, OutputKind
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.planning.model_plan import ModelPlan, plan_model
+from server.supervisor.model_plan import ModelPlan, plan_model
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, Headers, plain, write_headers, write_model
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 

@@ -10,7 +10,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from server.jobs import webhooks
 from server.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
-from server.settings import watched_files
+from server.settings import files
 from server.settings.flag import SettingsError
 
 NEW, OLD = (f"whsec_{base64.b64encode(bytes([byte]) * 32).decode()}" for byte in (1, 2))
@@ -68,7 +68,7 @@ def test_a_file_that_is_wrong_is_refused_by_line(tmp_path: Path, lines: list[str
 def test_a_changed_file_is_read_again_and_a_wrong_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(files, "LOOK_SECONDS", 0.0)
     path = tmp_path / "secrets"
     path.write_text(OLD)
     file = SecretFile(str(path))

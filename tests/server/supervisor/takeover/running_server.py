@@ -9,13 +9,10 @@ from typing import Any, TypeVar
 
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.listening.listeners import Listeners
-from server.supervisor.listening.opening import Ports
-from server.supervisor.listening.ports import bind
-from server.supervisor.takeover import predecessor
-from server.supervisor.takeover.handover import Handover, RunningServer
-from server.supervisor.takeover.place import place
-from server.supervisor.takeover.predecessor import Predecessor
+from server.supervisor import takeover
+from server.supervisor.listeners import Listeners, bind
+from server.supervisor.ports import Ports
+from server.supervisor.takeover import Handover, Predecessor, RunningServer, place
 from tests.server_e2e.running import PATIENCE
 
 _T = TypeVar("_T")
@@ -83,7 +80,7 @@ async def elsewhere(call: Callable[[], _T]) -> _T:
 
 
 async def find(server: Running) -> Predecessor:
-    found = await elsewhere(lambda: predecessor.find(server.path))
+    found = await elsewhere(lambda: takeover.find(server.path))
     assert found is not None
     return found
 

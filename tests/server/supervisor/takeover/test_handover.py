@@ -10,9 +10,8 @@ import pytest
 
 from server.http import acceptor
 from server.settings.flag import SettingsError
-from server.supervisor.takeover import predecessor
-from server.supervisor.takeover.handover import Handover, RunningServer
-from server.supervisor.takeover.place import NoPlace, place
+from server.supervisor import takeover
+from server.supervisor.takeover import Handover, NoPlace, RunningServer, place
 from tests.server.supervisor.takeover.running_server import elsewhere, find, forget, run, running, until
 from wire import frames
 
@@ -108,7 +107,7 @@ def test_another_version_of_the_frames_is_refused(monkeypatch: pytest.MonkeyPatc
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(SettingsError, match=r"^--takeover: the peer speaks version 0 .*; stop the running server"):
-            predecessor.find(path)
+            takeover.find(path)
         thread.join()
 
 
@@ -152,10 +151,10 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(runtime: Path) -> None
 
 def test_what_a_killed_server_left_is_no_server(runtime: Path) -> None:
     path = place("127.0.0.1", 1)
-    assert predecessor.find(path) is None
+    assert takeover.find(path) is None
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert predecessor.find(path) is None
+    assert takeover.find(path) is None
 
 
 @pytest.mark.holds("Taking over")

@@ -9,15 +9,15 @@ import pytest
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.listening.opening import open_ports
-from server.supervisor.takeover import handover, memory
-from server.supervisor.takeover.predecessor import Predecessor
+from server.supervisor import takeover
+from server.supervisor.ports import open_ports
+from server.supervisor.takeover import Predecessor
 from tests.server.supervisor.takeover.running_server import elsewhere, run, running, until
 
 
 @pytest.mark.holds("Taking over")
 def test_two_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(takeover, "free_memory", lambda: 1 << 20)
 
     async def test() -> None:
         with running() as server:
@@ -32,7 +32,7 @@ def test_two_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.holds("Taking over")
 def test_on_a_gpu_that_both_need_the_running_server_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients wait in the backlog meanwhile."""
-    monkeypatch.setattr(handover, "memory_of", lambda pids: 1 << 60)
+    monkeypatch.setattr(takeover, "memory_of", lambda pids: 1 << 60)
 
     async def test() -> None:
         with running(devices=("cuda:0", "cuda:1")) as server:

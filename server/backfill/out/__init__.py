@@ -1,1 +1,0 @@
-"""Where the files of a job are: a folder of this machine, or an object store."""

@@ -1,0 +1,184 @@
+"""Finds a model's files and the folder for what is made of them, before any process is started.
+
+Files are fetched where they are not here, and weights that are pickles are converted: no process of the server reads a
+pickle, a child of this one does (see engine.tools.convert). The cache folder keeps converted weights and what engines
+compile; it is made and tried here. So is the file with the ranges that rows as int8 and uint8 are cut into: the one of
+--int8-ranges, or the model's own.
+"""
+
+import codecs
+import dataclasses
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.store import cache
+from engine.store.folder_rights import remedy
+from engine.store.model_source import ResolvedModel, resolve
+from engine.tools.convert.cached import Progress, command, converted
+from engine.tools.convert.needed import needed, patterns
+from engine.types import ModelError
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from wire.placeholder import placeholder
+
+_OFF = "off"
+_WRITTEN_TO = "compiled"  # the folder in it that engines make and use
+_CACHES = (_WRITTEN_TO, "fused")  # all that engine.store.cache keeps; the folder around them may hold a user's files
+_MIB = 1 << 20
+_NEVER = "never"
+_INT8_RANGES_FILES = ("int8_ranges.npy", "int8_ranges.json")  # in the model's folder
+_MAX_RANGES_BYTES = 4 << 20  # far more than the numbers of any model
+
+logger = logging.getLogger("embedline.server")
+
+
+def find_files(
+    model: ModelSettings, settings: Settings, *, needs_weights: bool, progress: Progress | None
+) -> ResolvedModel:
+    """The model's folder. If its weights are pickles, it is the copy in the cache, which is made if it is not there.
+
+    Raises ModelError with one line; without `progress` NotConvertedError, instead of making a copy.
+    """
+    cache, token = settings.huggingface_hub_cache, settings.hf_token
+    cache_dir = Path(cache) if cache else None
+    options: dict[str, Any] = {"cache_dir": cache_dir, "token": token, "needs_modules": model.needs_modules}
+    found = resolve(model.model_id, model.revision, **options)
+    if not needs_weights or model.convert == _NEVER:
+        return found
+    if found.source.startswith("hub") and (more := patterns(found.path)):
+        path = resolve(model.model_id, found.revision, more=more, **options).path
+        found = dataclasses.replace(found, path=path)
+    return without_pickles(found, settings, progress=progress)
+
+
+def without_pickles(found: ResolvedModel, settings: Settings, *, progress: Progress | None) -> ResolvedModel:
+    """The second half of `find_files`, for a folder on this machine."""
+    folder, planned = found.path, needed(found.path)
+    if planned is None:
+        return found
+    names = ", ".join(name for target in planned.targets for name in target.sources)
+    path = converted(folder, planned, cache_dir=_cache_dir(folder, names, settings), progress=progress)
+    if path is None:
+        raise NotConvertedError(
+            f"{folder} has weights that are pickles ({names}, {planned.num_source_bytes / _MIB:,.0f} MiB): a start "
+            f"converts them into its cache first, and so does {command(folder)}"
+        )
+    return dataclasses.replace(found, path=path, source=f"{found.source}, {names} converted to safetensors")
+
+
+def _cache_dir(folder: Path, names: str, settings: Settings) -> str:
+    """Raises ModelError where there is none."""
+    reason = "--compiled-cache is off" if settings.compiled_cache == "off" else "there is no cache of compiled models"
+    try:
+        cache_dir = cache_folder(settings.compiled_cache, os.environ)
+    except SettingsError as error:
+        reason, cache_dir = str(error), None
+    if cache_dir is None:
+        raise ModelError(
+            f"{folder} has weights that are pickles ({names}), and there is no folder for a converted copy ({reason}): "
+            f"{command(folder)}"
+        )
+    return cache_dir
+
+
+class NotConvertedError(ModelError):
+    """A start would convert this model's weights first, and nothing was to be converted here."""
+
+
+def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | None:
+    """An absolute path. None if nothing is to be kept, or if the default folder can't be written to.
+
+    Raises SettingsError where the one that was asked for can't be written to.
+    """
+    if asked == _OFF:
+        return None
+    try:
+        folder = Path(asked).expanduser() if asked else _default(environment)
+    except RuntimeError:
+        raise SettingsError("--compiled-cache starts with a home folder that is unknown: give a full path") from None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / _WRITTEN_TO):
+            return str(folder.absolute())
+    except OSError as error:
+        if asked:
+            instead = f"{remedy(error)}; off keeps no cache" if remedy(error) else ""
+            raise SettingsError(f"--compiled-cache can't be written to: {folder}: {error.strerror}{instead}") from None
+        logger.warning("no cache of compiled models: %s: %s%s", folder, error.strerror, remedy(error))
+        return None
+
+
+def remove_leftovers(folder: str | None) -> None:
+    """Remove what engines were making when they were killed. `folder`: of `cache_folder`."""
+    for each in (Path(folder, name) for name in _CACHES) if folder is not None else ():
+        cache.remove_leftovers(each)
+
+
+def _default(environment: Mapping[str, str]) -> Path:
+    """By the XDG Base Directory Specification: a relative XDG_CACHE_HOME is ignored."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(environment.get("HOME") or "/", ".cache")) / "embedline"
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Ranges:
+    """Where they are from, and what they are.
+
+    Two rows, as sentence-transformers' `quantize_embeddings` takes them: the lowest and the highest number of each
+    dimension in the embeddings of usual texts.
+    """
+
+    source: str  # the flag, or the file in the model's folder
+    numbers: bytes  # float32 [2, dimensions], little-endian
+
+
+def find_int8_ranges(file: str | None, folder: Path, dimensions: int) -> Int8Ranges | None:
+    """The flag's file, else the model's own, else None. Raises SettingsError and ModelError."""
+    if file is not None:
+        try:
+            return Int8Ranges("--int8-ranges", _checked_ranges(Path(file), dimensions))
+        except ValueError as error:
+            raise SettingsError(f"--int8-ranges: {error}") from None
+    for name in _INT8_RANGES_FILES:
+        if (folder / name).exists():
+            try:
+                return Int8Ranges(name, _checked_ranges(folder / name, dimensions))
+            except ValueError as error:
+                raise ModelError(f"{name}: {error}") from None
+    return None
+
+
+def _checked_ranges(file: Path, dimensions: int) -> bytes:
+    """Raises ValueError with what is wrong."""
+    ranges = _ranges_in(file)
+    if ranges.shape != (2, dimensions):
+        raise ValueError(f"must have 2 rows of {dimensions} numbers, as wide as rows without `dimensions`")
+    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise ValueError("must have the lowest numbers in the first row, and the highest in the second")
+    return ranges.astype("<f4").tobytes()
+
+
+def _ranges_in(file: Path) -> NDArray[np.float32]:
+    try:
+        if file.stat().st_size > _MAX_RANGES_BYTES:
+            raise TypeError
+        if file.suffix == ".json":
+            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            return np.array(msgspec.json.decode(content, type=list[list[float]]), np.float32)
+        return np.asarray(np.load(file, allow_pickle=False)).astype(np.float32)
+    except OSError as error:
+        raise ValueError(f"can't be read ({error.strerror})") from None
+    except (msgspec.DecodeError, ValueError, TypeError, EOFError):
+        wrong = "must be an array in a .npy file, or a list of two lists in a .json file"
+        raise ValueError(placeholder(file) or wrong) from None

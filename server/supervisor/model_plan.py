@@ -1,0 +1,386 @@
+"""A model as it will be served, decided and checked before any process is started.
+
+It also says what an engine process gets: the options to load the model, and the interpreter that it runs under.
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import registry
+from engine.machine import cuda_driver, devices
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.machine.devices import Devices, Work
+from engine.messages import FakeOptions, LoadOptions
+from engine.model import known_prompts, model_folder, quantization
+from engine.model.detection.special_ids import check_special_tokens
+from engine.model.identity import Identity, identify
+from engine.model.model_folder import ModelFolder
+from engine.model.quantization import Stored
+from engine.tensorrt_llm.planning.plan import ModelFlags, plan
+from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
+from engine.tools.convert.cached import Progress
+from engine.types import ModelError, OutputKind
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import MAX_PROCESSES, Settings
+from server.settings.tei_flags import check_dense_path
+from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges
+from tokenizer_pool.files import special_tokens
+from tokenizer_pool.files.config_files import TokenizerError, read_config
+from tokenizer_pool.messages import Truncation
+
+_PROBE_SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
+_TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]
+_PROBE = f"""
+import importlib.util, json, sys
+names = ("numpy", "{_TENSORRT_LLM}")
+print(json.dumps({{"version": sys.version_info[:2], "has": [n for n in names if importlib.util.find_spec(n)]}}))
+"""
+_NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """One model. Its place in the list of all is its index on the wire and on the shared page."""
+
+    name: str
+    settings: ModelSettings
+    engine: str
+    reason: str  # why this engine
+    devices: Devices
+    folder: ModelFolder
+    source: str  # "local folder", "hub", …, and what was converted
+    revision: str  # commit, "" where not known
+    default_prompt: str  # put before each text
+    special_tokens: str  # what is put around each text, and why, in words
+    truncation: Truncation  # of texts that are too long
+    identity: Identity  # by which rows that are stored somewhere can be told apart
+    int8_ranges: Int8Ranges | None = None  # for rows as int8
+    stored: Stored | None = None  # how the weights are; None = plain
+
+    @property
+    def default_adapter(self) -> str | None:
+        """The adapter for texts without a task: the one of the default prompt's name, if there is one."""
+        name = self.settings.default_prompt_name or self.folder.default_prompt_name
+        return name if self.settings.default_prompt is None and name in self.folder.adapters else None
+
+
+def plan_models(settings: Settings, *, progress: Progress | None = None) -> list[ModelPlan]:
+    """All of them, in their order, with `progress` as in `plan_model`. Raises SettingsError and ModelError with one
+    line."""
+    cuda = functools.cache(functools.partial(find_cuda, settings))
+    plans = [plan_model(model, settings, cuda=cuda, progress=progress) for model in settings.models]
+    num_engines = sum(len(plan.devices.names) for plan in plans)
+    if num_engines > MAX_PROCESSES:
+        raise SettingsError(f"--devices: all models together may have at most {MAX_PROCESSES} engines")
+    if (settings.batch_managers or 1) > num_engines:
+        raise SettingsError("--batch-managers must not be more than there are engines")
+    return plans
+
+
+def plan_model(
+    model: ModelSettings, settings: Settings, *, cuda: Callable[[], Cuda], progress: Progress | None = None
+) -> ModelPlan:
+    """Find its devices, its engine and the model itself, and read its folder. `cuda` is asked only where it matters.
+
+    Weights that are pickles are converted, with `progress`; without it NotConvertedError says that a start would do so.
+    Raises SettingsError and ModelError with one line.
+    """
+    chosen = _devices(model, cuda)
+    engine, reason = _engine(model, settings, chosen)
+    resolved = find_files(model, settings, needs_weights=engine != registry.FAKE, progress=progress)
+    folder = read_folder(resolved.path, model, engine)
+    check_dense_path(model.dense_path, folder)
+    if engine != registry.FAKE:
+        check_special_tokens(folder)
+    if folder.is_static and engine != registry.FAKE:
+        engine, reason = _static_engine(model)
+        chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    _check_compiled(model, engine, chosen)
+    around, truncation = _of_tokenizer(folder)
+    shortened = _shortened(folder, model.max_input_length)
+    if engine == registry.TENSORRT_LLM:
+        _check_for_tensorrt_llm(shortened, model, chosen)
+    default_prompt, ranges = _default_prompt(model, folder), _int8_ranges(model, folder, engine)
+    return ModelPlan(
+        name=model.name,
+        settings=model,
+        engine=engine,
+        reason=reason,
+        devices=chosen,
+        folder=shortened,
+        source=resolved.source,
+        revision=resolved.revision,
+        default_prompt=default_prompt,
+        special_tokens=around,
+        truncation=truncation if model.auto_truncate else Truncation.NONE,
+        int8_ranges=ranges,
+        stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
+        identity=identify(
+            shortened,
+            flags=_flags_of_rows(shortened, default_prompt, ranges),
+            stand_in=f"fake {model.fake_dim}" if engine == registry.FAKE else "",
+        ),
+    )
+
+
+def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
+    """Its name, and why. Raises SettingsError and ModelError."""
+    if model.engine == registry.AUTO and has_tensorrt_llm_alone(settings.engine_python):
+        if chosen.kind != registry.CUDA:
+            raise ModelError(
+                "--engine auto: --engine-python has TensorRT-LLM, which needs a GPU, and packages of its own, which "
+                f"no other engine is known to work with; the cpu image serves without one ({chosen.reason})"
+            )
+        return registry.TENSORRT_LLM, (
+            "--engine auto: --engine-python has TensorRT-LLM, and packages of its own, which no other engine is known "
+            "to work with; the cuda image has the others"
+        )
+    return registry.choose(model.engine, quantization=model.quantization, kind=chosen.kind)
+
+
+def _static_engine(model: ModelSettings) -> tuple[str, str]:
+    """The only one that looks rows up and no more, and why. Raises ModelError where another is asked for."""
+    if model.engine not in (registry.AUTO, registry.STATIC):
+        raise ModelError(f"--engine {model.engine} does not serve static embeddings; {registry.STATIC} does")
+    if model.devices not in (registry.AUTO, registry.CPU):
+        raise ModelError("--devices must be cpu for static embeddings, which are looked up and not computed")
+    return registry.STATIC, f"--engine {model.engine}: the model is a table of static embeddings"
+
+
+def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
+    work = Work(model.engine, model.dtype, model.quantization)
+    return devices.choose(model.devices, work, cuda() if devices.needs_driver(model.devices, work) else Cuda())
+
+
+def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
+    """Raises ModelError where none of the engines that may be taken can read the weights."""
+    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
+    if engine == registry.TENSORRT_LLM:  # which says itself, when it loads a model, what it can't read
+        return quantization.describe(folder.weights_folder)
+    return quantization.check(
+        folder.weights_folder, reads_fp8=any(registry.ENGINES[name].reads_fp8 for name in engines)
+    )
+
+
+def _check_compiled(model: ModelSettings, engine: str, chosen: Devices) -> None:
+    """Raises SettingsError where --compiled-model would have no effect, or names no folder."""
+    if model.compiled_model is None:
+        return
+    if engine not in (registry.AUTO, registry.OPENVINO) or chosen.kind != registry.CPU:
+        where = f"{engine} on {', '.join(chosen.names)}"
+        raise SettingsError(f"--compiled-model is for the openvino engine on the CPU, and this model gets {where}")
+    if not Path(model.compiled_model).expanduser().is_dir():
+        raise SettingsError(f"--compiled-model is not a folder: {model.compiled_model}")
+
+
+def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
+    """What its engine would say, before anything is started. Raises ModelError."""
+    plan(folder, chosen.gpus, tensorrt_llm_flags(model))
+
+
+def _of_tokenizer(folder: ModelFolder) -> tuple[str, Truncation]:
+    """The special tokens in words, and which end of a text that is too long is cut off. Raises ModelError."""
+    if folder.is_static:
+        return "none: static embeddings", Truncation.RIGHT
+    files = folder.path / folder.tokenizer_folder
+    try:
+        side = read_config(files / "tokenizer_config.json").get("truncation_side", "right")
+        around = special_tokens.in_words(files)
+    except TokenizerError as error:
+        raise ModelError(str(error)) from None
+    if side not in ("left", "right"):
+        raise ModelError("truncation_side in tokenizer_config.json is neither left nor right")
+    return around, Truncation.LEFT if side == "left" else Truncation.RIGHT
+
+
+def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:
+    if max_input_length is None:
+        return folder
+    if max_input_length > folder.max_seqlen:
+        raise SettingsError(f"--max-input-length is more than the model's limit of {folder.max_seqlen} tokens")
+    return dataclasses.replace(folder, max_seqlen=max_input_length, max_seqlen_source="--max-input-length")
+
+
+def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
+    """The flags outrank the model's own default."""
+    if model.default_prompt is not None:
+        return model.default_prompt
+    name = model.default_prompt_name
+    if name is None:
+        return folder.default_prompt
+    if name not in folder.prompts:
+        known = ", ".join(sorted(folder.prompts)) or "none"
+        raise ModelError(f"--default-prompt-name is not one of the model's prompts ({known})")
+    return folder.prompts[name]
+
+
+def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
+    """Raises SettingsError and ModelError."""
+    if OutputKind.POOLED in folder.outputs:
+        whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
+        return find_int8_ranges(model.int8_ranges, folder.path, min(whole, folder.truncate_dim or whole))
+    if model.int8_ranges is not None:
+        raise SettingsError("--int8-ranges is of embeddings, and the model gives none")
+    return None
+
+
+def _flags_of_rows(folder: ModelFolder, default_prompt: str, ranges: Int8Ranges | None) -> dict[str, str]:
+    """What changes rows beside the model's folder, for its identity."""
+    around = None if folder.is_static else special_tokens.ends(folder.weights_folder)
+    return {
+        "default_prompt": default_prompt,
+        "special_tokens": str(around or ""),
+        "int8_ranges": ranges.numbers.hex() if ranges else "",
+    }
+
+
+def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
+    """As this engine takes it. Raises ModelError."""
+    is_stock = engine == registry.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
+    folder = model_folder.read(
+        path,
+        pooling=model.pooling,
+        task=model.task,
+        template=model.template,
+        needs_weights=engine != registry.FAKE,
+        known_classes=KNOWN_CLASSES if is_stock else frozenset(),
+        trusted_keys=model.trust_config_key,
+    )
+    return known_prompts.with_known(folder, model.model_id)
+
+
+def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
+    """Of its engine."""
+    return ModelFlags(
+        dtype=model.dtype,
+        quantization=model.quantization,
+        is_stock=model.tensorrt_llm_model_class == STOCK,
+        records_graphs=model.tensorrt_llm_cuda_graphs,
+    )
+
+
+def find_cuda(settings: Settings) -> Cuda:
+    """The GPUs that engines can use: none where the torch that they would use is built without CUDA."""
+    found = cuda_driver.find()
+    if not found.gpus or settings.engine_python != sys.executable:  # of another interpreter's torch nothing is known
+        return found
+    torch = _torch_version()
+    if not torch.endswith(_NO_CUDA_IN_TORCH):
+        return found
+    return Cuda(why_none=f"there is a GPU, but torch {torch} is built without CUDA")
+
+
+def _torch_version() -> str:
+    """As it is installed here, without importing it; "" where it is not."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def engine_options(
+    model: ModelPlan,
+    device: str,
+    *,
+    cache_dir: str | None,
+    num_threads: int,
+    max_cache_bytes: int | None = None,
+    memory_share: float = 1.0,
+) -> LoadOptions:
+    """See LoadOptions for what is not of the model's settings."""
+    settings, folder = model.settings, model.folder
+    is_fake = model.engine == "fake"
+    return LoadOptions(
+        device=device,
+        path="" if is_fake else str(folder.path),
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        pooling=settings.pooling,
+        task=settings.task,
+        trusted_keys=settings.trust_config_key,
+        template=settings.template,
+        max_seqlen=folder.max_seqlen,
+        max_num_tokens=settings.max_batch_tokens,
+        max_num_seqs=settings.max_batch_requests,
+        num_threads=num_threads,
+        cache_dir=cache_dir,
+        max_cache_bytes=max_cache_bytes,
+        compiled=_absolute(settings.compiled_model),
+        compiles_in_child=True,
+        memory_share=memory_share,
+        gpu=_gpu(model, device),
+        model_class=settings.tensorrt_llm_model_class,
+        records_graphs=settings.tensorrt_llm_cuda_graphs,
+        fake=_fake_options(model) if is_fake else None,
+    )
+
+
+def _fake_options(model: ModelPlan) -> FakeOptions:
+    settings, folder = model.settings, model.folder
+    return FakeOptions(
+        dimensions=settings.fake_dim,
+        vocab_size=folder.vocab_size,
+        outputs=folder.outputs,
+        num_labels=max(len(folder.labels), 1),
+        cost_ms=settings.fake_cost_ms,
+        tokens_per_second=settings.fake_tokens_per_second,
+        faults=tuple(settings.fake_fault),
+    )
+
+
+def _gpu(model: ModelPlan, device: str) -> Gpu | None:
+    """As the driver describes it; None for the CPU."""
+    return next((gpu for gpu in model.devices.gpus if gpu.device == device), None)
+
+
+def _absolute(folder: str | None) -> str | None:
+    """For a process with another working directory."""
+    return None if folder is None else str(Path(folder).expanduser().absolute())
+
+
+def check_engine_python(python: str) -> None:
+    """Raises SettingsError where engine processes can't run under it. Found later, it would look like a crash."""
+    if python != sys.executable:
+        _packages(python)
+
+
+def has_tensorrt_llm_alone(python: str) -> bool:
+    """Whether it is an interpreter with TensorRT-LLM and pins of its own, as in the tensorrt-llm image.
+
+    Other engines may not work there: they need other versions. Raises SettingsError.
+    """
+    return python != sys.executable and _TENSORRT_LLM in _packages(python)
+
+
+@functools.cache
+def _packages(python: str) -> frozenset[str]:
+    """Which of the probe's packages it can import. Raises SettingsError."""
+    try:
+        ended = subprocess.run(
+            [python, "-P", "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise SettingsError(f"--engine-python can't be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise SettingsError(f"--engine-python did not answer within {_PROBE_SECONDS:g} seconds") from None
+    try:
+        found = json.loads(ended.stdout)
+        is_fit = tuple(found["version"]) >= (3, 11) and "numpy" in found["has"]
+    except (ValueError, KeyError, TypeError):
+        is_fit = False
+    if ended.returncode or not is_fit:
+        raise SettingsError("--engine-python must be Python 3.11 or newer with numpy")
+    return frozenset(found["has"])

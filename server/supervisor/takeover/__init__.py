@@ -1,1 +1,0 @@
-"""`embedline serve --takeover`: a new server gets the listening sockets of the running one, which then drains."""
