@@ -84,7 +84,7 @@ ENGINES = {
             packages=("transformers", "torch"),
             auto_on=(CPU, CUDA),
         ),
-        EngineRow(name=STATIC, module="engine.static.engine", packages=("safetensors",)),
+        EngineRow(name=STATIC, module="engine.static", packages=("safetensors",)),
     )
 }
 _INSTEAD = {  # what helps if the device fails

@@ -5,6 +5,8 @@ Three threads, so that it can receive batches and answer the supervisor while a 
     submit    accepts the batch manager's connection, reads BATCH frames, submits them; a batch that is alone in the
               engine may be computed and answered here, without the time that waking other threads takes
     collect   collects finished batches and sends RESULT or FAILED to the sender of the batch
+
+While the main thread loads a model, a thread of its own tells the supervisor that the process lives.
 """
 
 import dataclasses
@@ -23,9 +25,7 @@ import numpy as np
 from engine import messages, registry
 from engine.fp8_copy import with_copy
 from engine.messages import EngineStart
-from engine.selftest.canary import Canary
-from engine.selftest.warmup import warm_up
-from engine.start_report import StartReport
+from engine.selftest.warmup import Canary, warm_up
 from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
 from wire.blocking import BlockingConnection
@@ -34,7 +34,6 @@ from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle
 
 _ALONE = 0  # in place of a ticket; engines count them from 1
-
 logger = logging.getLogger("embedline.engine")
 
 
@@ -206,6 +205,32 @@ def _send_failed(held: _Held, error: EngineError) -> None:
 
 def _all_finite(results: Results) -> bool:
     return all(bool(np.isfinite(rows.values).all()) for rows in results.values())
+
+
+class StartReport:
+    """Sends heartbeats from its own thread, and stages from the one that loads."""
+
+    def __init__(self, supervisor: BlockingConnection) -> None:
+        self._supervisor = supervisor
+        self._sending = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def enter(self, stage: str) -> None:
+        """Say what comes next. It is in the socket on return, so a death right after it loses nothing."""
+        with self._sending:
+            self._supervisor.send(control.STAGE, 0, control.encode({"stage": stage}))
+
+    def stop(self) -> None:
+        """Return when another sender can use the supervisor's socket."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(control.HEARTBEAT_SECONDS):
+            with self._sending:
+                self._supervisor.send(control.HEARTBEAT, 0, control.encode({"busy": None}))
 
 
 def main() -> NoReturn:

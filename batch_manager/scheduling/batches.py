@@ -125,7 +125,7 @@ class Release(enum.StrEnum):
 class Batch:
     """What one engine computes in one go; its sequences are not changed any more once it is dispatched.
 
-    Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.canary`).
+    Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.warmup`).
 
     max_tokens     the budget it was packed under
     max_seqlen     tokens of its longest sequence

@@ -1,7 +1,7 @@
 """Whether an engine can be trusted: a circuit breaker for each.
 
 An engine that fails at once is always idle, so it would draw all the work. Therefore one that fails MAX_FAILURES
-batches in a row is suspected: it gets a canary, a batch whose rows it knows from its start (`engine.selftest.canary`),
+batches in a row is suspected: it gets a canary, a batch whose rows it knows from its start (`engine.selftest.warmup`),
 and nothing else while an engine of its model is trusted. If it passes, it is trusted again. If it does not, it is lost,
 and its process is restarted. An engine may also pass each canary and fail all else. Batches show this that failed on it
 and were computed by another engine: after MAX_REFUTED of them without one success of its own it is lost too. An input

@@ -17,7 +17,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.runner.cuda_device import CudaDevice
 from engine.fused.runner.packing import Shape
 from engine.model import model_folder
-from engine.rows.modules_torch import RowModules
+from engine.rows.with_torch import RowModules
 from engine.types import OutputKind
 
 _MAX_NUM_SEQS = 1024

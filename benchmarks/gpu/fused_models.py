@@ -23,7 +23,7 @@ from engine.fused.model.ops import Ops
 from engine.fused.quantization.quantizing import QuantizableLinears, eligible
 from engine.fused.runner.packing import Packer, Shapes, layout, row_counts
 from engine.fused.runner.packing import Shape as BatchShape
-from engine.rows.modules_torch import RowModules
+from engine.rows.with_torch import RowModules
 from engine.types import Batch, OutputKind
 
 MAX_NUM_SEQS = 4096

@@ -22,11 +22,10 @@ from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
 from engine.cpu.selftest import Reference
 from engine.model import quantization
-from engine.model.arrays import read_tensor
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
-from engine.model.weights import StoredTensor, tensors_in
-from engine.rows.modules_numpy import gelu
+from engine.model.weights import StoredTensor, read_tensor, tensors_in
+from engine.rows.with_numpy import gelu
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
 
@@ -194,7 +193,7 @@ class Graph:
         return self._norm(self._ops.add(typed, positions), "embeddings.LayerNorm")
 
     def _positions(self, ids: Any) -> Any:
-        """As engine.model.positions numbers them."""
+        """As engine.rows.with_numpy numbers them."""
         ops, padding_idx = self._ops, self._model.padding_idx
         if padding_idx is None:
             length = ops.gather(ops.shape_of(ids), self._axis(1), self._axis(0))

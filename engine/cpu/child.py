@@ -16,7 +16,7 @@ from typing import NoReturn
 from engine.cpu import converted, converting
 from engine.cpu.choices import choices_of
 from engine.messages import LoadOptions
-from engine.model.with_options import read_with
+from engine.model.model_folder import read_with
 from engine.types import ModelError
 from wire.dataclass_json import from_json, to_json
 from wire.process import settle

@@ -9,9 +9,8 @@ from engine.cpu.converted import Converted
 from engine.cpu.selftest import Reference
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
-from engine.selftest.sample_ids import Sequences
-from engine.selftest.sentences import SENTENCES
-from engine.selftest.trial import LONGEST, Trial, trial
+from engine.selftest.fidelity import SENTENCES
+from engine.selftest.sample_ids import LONGEST, Sequences, Trial, trial
 from engine.types import ModelError
 
 # More than others try, because a conversion takes long anyway. 140: see engine.cpu.selftest.num_hidden.

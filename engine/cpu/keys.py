@@ -6,8 +6,8 @@ from engine.cpu import openvino
 from engine.cpu.choices import Choices
 from engine.cpu.outputs import steps_of
 from engine.machine import host
-from engine.model.arrays import weights_files
 from engine.model.model_folder import ModelFolder, read_as
+from engine.model.weights import weights_files
 from engine.store import fingerprint
 from engine.store.manifest import Json
 

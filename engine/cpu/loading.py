@@ -26,10 +26,9 @@ from engine.machine import cores, host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.json_files import number_in
-from engine.model.model_folder import ModelFolder
+from engine.model.model_folder import ModelFolder, read_with
 from engine.model.tasks import VocabularyWeights
 from engine.model.weights import weights_of
-from engine.model.with_options import read_with
 from engine.store.cache import Cache, check_room
 from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
 

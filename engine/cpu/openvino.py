@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.machine import host, mapped_files
-from engine.machine.free_memory import free_memory
+from engine.machine import host
+from engine.machine.host import free_memory
 from engine.types import DeviceTrouble, ModelError
 
 # int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
@@ -161,7 +161,7 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
         for run in runs:
             run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
         # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
-        mapped_files.release(weights)
+        host.release_mapped(weights)
         return runs
 
     streams = compiled(num_threads)

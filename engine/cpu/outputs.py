@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 from engine.cpu.minibatch import MiniBatch
 from engine.model.model_folder import ModelFolder
-from engine.model.steps import Normalize, Step, output_size
 from engine.model.tasks import (
     AnswerScore,
+    Normalize,
     SequenceScores,
+    Step,
     TokenScores,
     TokenVectors,
     TokenWeights,
     TransformersHead,
     VocabularyWeights,
+    output_size,
 )
-from engine.rows.modules_numpy import RowModules, load_modules
-from engine.rows.pooled_tokens import pooled_in_padded
-from engine.rows.pooling_numpy import Pooling
-from engine.rows.token_weights import largest_of_each_id
+from engine.rows.with_numpy import Pooling, RowModules, largest_of_each_id, load_modules, pooled_in_padded
 from engine.types import Batch, ModelError, OutputKind
 
 _Rows = NDArray[np.float32]

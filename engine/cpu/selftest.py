@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from engine.cpu.minibatch import cut, padded
 from engine.cpu.openvino import Executor, Run
 from engine.machine.failures import one_line
-from engine.rows.pooling_numpy import Pooling
+from engine.rows.with_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences

@@ -15,8 +15,8 @@ from engine.fused.model.spec import Spec
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
 from engine.fused.runner.runner import Device, HostDevice, Runner
-from engine.model.steps import output_size
-from engine.rows.modules_torch import RowModules
+from engine.model.tasks import output_size
+from engine.rows.with_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
-from engine.model.model_folder import ModelFolder
+from engine.model.model_folder import ModelFolder, read_with
 from engine.model.tasks import Task
-from engine.model.with_options import read_with
 from engine.registry import CPU, CUDA
 from engine.types import ModelError, OutputKind
 

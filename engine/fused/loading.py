@@ -26,9 +26,9 @@ from engine.fused.runner import packing
 from engine.fused.runner.graphs import on_recorder
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
-from engine.rows.modules_torch import load_modules
+from engine.rows.with_torch import load_modules
 from engine.selftest import selfcheck
-from engine.selftest.trial import trial
+from engine.selftest.sample_ids import trial
 from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.machine import control_groups
+from engine.machine import host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def _siblings(processor: int, root: Path) -> str:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Of all control groups that have one: microseconds of computing, and of the period that they are for."""
-    for folder in control_groups.folders("cpu", root):
+    for folder in host.control_groups("cpu", root):
         both = (
             _text(folder / "cpu.max") or f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
         )

@@ -1,18 +1,25 @@
-"""This machine's CPU and memory, read from /proc and /sys."""
+"""This machine's CPU and memory, read from /proc and /sys: what there is, what is allowed, and what is free."""
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.machine import control_groups
-
-_KEYS = frozenset(("model name", "flags", "CPU implementer", "CPU part", "Features"))
+_CPU_KEYS = frozenset(("model name", "flags", "CPU implementer", "CPU part", "Features"))
+# Files of a control group: its limit, what is used, and in memory.stat the row of pages of files that nobody used
+# lately. Version 2 and 1.
+_VERSIONS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+_MAPS = Path("/proc/self/maps")
+_MADV_DONTNEED = 4  # of Linux, on all architectures but Alpha
 
 
 def cpu() -> dict[str, str]:
     """The first CPU's architecture, model and features."""
-    return {"machine": platform.machine(), **{key: text for key, text in _cpu_info().items() if key in _KEYS}}
+    return {"machine": platform.machine(), **{key: text for key, text in _cpu_info().items() if key in _CPU_KEYS}}
 
 
 def has_amx() -> bool:
@@ -44,7 +51,7 @@ def memory(root: Path = Path("/")) -> int:
 
 def _memory_limits(root: Path) -> Iterator[int]:
     """In bytes."""
-    for folder in control_groups.folders("memory", root):
+    for folder in control_groups("memory", root):
         for limit in (folder / "memory.max", folder / "memory.limit_in_bytes"):
             text = limit.read_text().strip() if limit.is_file() else ""
             if text.isdecimal():
@@ -56,3 +63,62 @@ def _cpu_info() -> dict[str, str]:
     first, _, _ = file.read_text().partition("\n\n") if file.is_file() else ("", "", "")
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes. Pages of files that nobody used lately count as free, since the kernel drops them first."""
+    rows = (line.split() for line in _text(root / "proc" / "meminfo").splitlines())
+    available = next(int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:")
+    return max(0, min((available, *_left(root))))
+
+
+def _left(root: Path) -> Iterator[int]:
+    """Of each limit that holds for this process."""
+    for folder in control_groups("memory", root):
+        for limit, used, unused_files in _VERSIONS:
+            most, now = _text(folder / limit), _text(folder / used)
+            if most.isdecimal() and now.isdecimal():
+                rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
+                yield int(most) - int(now) + next((int(row[1]) for row in rows if row[0] == unused_files), 0)
+
+
+def _text(file: Path) -> str:
+    """What is in a file; "" if there is none."""
+    return file.read_text().strip() if file.is_file() else ""
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """The control groups whose limits hold for this process, of both versions, each before the one around it.
+
+    `controller` is the kernel's name, such as cpu or memory. Some folders may not be there: a container sees its own
+    group as the outermost.
+    """
+    mounted = root / "sys" / "fs" / "cgroup"
+    file = root / "proc" / "self" / "cgroup"
+    for line in file.read_text().splitlines() if file.is_file() else ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            tops = (mounted, mounted / "unified")
+        elif controller in controllers.split(","):
+            tops = (mounted / controller, mounted / controllers)
+        else:
+            continue
+        for top in dict.fromkeys(tops):
+            own = top / path.lstrip("/")
+            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top))
+
+
+def release_mapped(file: Path) -> None:
+    """Release the pages of a file that this process has mapped to read. What is read again comes from the file again.
+
+    Does nothing where there is no /proc, nor to pages that could have been written.
+    """
+    if not _MAPS.exists():
+        return
+    libc = ctypes.CDLL(None)
+    name = str(file.resolve())
+    for line in _MAPS.read_text().splitlines():
+        addresses, permissions, *_, path = line.split(maxsplit=5)
+        if path == name and "w" not in permissions:
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

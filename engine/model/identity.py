@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.model.arrays import weights_files
 from engine.model.json_files import read_optional
 from engine.model.known_code.known_code import COMMON
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TOKEN_WEIGHTS_FILE, TokenVectors, TokenWeights
-from engine.model.weights import Header, header_of, weight_files
+from engine.model.weights import Header, header_of, weight_files, weights_files
 from engine.types import ModelError
 
 _FORMAT = 1  # of the digests: counted up when the same model gets others

@@ -1,32 +1,37 @@
 """Reads a model folder's JSON files, before torch or transformers are imported.
 
-Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task.
+Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task. Every
+engine reads its folder by `read_with`, and so passes no flag over.
 """
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.messages import LoadOptions
 from engine.model.detection.architecture import Architecture, architecture_of
 from engine.model.detection.backbone import Backbone, read_backbone
-from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.late import lengths_of_roles
+from engine.model.detection.late_interaction import lengths_of_roles
 from engine.model.detection.needed_files import check_placeholders
 from engine.model.detection.rules import SPLADE, detect
+from engine.model.detection.vocabulary import surrounding_ids
 from engine.model.json_files import Json, check_links, object_in, read_optional
+from engine.model.modules import Chain, read_chain
 from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
-from engine.model.steps import Step, output_size
 from engine.model.tasks import (
     Activation,
     Head,
     LateInteraction,
     PairTemplate,
     SequenceScores,
+    Step,
     Task,
     TokenScores,
     TokenTable,
     TokenVectors,
+    output_size,
 )
 from engine.types import ModelError, ModelInfo, OutputKind
 
@@ -51,7 +56,7 @@ class ModelFolder:
     max_seqlen_source: str  # the file or flag that says so
     padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and similar); None = from 0
     do_lower_case: bool  # whether text is lower-cased before the tokenizer
-    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS; joined in this order
+    poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS; joined in this order
     pooling_source: str  # the file or flag that says so
     steps: tuple[Step, ...]  # after the pooling
     normalize: bool  # whether the last module is Normalize
@@ -286,3 +291,40 @@ def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
 def read_as(folder: ModelFolder) -> Json:
     """What config.json was understood to mean, for the keys of caches: its bytes alone do not say that."""
     return {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
+
+
+def read_with(options: LoadOptions, *, known_classes: frozenset[str] = frozenset()) -> ModelFolder:
+    """The folder, with sequences of at most `options.max_seqlen` tokens. known_classes: see read.
+
+    Raises ModelError with one line if the model can't be served.
+    """
+    folder = read(
+        options.path,
+        pooling=options.pooling,
+        task=options.task,
+        template=options.template,
+        known_classes=known_classes,
+        trusted_keys=options.trusted_keys,
+    )
+    asked = options.max_seqlen or folder.max_seqlen
+    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+
+
+def check_special_tokens(folder: ModelFolder) -> None:
+    """Raises ModelError if every text would contain an id for which the model has no row.
+
+    tokenizer_pool checks the other ids of each request.
+    """
+    largest = max((*surrounding_ids(folder.path / folder.tokenizer_folder), *_late_ids(folder)), default=-1)
+    if largest >= folder.vocab_size and not folder.is_static:
+        raise ModelError(
+            f"tokenizer.json puts the token {largest} around texts, and the model has {folder.vocab_size} rows for "
+            "tokens (vocab_size in config.json): they are not of the same model"
+        )
+
+
+def _late_ids(folder: ModelFolder) -> Iterator[int]:
+    """The ids of a late-interaction model's markers and fill-in token."""
+    if folder.late is not None:
+        put_in = (folder.late.query_marker_id, folder.late.document_marker_id, folder.late.expansion_id)
+        yield from (each for each in put_in if each is not None)

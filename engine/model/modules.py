@@ -1,8 +1,12 @@
-"""Reads the entries of modules.json, and the options of modules after the transformer, like sentence-transformers 6.
+"""Reads modules.json: its entries, which chain of modules they are, and the options of modules after the transformer.
 
-engine.model.detection.chains knows the supported chains. Reads no weights.
+Follows sentence-transformers 6 and PyLate. A chain is found by the kinds and the order of modules alone. A Router sends
+queries and documents through different modules; two kinds of it are served: routes that all use the same files, and
+sparse models whose queries are looked up in a table, which engine.model.detection.sparse reads. Reads no weights.
 """
 
+import enum
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,12 +17,13 @@ from engine.model.json_files import (
     check_known,
     flag_in,
     number_in,
+    object_in,
     read,
     read_object,
     read_optional,
 )
 from engine.model.known_code import table
-from engine.model.steps import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
+from engine.model.tasks import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
 # the names of sentence-transformers and TEI -> our name
@@ -42,6 +47,18 @@ _DENSE_KEYS = (
 _ROW = "sentence_embedding"  # sentence-transformers' name of the pooled row
 TOKEN_ROWS = "token_embeddings"  # its name of the rows of tokens
 _OWN = ("sentence_transformers.", "pylate.models.")  # for classes of these packages the class name is enough
+_ROUTERS = ("Router", "Asym")
+_ROUTER_FILE = "router_config.json"
+_TABLE = "SparseStaticEmbedding"
+_AFTER_POOLING = frozenset(("Dense", "LayerNorm", "Normalize", "Dropout"))
+_AFTER_TOKENS = frozenset(("Dense", "MultiVectorMask", "Normalize", "Dropout"))
+_TRANSFORMERS = ("Transformer", "MLMTransformer")
+_CONFIG, _MODEL_TYPE, _USUAL = "config_sentence_transformers.json", "model_type", "SentenceTransformer"
+_LATE_MODELS = ("ColBERT", "MultiVectorEncoder")
+_SUPPORTED = (
+    "supported are a Transformer with a Pooling and then any of Dense, LayerNorm, Normalize, Dropout; with a "
+    "SpladePooling, with a LogitScore, or alone in a CrossEncoder; a StaticEmbedding; and ColBERT's"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +186,150 @@ def _number(path: PurePosixPath, config: Json, key: str) -> int:
     if number is None:
         raise ModelError(f"{path}/config.json has no {key}")
     return number
+
+
+class Chain(enum.StrEnum):
+    """A chain of modules, by its purpose."""
+
+    EMBED = "embed"  # Transformer, Pooling, …
+    STATIC = "static"  # StaticEmbedding, …
+    SPARSE = "sparse"  # Transformer or MLMTransformer, SpladePooling
+    LATE = "late"  # Transformer, Dense of each token, …
+    SCORES = "scores"  # Transformer alone: …ForSequenceClassification
+    ANSWER = "answer"  # Transformer, LogitScore: a generative reranker
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """The chain in modules.json."""
+
+    chain: Chain | None = None  # None = there is no modules.json
+    modules: tuple[Module, ...] = ()  # of a Router, those for documents
+    query_table: PurePosixPath | None = None  # folder of the query table's weights; None = there is no table
+
+    @property
+    def transformer_folder(self) -> PurePosixPath:
+        """Relative to the model's folder; mostly that folder. Routers have others, old versions `0_Transformer`."""
+        is_transformer = bool(self.modules) and self.modules[0].kind in _TRANSFORMERS
+        return self.modules[0].path if is_transformer else PurePosixPath()
+
+
+def read_chain(folder: Path) -> Chained:
+    """Raises ModelError if the modules are not a supported chain."""
+    if not (folder / "modules.json").is_file():
+        return Chained()
+    entries = read_entries(folder)
+    found = routed(folder, entries)
+    modules, kinds = found.modules, [module.kind for module in found.modules]
+    kind = model_kind(folder)
+    chain = _chain(kinds, kind)
+    if found.has_routes:
+        served = (Chain.SPARSE,) if found.query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
+        if chain not in served:
+            raise refusal(folder, entries)
+        return Chained(chain, modules, found.query_table)
+    if chain is None:
+        of_kind = "" if kind == _USUAL else f" of a {kind} ({_MODEL_TYPE} in {_CONFIG})"
+        raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}{of_kind}; {_SUPPORTED}")
+    return Chained(chain, modules)
+
+
+def model_kind(folder: Path) -> str:
+    """The class of sentence-transformers that the folder is for. Raises ModelError for an unknown one."""
+    kind = read_optional(folder / _CONFIG).get(_MODEL_TYPE, _USUAL)
+    if kind not in (_USUAL, "SparseEncoder", "CrossEncoder", *_LATE_MODELS):
+        raise ModelError(f"{_MODEL_TYPE} in {_CONFIG} is {str(kind)[:60]!r}, which is not supported")
+    return str(kind)
+
+
+def _chain(kinds: list[str], model: str) -> Chain | None:
+    first, rest = kinds[:1], kinds[1:]
+    if first == ["StaticEmbedding"] and _AFTER_POOLING.issuperset(rest):
+        return Chain.STATIC
+    if not first or first[0] not in _TRANSFORMERS:
+        return None
+    if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(rest[1:]) and first == ["Transformer"]:
+        return Chain.EMBED if model == _USUAL else None
+    if rest == ["SpladePooling"]:
+        return Chain.SPARSE
+    if model in _LATE_MODELS and _AFTER_TOKENS.issuperset(rest):
+        return Chain.LATE
+    if model == "CrossEncoder":
+        return {(): Chain.SCORES, ("LogitScore",): Chain.ANSWER}.get(tuple(rest))
+    return None
+
+
+def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool) -> str:
+    """Why the Transformer module does not fit the chain; "" if it does. config: the module's options."""
+    task, output = {
+        Chain.SPARSE: ("fill-mask", "logits"),
+        Chain.SCORES: ("sequence-classification", "logits"),
+        Chain.ANSWER: ("text-generation", "logits"),
+    }.get(chain or Chain.EMBED, ("feature-extraction", "last_hidden_state"))
+    default = "fill-mask" if is_masked_lm else task if chain is Chain.SCORES else "feature-extraction"
+    if config.get("transformer_task", default) != task:
+        return f"'transformer_task': the Transformer module is not for {task}, which the modules after it need"
+    modalities = object_in(config, "modality_config")
+    if not modalities or (chain is Chain.ANSWER and "text" not in modalities):
+        return ""
+    if modalities.get("text") != {"method": "forward", "method_output_name": output}:
+        return "'modality_config': the Transformer module does not turn plain text into what the modules after it need"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The modules for every text, or for documents if queries have a table."""
+
+    modules: tuple[Module, ...]  # with the route's modules in place of the Router
+    has_routes: bool = False
+    query_table: PurePosixPath | None = None  # folder of the SparseStaticEmbedding for queries
+
+
+def routed(folder: Path, modules: tuple[Module, ...]) -> Routed:
+    """Raises ModelError for routes that one model can't serve."""
+    places = [place for place, module in enumerate(modules) if module.kind in _ROUTERS]
+    if not places:
+        return Routed(modules)
+    first = places[0]
+    routes = _routes(folder, modules[first])
+    if len(places) == 1 and len(set(routes.values())) == 1:
+        (route,) = set(routes.values())
+        return Routed((*modules[:first], *route, *modules[first + 1 :]), has_routes=True)
+    is_alone = len(modules) == 1 and not _mappings(folder, modules[0])
+    if is_alone and routes.keys() == {"query", "document"} and [each.kind for each in routes["query"]] == [_TABLE]:
+        return Routed(routes["document"], has_routes=True, query_table=routes["query"][0].path)
+    raise refusal(folder, modules)
+
+
+def refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:
+    """The error for routes with separate models. It names the folder of one that can be served by itself."""
+    router = next(module for module in modules if module.kind in _ROUTERS)
+    types = object_in(_router_config(folder, router), "types")
+    where = folder / router.path
+    servable = [str(where / name) for name, kind in types.items() if str(kind).endswith("Transformer")]
+    way_out = f"; serve the model of one route: --model-id {json.dumps(servable[0])}" if servable else ""
+    pooling = " with --pooling" if servable else ""
+    return ModelError(f"modules.json has a Router, whose routes are models of their own{way_out}{pooling}")
+
+
+def _router_config(folder: Path, router: Module) -> Json:
+    where = folder / router.path
+    return read_optional(where / _ROUTER_FILE) or read_optional(where / "config.json")
+
+
+def _mappings(folder: Path, router: Module) -> Json:
+    """The Router's own rules for which text takes which route, if it has any."""
+    return object_in(object_in(_router_config(folder, router), "parameters"), "route_mappings")
+
+
+def _routes(folder: Path, router: Module) -> dict[str, tuple[Module, ...]]:
+    """The modules of each route by its name; empty if the file is wrong."""
+    config = _router_config(folder, router)
+    types, routes = object_in(config, "types"), {}
+    for route, names in object_in(config, "structure").items():
+        if not isinstance(names, list) or not names or not all(str(name) in types for name in names):
+            return {}
+        paths = {name: str(router.path / str(name)) for name in names}
+        routes[route] = tuple(as_module({"type": types[name], "path": paths[name]}, _ROUTER_FILE) for name in names)
+    return routes

@@ -1,26 +1,59 @@
-"""Reads sentence-transformers' own files in a model folder: length, prompts and modules.
+"""Reads sentence-transformers' own files in a model folder: length, prompts, modules and the Transformer's options.
 
-Follows sentence-transformers 6. engine.model.detection.chains finds out which chain of modules it is, and
-engine.model.modules reads each module's options. Knows nothing of architectures and weights.
+Follows sentence-transformers 6. engine.model.modules finds out which chain of modules it is, and reads each module's
+options. What would change rows or token ids, and is not read here, is refused by its name. Knows nothing of
+architectures and weights.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.detection.chains import Chain, model_kind, read_chain, transformer_refusal
-from engine.model.json_files import Json, object_in, read_optional
+from engine.model.json_files import Json, check_known, flag_in, number_in, object_in, read_optional, unread
 from engine.model.known_code.known_code import POOLS_TEXT_ALONE
-from engine.model.modules import Module, known_pooling, read_pooling, read_steps
-from engine.model.steps import Normalize, Step
-from engine.model.transformer_options import check_options, length_in, lowers_case
+from engine.model.modules import (
+    Chain,
+    Module,
+    known_pooling,
+    model_kind,
+    read_chain,
+    read_pooling,
+    read_steps,
+    transformer_refusal,
+)
+from engine.model.tasks import Normalize, Step
 from engine.types import ModelError
 
+# Each is written under a new or an old name.
+_OF_PROCESSOR = ("processor_kwargs", "tokenizer_args")
+_OF_CONFIG = ("config_kwargs", "config_args")
+_OF_MODEL = ("model_kwargs", "model_args")
+# sentence-transformers puts its own in their place.
+_OF_LOADING = frozenset(("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"))
+_HARMLESS_TO_IDS = _OF_LOADING | {
+    *("clean_up_tokenization_spaces", "max_length", "model_max_length", "padding", "padding_side", "use_fast"),
+}
+_HARMLESS_TO_ROWS = _OF_LOADING | {
+    *("_attn_implementation", "add_pooling_layer", "attn_implementation", "code_revision", "device_map", "dtype"),
+    *("export", "file_name", "low_cpu_mem_usage", "provider", "torch_dtype", "unpad_inputs", "use_cache"),
+    *("use_memory_efficient_attention", "use_safetensors"),
+}
+_HARMLESS_IN_CALLS = frozenset(("logits_to_keep", "pad_to_multiple_of", "padding", "padding_side", "return_tensors"))
+_TRANSFORMER_OPTIONS = frozenset(
+    (
+        *(*_OF_PROCESSOR, *_OF_CONFIG, *_OF_MODEL, "max_seq_length", "do_lower_case", "tokenizer_name_or_path"),
+        *("transformer_task", "modality_config", "module_output_name", "processing_kwargs"),
+        *("backend", "cache_dir", "unpad_inputs"),  # without effect
+        *("query_length", "document_length", "query_expansion"),
+    )
+)
+_OF_ROLES = ("query_length", "document_length", "query_expansion")  # read for late interaction
 CONFIG = "config_sentence_transformers.json"
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_KNOWN = frozenset(  # keys of CONFIG, of all the library's classes and of PyLate
+_CONFIG_KEYS = frozenset(  # keys of CONFIG, of all the library's classes and of PyLate
     (
         *("__version__", "model_type", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
         *("truncate_dim", "max_active_dims", "activation_fn", "keep_in_fp32_modules"),
@@ -37,7 +70,7 @@ _MODEL2VEC = "model2vec"
 class SentenceFiles:
     """What happens to the text before the transformer, and to the token rows after it."""
 
-    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS; joined in this order
+    poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS; joined in this order
     pooling_source: str  # the file or flag that says so
     chain: Chain | None = None  # None = there is no modules.json
     modules: tuple[Module, ...] = ()  # of modules.json
@@ -156,7 +189,7 @@ def _count_in(config: Json, key: str) -> int | None:
 def read_notes(folder: Path) -> tuple[str, ...]:
     """Notes on what CONFIG says about comparing rows, which clients do, and on keys that are read nowhere."""
     config = read_optional(folder / CONFIG)
-    similarity, others = config.get("similarity_fn_name"), sorted(config.keys() - _KNOWN)
+    similarity, others = config.get("similarity_fn_name"), sorted(config.keys() - _CONFIG_KEYS)
     named = ", ".join(name[:40] for name in others[:_MAX_NAMED]) + (" …" if len(others) > _MAX_NAMED else "")
     return (
         *([f"its rows are made to be compared by {similarity} (similarity_fn_name)"] if similarity else ()),
@@ -185,7 +218,7 @@ def _is_instructor(folder: Path, config: Json) -> bool:
 
 
 def is_static(chain: Chain | None, config: Json) -> bool:
-    """Whether the model is a table with a row for each token. chain: see engine.model.detection.chains.read_chain."""
+    """Whether the model is a table with a row for each token. chain: see engine.model.modules.read_chain."""
     return chain is Chain.STATIC or (chain is None and config.get("model_type") == _MODEL2VEC)
 
 
@@ -228,3 +261,49 @@ def _transformer_config(folder: Path) -> tuple[str, Json]:
     """The name and content of the file."""
     configs = ((name, read_optional(folder / name)) for name in TRANSFORMER_FILES)
     return next(((name, config) for name, config in configs if config), ("", {}))
+
+
+def length_in(options: Json, file: str) -> int | None:
+    """The longest sequence, in tokens; None if the options, which this file has, do not say."""
+    of_tokenizer = number_in(_given(options, _OF_PROCESSOR), "model_max_length", file=file)
+    return of_tokenizer or number_in(options, "max_seq_length", file=file)
+
+
+def lowers_case(options: Json, file: str) -> bool:
+    """Whether text is lower-cased before the tokenizer. Raises ModelError."""
+    return flag_in(options, "do_lower_case", file, default=False)
+
+
+def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> None:
+    """Raises ModelError for an option that may change rows, and is not read here. config: config.json as it is."""
+    check_known(options, _TRANSFORMER_OPTIONS, file)
+    if others := sorted(_given(options, _OF_PROCESSOR).keys() - _HARMLESS_TO_IDS):
+        raise ModelError(
+            f"{', '.join(others)} among the tokenizer's options in {file} may change token ids, and is not read there; "
+            "write it into tokenizer_config.json"
+        )
+    for name, value in _given(options, _OF_CONFIG).items():
+        if name not in _HARMLESS_TO_ROWS and (name not in config or config[name] != value):
+            raise ModelError(
+                f"{name!r} among the configuration's options in {file} may change rows, and is not read there; write "
+                "it into config.json"
+            )
+    for name in _unread(options, chain):
+        raise unread(name, file)
+
+
+def _unread(options: Json, chain: Chain) -> Iterator[str]:
+    yield from sorted(_given(options, _OF_MODEL).keys() - _HARMLESS_TO_ROWS)
+    calls = object_in(options, "processing_kwargs")
+    for kind in ("common", "text"):
+        yield from sorted(object_in(calls, kind).keys() - _HARMLESS_IN_CALLS)
+    if chain is Chain.ANSWER:  # the templates known here end with the turn of the one who answers
+        asked = object_in(calls, "chat_template").items()
+        yield from (name for name, value in asked if name != "add_generation_prompt" or value is not True)
+    roles = () if chain is Chain.LATE else _OF_ROLES
+    yield from (name for name in (*roles, "tokenizer_name_or_path") if options.get(name) is not None)
+
+
+def _given(options: Json, names: tuple[str, str]) -> Json:
+    new, old = (object_in(options, name) for name in names)
+    return {**new, **old}

@@ -1,22 +1,28 @@
-"""Checks that a model has all its weights files, and reads the headers of safetensors files. Reads no weights.
+"""A model's weights files: which there are, what their headers say, and the tensors of small modules as numpy arrays.
 
-Needs no library: a file begins with the length of its header (u64, little-endian) and the header, a JSON object: name
-of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
-Each byte after the header belongs to one tensor.
+Needs no library of tensors but numpy. A safetensors file begins with the length of its header (u64, little-endian) and
+the header, a JSON object: name of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]}
+(https://huggingface.co/docs/safetensors). Each byte after the header belongs to one tensor. Large weights are read by
+the engines, not here.
 """
 
 import json
 import math
 import operator
+import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.model.json_files import object_in, read_object
+from engine.model.tasks import Dense, LayerNorm, Normalize, Shapes, Step
 from engine.types import ModelError
 from wire.placeholder import placeholder
 
@@ -29,6 +35,15 @@ _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
 # In their names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
 _WEIGHTS = (".weight", ".qweight", ".weight_packed")
+Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
+QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
+_NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# Numbers that older versions of the library wrote down: they follow from the configuration.
+_FOLLOWS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "attn.bias", "relative_position_index")
+# BERT's second head of pre-training, which is inside the part that scores the vocabulary.
+_OTHER_HEADS = ("cls.seq_relationship.",)
+# Differences that training left in DeBERTa-v3's files beside the table itself.
+_LEFT_OVER = ("word_embeddings._weight",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +256,112 @@ def _way_out(folder: Path) -> str:
     if has_pickles(folder):
         return f": embedline convert {shlex.quote(str(folder))} OUT"
     return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"
+
+
+def weights_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
+    """The files with the tensors of these steps. A Normalize has none."""
+    return [_file(folder, step) for step in steps if not isinstance(step, Normalize)]
+
+
+def read_arrays(folder: Path, steps: Sequence[Step]) -> list[Arrays]:
+    """The tensors of each step. Raises ModelError if a file does not match its step."""
+    return [{} if isinstance(step, Normalize) else _read(_file(folder, step), step) for step in steps]
+
+
+def read_query_weights(folder: Path) -> NDArray[np.float32]:
+    """The weights [V] of a TokenTable in this folder. Raises ModelError if its file has none."""
+    file = folder / "model.safetensors"
+    try:
+        header = header_of(file)
+        with file.open("rb") as content:
+            found = _array(content, header.end, header.tensors[QUERY_WEIGHTS])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{file} can't be read as a safetensors file with {QUERY_WEIGHTS!r}") from error
+    if found.ndim != 1 or not np.isfinite(found).all():
+        raise ModelError(f"{file}: {QUERY_WEIGHTS!r} is not one finite number for each token")
+    return found
+
+
+def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
+    """A tensor of a weights file. Raises ModelError if the file can't be read."""
+    try:
+        header = header_of(stored.file)
+        with stored.file.open("rb") as content:
+            return _array(content, header.end, header.tensors[stored.name])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{stored.file} can't be read as a safetensors file") from error
+
+
+def _file(folder: Path, step: Dense | LayerNorm) -> Path:
+    return folder / step.folder if _is_file(step) else folder / step.folder / "model.safetensors"
+
+
+def _is_file(step: Dense | LayerNorm) -> bool:
+    return isinstance(step, Dense) and step.is_file
+
+
+def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
+    try:
+        header = header_of(file)
+        names = _tensor_names(header.tensors, step)
+        _check_shapes(file, {name: tuple(header.tensors[there]["shape"]) for name, there in names.items()}, step)
+        with file.open("rb") as content:
+            found = {name: _array(content, header.end, header.tensors[names[name]]) for name in step.shapes}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{file} can't be read as a safetensors file") from error
+    wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
+    if wrong:
+        raise ModelError(f"{file}: {names[wrong[0]]!r} is not finite")
+    return found
+
+
+def _tensor_names(tensors: dict[str, Any], step: Dense | LayerNorm) -> dict[str, str]:
+    """The step's name of each tensor -> the file's name. A module's file holds only that module."""
+    if not _is_file(step):
+        return {name: name for name in tensors}
+    spelled = {name: (name, name.removeprefix("linear.")) for name in step.shapes}
+    return {name: there for name, ways in spelled.items() for there in ways if there in tensors}
+
+
+def _check_shapes(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
+    wanted, by = step.shapes, "" if _is_file(step) else f", by {step.source}"
+    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or unknown:
+        what = f"lacks the tensor {missing[0]!r}" if missing else f"has a tensor {unknown[0]!r} too many"
+        raise ModelError(f"{file} {what}{by}")
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ModelError(f"{file}: {name!r} is {found[name]}, not {shape}{by}")
+
+
+def _array(content: BinaryIO, start: int, tensor: dict[str, Any]) -> NDArray[np.float32]:
+    """Raises ValueError if its size does not match its shape, KeyError for an unknown dtype."""
+    begin, end = tensor["data_offsets"]
+    if not 0 <= begin <= end <= content.seek(0, os.SEEK_END) - start:
+        raise ValueError("it is cut short")
+    content.seek(start + begin)
+    stored = np.frombuffer(content.read(end - begin), _NUMPY_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    if tensor["dtype"] == "BF16":  # the upper half of a float32
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32)
+
+
+def check_read(unread: Mapping[str, object], parts: Collection[str], *, architecture: str) -> None:
+    """Raises ModelError if one of the unread weights is inside a part.
+
+    unread: names of weights, without the base model's prefix, and for messages where each one is. parts: the first
+    words of the weights' names that are read, such as "encoder".
+    """
+    others = sorted(name for name in unread if name.partition(".")[0] in parts and not _changes_nothing(name))
+    if others:
+        which = f"the weight {unread[others[0]]}" + (f", and {len(others) - 1} others" if len(others) > 1 else "")
+        raise ModelError(
+            f"{which}: {architecture!r} with this config.json has none of that name, so its rows would be another "
+            "model's; check num_hidden_layers and what else config.json says"
+        )
+
+
+def _changes_nothing(name: str) -> bool:
+    return name.startswith(_OTHER_HEADS) or any(
+        name == ending or name.endswith(f".{ending}") for ending in (*_FOLLOWS, *_LEFT_OVER)
+    )

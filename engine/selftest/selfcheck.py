@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
-from engine.selftest.sample_ids import Sequences
-from engine.selftest.trial import NUM_VICTIMS, trial
+from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, trial
 from engine.types import (
     DeviceTrouble,
     Engine,

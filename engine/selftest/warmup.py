@@ -1,4 +1,7 @@
-"""The first batches of a freshly loaded engine: checks the rows, and measures speed and best batch size."""
+"""The first batches of a freshly loaded engine: checks the rows, and measures speed and best batch size.
+
+The canary is a small batch whose rows the engine knows from then on. Computed again, it shows whether it is sound.
+"""
 
 import dataclasses
 import time
@@ -7,10 +10,21 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.selftest.comparison import not_finite
-from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, OutputKind, Results, main_output
+from engine.selftest.comparison import TOLERANCE, largest_difference, not_finite
+from engine.types import (
+    Batch,
+    Engine,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelError,
+    OutputKind,
+    Results,
+    compute,
+    main_output,
+)
 
-_SEQLENS = (1, 5, 5, 16)  # tokens; equal lengths are there on purpose
+_SEQLENS = (1, 5, 5, 16)  # tokens, of the canary too; equal lengths are there on purpose
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
 _SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
 _RATE_SIZE = 1024  # tokens of the batch that is measured where the target is known
@@ -18,6 +32,10 @@ _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy mach
 _MAX_SECONDS = 0.6  # for all of them together
 _NUM_STAGED = 4  # batches one behind the other, where it is the rate of many that is wanted
 _ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
+# What is tolerated between two runs of one engine: wider than rounding, since mini-batches may be cut in another way
+# the second time, and far below what damaged weights or a broken device give.
+_MIN_TOLERANCE = 1e-3
+_MAX_TOLERANCE = 0.3
 
 
 def warm_up(engine: Engine) -> EngineLimits:
@@ -131,3 +149,34 @@ def _check(engine: Engine, results: Results, *, num_seqs: int) -> None:
             )
         if not np.isfinite(rows.values).all():
             raise not_finite(engine.info.engine, engine.info.dtype)
+
+
+class Canary:
+    """The batch, its rows, and how much they may differ."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Computes it for the first time. The engine must be warm and idle. Raises ModelError if that fails."""
+        info = engine.info
+        cu_seqlens = np.cumsum([0, *(min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS)], dtype=np.int32)
+        token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % info.vocab_size
+        self.batch = Batch(info.name, main_output(info.outputs), token_ids, cu_seqlens)
+        results = compute(engine, self.batch)
+        if isinstance(results, EngineError):
+            raise ModelError(f"the canary failed: {results}")
+        self._expected = results
+        self._tolerance = max(_MIN_TOLERANCE, TOLERANCE.get(info.dtype, _MAX_TOLERANCE))
+
+    def judge(self, results: Results | EngineError) -> EngineError | None:
+        """What is wrong with the rows of a later run; None if they are as they were."""
+        if isinstance(results, EngineError):
+            return EngineError(results.kind, f"the canary failed: {results}")
+        for kind, expected in self._expected.items():
+            found = results[kind].values
+            if kind is OutputKind.SPARSE and found.shape != expected.values.shape:
+                continue  # a weight that rounds to zero is left out
+            scale = float(np.abs(expected.values).max(initial=0)) or 1.0
+            difference = largest_difference(found, expected.values, scale=scale)
+            if not difference <= self._tolerance:
+                what = f"the canary's {kind.name} rows differ by {difference:.3g} of their largest value"
+                return EngineError(EngineErrorKind.FAILED, f"{what} from those that the engine gave at its start")
+        return None

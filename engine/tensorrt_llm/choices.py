@@ -6,8 +6,7 @@ from pathlib import Path
 
 from engine.machine.cuda_driver import Gpu
 from engine.messages import LoadOptions
-from engine.model.model_folder import ModelFolder
-from engine.model.with_options import read_with
+from engine.model.model_folder import ModelFolder, read_with
 from engine.registry import CUDA
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
-from engine.rows.modules_numpy import RowModules, load_modules
+from engine.rows.with_numpy import RowModules, load_modules
 from engine.selftest import selfcheck
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices

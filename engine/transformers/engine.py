@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from engine.blocking import SubmittedBatches
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
-from engine.model.model_folder import ModelFolder
-from engine.model.with_options import read_with
+from engine.model.model_folder import ModelFolder, read_with
 from engine.transformers.findings import Findings
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.heads.query_table import QueryTable, query_table

@@ -11,8 +11,8 @@ import torch
 from engine.machine import host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
-from engine.model.arrays import weights_files
 from engine.model.model_folder import ModelFolder, read_as
+from engine.model.weights import weights_files
 from engine.selftest.sample_ids import TOKENIZER_FILES
 from engine.store import fingerprint
 from engine.store.cache import Cache

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.model.positions import position_ids
-from engine.rows.pooling_torch import on_device
+from engine.rows.with_numpy import position_ids
+from engine.rows.with_torch import on_device
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows

@@ -25,8 +25,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores
-from engine.model.unread_weights import check_read
-from engine.model.weights import StoredTensor, tensors_in
+from engine.model.weights import StoredTensor, check_read, tensors_in
 from engine.store.tensor_file import on_meta
 from engine.types import ModelError
 

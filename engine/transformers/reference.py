@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
-from engine.rows.pooling_torch import on_device
+from engine.rows.with_torch import on_device
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
-from engine.selftest.sample_ids import Sequences
-from engine.selftest.trial import NUM_VICTIMS, Trial
+from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial
 from engine.transformers.state import State
 from engine.types import Batch, ModelError, OutputKind
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
-from engine.selftest.trial import NUM_VICTIMS, Trial, longer, trial
+from engine.selftest.sample_ids import NUM_VICTIMS, Trial, longer, trial
 from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of

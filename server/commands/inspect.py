@@ -11,13 +11,11 @@ from typing import Any
 
 from engine import registry
 from engine.machine import devices
-from engine.model.arrays import weights_files
 from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.sentence_files import CONFIG
-from engine.model.steps import Dense, LayerNorm, Normalize, Step
-from engine.model.tasks import LateInteraction, Task, TokenVectors, head_in_words
-from engine.model.weights import Weights, weight_files, weights_of
+from engine.model.tasks import Dense, LateInteraction, LayerNorm, Normalize, Step, Task, TokenVectors, head_in_words
+from engine.model.weights import Weights, weight_files, weights_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.model import ModelSettings

@@ -8,7 +8,7 @@ import logging
 from pathlib import PurePosixPath
 
 from engine.model.model_folder import ModelFolder
-from engine.model.steps import Dense
+from engine.model.tasks import Dense
 from engine.types import ModelError
 from server.settings.flag import flags_of
 from server.settings.settings import Settings

@@ -24,7 +24,7 @@ from engine.store import cache
 from engine.store.folder_rights import remedy
 from engine.store.model_source import ResolvedModel, resolve
 from engine.tools.convert.cached import Progress, command, converted
-from engine.tools.convert.needed import needed, patterns
+from engine.tools.convert.plan import needed, patterns
 from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings

@@ -19,9 +19,8 @@ from engine.machine.cuda_driver import Cuda, Gpu
 from engine.machine.devices import Devices, Work
 from engine.messages import FakeOptions, LoadOptions
 from engine.model import known_prompts, model_folder, quantization
-from engine.model.detection.special_ids import check_special_tokens
 from engine.model.identity import Identity, identify
-from engine.model.model_folder import ModelFolder
+from engine.model.model_folder import ModelFolder, check_special_tokens
 from engine.model.quantization import Stored
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK

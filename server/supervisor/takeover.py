@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.machine.free_memory import free_memory
+from engine.machine.host import free_memory
 from server.http.acceptor import Acceptor
 from server.settings.flag import SettingsError
 from server.supervisor.listeners import Listeners

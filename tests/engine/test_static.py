@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from engine import registry
 from engine.model import model_folder
 from engine.selftest.warmup import warm_up
-from engine.static.engine import StaticEngine
-from engine.static.table import read_table
+from engine.static import StaticEngine, read_table
 from engine.transformers.engine import load as load_transformers
 from engine.types import Batch, EngineClosed, EngineError, ModelError, OutputKind, Results
 from tests.engine.cpu.engines import difference, options

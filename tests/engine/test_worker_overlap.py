@@ -11,7 +11,7 @@ import pytest
 
 from engine import fake, messages
 from engine.fake import FakeEngine
-from engine.selftest.canary import Canary
+from engine.selftest.warmup import Canary
 from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results, compute
 from engine.worker import Worker
 from tests.engine.load_options import fake_options

@@ -16,7 +16,7 @@ from tests.parity.texts import Text, packed
 _MODULES = {
     "transformers": "engine.transformers.engine",
     "openvino": "engine.cpu.loading",
-    "static": "engine.static.engine",
+    "static": "engine.static",
     "fused": "engine.fused.start",
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.selftest.sentences import SENTENCES
+from engine.selftest.fidelity import SENTENCES
 from tests.engine.machine.test_cuda_driver import driver
 from tests.server_e2e.expected import FAKE, minilm
 from tests.server_e2e.running import Server, serving

@@ -46,7 +46,7 @@ KINDS = {
         "tools/quantize/cached.py",
         (
             "store/tensor_file.py",
-            *(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard")),
+            *(f"tools/quantize/{name}.py" for name in ("plan", "shard")),
         ),
     ),
     "converted copy": Kind(

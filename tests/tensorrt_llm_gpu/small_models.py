@@ -35,7 +35,7 @@ _OF_ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {},
     **{encoder: {"pad_token_id": 1, "max_position_embeddings": 514} for encoder in ENCODERS},
 }
-# What its chat template is known by, see engine/model/detection/generative.py
+# What its chat template is known by, see engine/model/detection/scores.py
 _CHAT = 'Note that the answer can only be "yes" or "no".'
 _ADDED = ("o_proj.weight", "down_proj.weight")  # products whose rows are added to the stream
 # How the two kinds of models are scaled, so that the last row has much of the embedding in it, as in trained ones. With

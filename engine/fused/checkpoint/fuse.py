@@ -17,7 +17,7 @@ from engine.fused.choices import NotForFused
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec, shape_of
-from engine.model.unread_weights import check_read
+from engine.model.weights import check_read
 from engine.types import ModelError
 
 _LINEARS = frozenset(("qkv", "o", "gate_up", "down", "projection"))

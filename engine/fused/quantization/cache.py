@@ -22,8 +22,8 @@ from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
-from engine.model.arrays import weights_files
 from engine.model.model_folder import read_as
+from engine.model.weights import weights_files
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry
 from engine.store.manifest import Json

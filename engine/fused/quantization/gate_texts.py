@@ -10,8 +10,7 @@ import numpy as np
 
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
-from engine.selftest.sample_ids import Sequences
-from engine.selftest.trial import num_layer_parameters
+from engine.selftest.sample_ids import Sequences, num_layer_parameters
 
 _MAX_SEQLEN = 1024  # tokens of the fixed texts; those beyond are made to the model's length
 _CHARACTERS = 3  # of a token: about as many as the fixed texts have in most models

@@ -9,15 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.detection import library
-from engine.model.detection.config.keys import check_keys
-from engine.model.detection.config.rope import check_rope
-from engine.model.detection.config.values import check_agreement, check_values
+from engine.model.detection.config import check_agreement, check_keys, check_rope, check_values
 from engine.model.json_files import Json, read_optional
 from engine.model.known_code import table
-from engine.model.known_code.known_code import KnownCode
+from engine.model.known_code.known_code import TRUST, KnownCode, check_trusted, translated
 from engine.model.known_code.qwen2 import REWARD
-from engine.model.known_code.translation import translated
-from engine.model.known_code.trust import TRUST, check_trusted
 from engine.types import ModelError
 
 _ELSEWHERE = {REWARD: "--engine tensorrt-llm with --tensorrt-llm-model-class stock has one"}

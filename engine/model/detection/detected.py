@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.detection.architecture import Architecture
-from engine.model.detection.chains import Chain
 from engine.model.json_files import Json
+from engine.model.modules import Chain
 from engine.model.sentence_files import SentenceFiles
 from engine.model.tasks import Activation, Head, LateInteraction, PairTemplate, Task, TokenTable
 

@@ -9,9 +9,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from engine.model.detection.chains import read_chain
 from engine.model.json_files import object_in, read_object
-from engine.model.modules import Module, read_entries
+from engine.model.modules import Module, read_chain, read_entries
 from engine.model.sentence_files import CONFIG, TRANSFORMER_FILES
 from engine.types import ModelError
 from wire.placeholder import placeholder

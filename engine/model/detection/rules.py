@@ -6,13 +6,11 @@ The first that fits decides.
 import dataclasses
 from collections.abc import Iterator
 
-from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.generative import generative
-from engine.model.detection.late import late_interaction
-from engine.model.detection.scores import scores
-from engine.model.detection.side_heads import side_heads
-from engine.model.detection.sparse import masked_lm, splade
+from engine.model.detection.late_interaction import late_interaction
+from engine.model.detection.scores import generative, scores
+from engine.model.detection.sparse import masked_lm, side_heads, splade
+from engine.model.modules import Chain
 from engine.model.tasks import SequenceScores, Task, TokenVectors, TokenWeights, VocabularyWeights
 from engine.types import ModelError
 

@@ -1,13 +1,56 @@
-"""Classifiers and cross-encoders: transformers' …ForSequenceClassification and …ForTokenClassification."""
+"""Models that give scores: classifiers, cross-encoders, and rerankers that are asked with a template.
+
+The first two are transformers' …ForSequenceClassification and …ForTokenClassification; their labels are in the order of
+their scores. The others are generative models, or classifiers made from them. A template is never guessed. The flag
+--template names it, or the chat template, the model's name, or its card (README.md: first heading and base_model) says
+whose it is. If nothing does and the class is one that such rerankers have, the start asks for the flags: without their
+template scores are almost random (vllm issue 31538).
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeGuard
 
-from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.generative import template_in
-from engine.model.detection.labels import activation_of, check_head, labels_of
-from engine.model.tasks import Activation, SequenceScores, Task, TokenScores
+from engine.model.detection.templates import (
+    FAMILIES,
+    NO_TEMPLATE,
+    OF_CLASSES,
+    Card,
+    Family,
+    asked_for,
+    choices,
+    noted_template,
+    read_card,
+)
+from engine.model.detection.vocabulary import Vocabulary
+from engine.model.json_files import Json, check_known, number_in, object_in, read_object, read_optional
+from engine.model.modules import Chain
+from engine.model.sentence_files import CONFIG, read_prompts
+from engine.model.tasks import Activation, AnswerScore, PairTemplate, SequenceScores, Task, TokenScores
+from engine.model.weights import shapes_in, weight_files
 from engine.types import ModelError
+
+# names of the last layer of heads in transformers' classes
+_LAST_LAYERS = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
+_DEFAULT_NUM_LABELS = 2  # labels, if config.json gives none, as in transformers
+_TORCH = {  # sentence-transformers' names
+    "torch.nn.modules.linear.Identity": Activation.IDENTITY,
+    "torch.nn.modules.activation.Sigmoid": Activation.SIGMOID,
+    "torch.nn.modules.activation.Softmax": Activation.SOFTMAX,
+}
+_PROBLEMS = {
+    "multi_label_classification": Activation.SIGMOID,
+    "regression": Activation.IDENTITY,
+    "single_label_classification": None,
+}
+TEMPLATE_KEY = "embedline_template"  # in config.json: {"parts": [...], "instruction": "..."}; see PairTemplate
+_GENERATING, _SCORING = "CausalLM", "SequenceClassification"  # ends of classes
+_LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all documents of a query in one sequence
+_EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
+_TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
+_LOGITS = "causal_logits"  # sentence-transformers' name of what a generative model gives
+_REWARD = "reward"  # in names of models that score a chat, not a pair
 
 
 def scores(files: Files) -> Iterator[Detected]:
@@ -47,3 +90,227 @@ def _labels(files: Files) -> tuple[str, ...]:
     if files.needs_weights:
         check_head(files.backbone_folder, len(labels))
     return labels
+
+
+def labels_of(config: Json) -> tuple[str, ...]:
+    """The labels. Raises ModelError for a label map of the wrong size."""
+    num_labels = number_in(config, "num_labels")
+    named = object_in(config, "id2label")
+    if not named:
+        return tuple(f"LABEL_{index}" for index in range(num_labels or _DEFAULT_NUM_LABELS))
+    if set(named) != {str(index) for index in range(len(named))}:
+        raise ModelError(f"id2label in config.json does not number its {len(named)} labels from 0 on")
+    if num_labels not in (None, len(named)):
+        raise ModelError(f"id2label in config.json has {len(named)} labels, and num_labels is {num_labels}")
+    return tuple(str(named[str(index)]) for index in range(len(named)))
+
+
+def check_head(folder: Path, num_labels: int) -> None:
+    """Raises ModelError if the head in the weights gives another number of scores, or a header can't be read.
+
+    Heads with other names of layers are not checked here.
+    """
+    for file in weight_files(folder):
+        for name, shape in shapes_in(file).items():
+            if name in _LAST_LAYERS and (found := shape[0] if shape else 0) != num_labels:
+                raise ModelError(
+                    f"config.json names {num_labels} labels, and {name!r} in {file.name} gives {found} scores"
+                )
+
+
+def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str, ...]]:
+    """The activation, and a note if the files name one in the model's own code. Raises ModelError."""
+    is_cross_encoder = files.chain in (Chain.SCORES, Chain.ANSWER)
+    cross_encoder = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
+    named = (
+        cross_encoder.get("activation_fn")
+        or object_in(files.config, "sentence_transformers").get("activation_fn")
+        or files.config.get("sbert_ce_default_activation_function")
+    )
+    if named is not None and str(named).startswith("torch."):
+        short = {known.rpartition(".")[2]: activation for known, activation in _TORCH.items()}
+        if (last := str(named).rpartition(".")[2]) not in short:
+            raise ModelError(f"the model's files ask for the activation {named!r}; supported are {', '.join(_TORCH)}")
+        return short[last], ()
+    notes = ("the activation that its files name is code, which is never run",) if named is not None else ()
+    problem = files.config.get("problem_type")
+    if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
+        raise ModelError("transformers does not know the problem_type in config.json")
+    by_number = Activation.SIGMOID if num_labels == 1 else Activation.SOFTMAX
+    return (_PROBLEMS[problem] if problem else None) or by_number, notes
+
+
+def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
+    """None or one. wanted: the value of --task, None = auto.
+
+    Raises ModelError if it may be such a model and its template is not known.
+    """
+    if files.chain is Chain.ANSWER:
+        yield _of_logit_score(files)
+        return
+    if not files.architecture.endswith(_GENERATING) or files.chain is not None:
+        return
+    if files.template == NO_TEMPLATE:
+        raise ModelError(f"--template {NO_TEMPLATE} is for classifiers; a generative reranker needs one")
+    if files.template:
+        yield _detected(files, asked_for(files.template), "--template")
+    elif (told := _told(files)) is not None:
+        yield _detected(files, *told)
+    elif wanted is Task.RERANK:
+        raise ModelError(
+            f"--task rerank: nothing in the folder says whose template this {files.architecture} is asked with; give "
+            f"it as --template: {_choices(files)}, or a file"
+        )
+    elif wanted is None and _families(files) and not _embeds(files):
+        raise ModelError(
+            f"config.json: {files.architecture} is the class of embedding models and of rerankers, and nothing in the "
+            f"folder says which this is: give --task embed, or --task rerank with --template ({_choices(files)}, or a "
+            f"file)"
+        )
+
+
+def template_in(files: Files) -> PairTemplate | None:
+    """The prompt of a classifier with one label; None if pairs are put together as the tokenizer does it.
+
+    Raises ModelError if it may have one and nothing says which, or `embedline convert`'s note is wrong.
+    """
+    if files.template:
+        return None if files.template == NO_TEMPLATE else asked_for(files.template).template
+    if noted := object_in(files.config, TEMPLATE_KEY):
+        return noted_template(noted, f"{TEMPLATE_KEY!r} in config.json")
+    card = read_card(files.folder)
+    told = _told(files)
+    if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):
+        return told[0].template
+    if told is None and files.architecture in OF_CLASSES:
+        return OF_CLASSES[files.architecture]
+    if told is None and (not _families(files) or _is_a_pair_scorer(files, card)):
+        return None
+    raise ModelError(
+        f"config.json: {files.architecture} with 1 label may need a template around pairs, and nothing in the folder "
+        f"says which: give --task rerank and --template ({_choices(files)}, or a file)"
+    )
+
+
+def _embeds(files: Files) -> bool:
+    """Whether --pooling, config.json or the card says so."""
+    if files.sentence.is_pooling_asked or files.config.get("is_causal") is False:
+        return True
+    return not _EMBEDDING_TAGS.isdisjoint(read_card(files.folder).tags)
+
+
+def _is_a_pair_scorer(files: Files, card: Card) -> bool:
+    """A CrossEncoder that sentence-transformers trained on pairs as they are, or a reward model."""
+    is_reward = any(_REWARD in name for name in (*_names(files), *card.names, *card.tags))
+    return is_reward or files.chain is Chain.SCORES or "sentence_transformers" in files.config
+
+
+def _told(files: Files) -> tuple[Family, str] | None:
+    """The family that the folder's files name, and which file does. Raises ModelError for a listwise reranker."""
+    if _families(files) and _LISTWISE in _special_words(files):
+        raise ModelError(f"the vocabulary has {_LISTWISE}: a listwise reranker, which is not supported")
+    chat, names, of_card = _chat_template(files), _names(files), read_card(files.folder).names
+    for family in FAMILIES:
+        if family.phrase is not None and family.phrase in chat:
+            return family, f"its chat template is that of {family.name}"
+    for family in _families(files):
+        if _any_in(family.names, names):
+            return family, f"its name is that of {family.name}"
+        if _any_in(family.names, of_card):
+            return family, f"README.md names {family.name}"
+    return None
+
+
+def _families(files: Files) -> list[Family]:
+    known = ((family, family.classes + end) for family in FAMILIES for end in (_GENERATING, _SCORING))
+    return [family for family, name in known if name == files.architecture]
+
+
+def _choices(files: Files) -> str:
+    own = [family.name for family in _families(files)]
+    if files.architecture.endswith(_SCORING):
+        return ", ".join([*own, NO_TEMPLATE])
+    return ", ".join(own or choices()[:-1])
+
+
+def _any_in(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts for name in names)
+
+
+def _detected(files: Files, family: Family, source: str) -> Detected:
+    if family.yes is None:
+        raise ModelError(f'{family.name} names no answer: a generative reranker needs "yes": "TOKEN" in it')
+    vocabulary = Vocabulary(files.backbone_folder)
+    yes_id = vocabulary.needed(family.yes)
+    no_id = vocabulary.needed(family.no) if family.no is not None else None
+    return Detected(
+        task=Task.RERANK,
+        source=source,
+        heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
+        activation=family.activation,
+        template=family.template,
+    )
+
+
+def _of_logit_score(files: Files) -> Detected:
+    """A CrossEncoder of sentence-transformers. Its chat template is a program and is never run."""
+    where = f"{files.sentence.modules[1].path}/config.json"
+    config = read_object(files.folder / where)
+    check_known(config, ("true_token_id", "false_token_id", "module_input_name"), where)
+    if config.get("module_input_name", _LOGITS) != _LOGITS:
+        raise ModelError(f"'module_input_name' in {where} is not {_LOGITS}, which is all that is supported")
+    yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
+    if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
+        raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")
+    activation, notes = activation_of(files, 1)
+    template = _of_chat(files)
+    prompts = read_prompts(files.folder)
+    said = prompts.by_name.get(prompts.default_name or "")
+    return Detected(
+        task=Task.RERANK,
+        source=where,
+        heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
+        activation=activation,
+        template=PairTemplate(parts=template.parts, instruction=said or template.instruction),
+        notes=notes,
+    )
+
+
+def _of_chat(files: Files) -> PairTemplate:
+    """Raises ModelError if nothing says whose template it is."""
+    if files.template and files.template != NO_TEMPLATE:
+        return asked_for(files.template).template
+    told = _told(files)
+    if told is None:
+        raise ModelError(
+            "chat templates are never run as code, and this one is none of the known ones: give it as --template: "
+            f"{_choices(files)}, or a file"
+        )
+    return told[0].template
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _special_words(files: Files) -> str:
+    """The small files that list special tokens, as one text."""
+    names = ("added_tokens.json", "special_tokens_map.json")
+    return " ".join(str(read_optional(files.backbone_folder / name)) for name in names)
+
+
+def _chat_template(files: Files) -> str:
+    """The chat template as one text, from whichever file has it, or "". It may be a list of named ones."""
+    folder = files.backbone_folder
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace").replace("\\", "")
+    known = read_optional(folder / "chat_template.json") or read_optional(folder / "tokenizer_config.json")
+    return str(known.get("chat_template") or "").replace("\\", "")
+
+
+def _names(files: Files) -> tuple[str, ...]:
+    """The model's names in lower case: of its folder or the hub's cache, and in config.json."""
+    folder = files.folder
+    repository = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
+    return repository.lower(), str(files.config.get("_name_or_path", "")).lower()

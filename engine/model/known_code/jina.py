@@ -10,7 +10,7 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 _LIMITS = ("max_position_embeddings", "type_vocab_size", "layer_norm_eps")
 _BERT = ("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification")
 _XLM_ROBERTA = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
-_COLBERT = "HF_ColBERT"  # engine.model.detection.late
+_COLBERT = "HF_ColBERT"  # engine.model.detection.late_interaction
 
 JINA_BERT = KnownCode(
     source="jinaai/jina-bert-implementation, modeling_bert.py",

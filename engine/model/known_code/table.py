@@ -1,10 +1,12 @@
-"""All code that is known, and which of it a config.json names. A row for each family."""
+"""All code that is known, and which of it a config.json names. The table has a row for each family.
+
+Families of a few lines are described here. EuroBERT's code became transformers' own: its repositories still name the
+files that it came from. GritLM is Mistral and Mixtral that see both ways when they embed.
+"""
 
 from collections.abc import Sequence
 
 from engine.model.json_files import Json, object_in
-from engine.model.known_code.eurobert import EUROBERT
-from engine.model.known_code.gritlm import GRITLM
 from engine.model.known_code.gte import NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED
 from engine.model.known_code.jina import (
     JINA_ABSOLUTE,
@@ -19,14 +21,61 @@ from engine.model.known_code.nomic import NOMIC_BERT, NOMIC_MOE
 from engine.model.known_code.nvidia import LLAMA_BIDIREC, NV_EMBED
 from engine.model.known_code.qwen2 import QWEN2_EMBEDDING, QWEN2_KALM, QWEN2_QZHOU, QWEN2_REWARD
 
+_TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")  # not the layers' code
+
+
+_NAMES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+
+
+EUROBERT = KnownCode(
+    source="huggingface/transformers, src/transformers/models/eurobert, converted from modeling_eurobert.py",
+    model_types=frozenset(("eurobert",)),
+    modules=frozenset(("modeling_eurobert", "configuration_eurobert")),
+    repositories=frozenset(f"EuroBERT/EuroBERT-{size}" for size in ("210m", "610m", "2.1B")),
+    architecture="eurobert",
+    classes={f"EuroBert{name}": f"EuroBert{name}" for name in _NAMES},
+    same=frozenset(
+        (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+            *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias", "classifier_pooling"),
+        )
+    ),
+    renamed={"clf_pooling": "classifier_pooling"},
+    without_effect=frozenset(("hidden_dropout", "mask_token", "mask_token_id", "pad_token", "pretraining_tp")),
+)
+
+
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
+)
+
+
+def _both_ways(_: Json, own: Json) -> Json:
+    """GritLM.encode calls the code with is_causal=False, and its mask leaves out padding alone, not far tokens."""
+    return {**own, "is_causal": False, "sliding_window": None}
+
+
+GRITLM = KnownCode(
+    source="ContextualAI/gritlm, scripts/modeling_mistral_gritlm.py and gritlm/gritlm.py",
+    model_types=frozenset(("mistral",)),
+    modules=frozenset(("modeling_gritlm7b",)),
+    architecture="mistral",
+    classes={"MistralForCausalLM": "MistralForCausalLM"},
+    same=frozenset(_SIZES),
+    without_effect=frozenset(("sliding_window",)),
+    pools_text_alone=True,
+    translate=_both_ways,
+)
+
+
 # The first that fits is taken.
 KNOWN = (
     *(NOMIC_MOE, NOMIC_BERT, NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED, JINA_BERT, JINA_BERT_QK, JINA_BERT_FLASH),
     *(JINA_ROTARY, JINA_ABSOLUTE, JINA_ADAPTERS, EUROBERT, QWEN2_EMBEDDING, QWEN2_KALM),
     *(QWEN2_QZHOU, QWEN2_REWARD, LLAMA_BIDIREC, NV_EMBED, GRITLM),
 )
-
-_TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")  # not the layers' code
 
 
 def named(config: Json) -> tuple[str, ...]:

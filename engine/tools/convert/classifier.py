@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.model import model_folder
-from engine.model.detection.chains import Chain
-from engine.model.detection.generative import TEMPLATE_KEY
+from engine.model.detection.scores import TEMPLATE_KEY
 from engine.model.detection.templates import template_name
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, read_object
 from engine.model.model_folder import ModelFolder
+from engine.model.modules import Chain
 from engine.model.sentence_files import CONFIG, read_modules
 from engine.model.tasks import AnswerScore, Task
 from engine.model.weights import header_of, weight_files

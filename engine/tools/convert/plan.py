@@ -1,15 +1,20 @@
 """Plans which files of a model's folder are converted, copied and left out, by their names. Opens no weights.
 
-The folder may be hostile: a link out of it, or something that is no regular file, ends the conversion.
+The folder may be hostile: a link out of it, or something that is no regular file, ends the conversion. A server asks
+which weights must be converted before it can read the folder; a `*.pt` or `*.bin` file that no module of the model
+reads does not count.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.detection.needed_files import check_placeholders
+from engine.model.detection.needed_files import WITH_WEIGHTS, all_modules, check_placeholders
+from engine.model.detection.sparse import PICKLED as PICKLED_HEADS
 from engine.model.json_files import object_in, read_object
+from engine.model.weights import has_pickles, has_safetensors
 from engine.store.hub_cache import TRAINING_FILES
 from engine.types import ModelError
 
@@ -152,3 +157,35 @@ def _sharded(folder: Path, files: dict[str, Path], prefix: str) -> Target:
 def _is_there(stem: str, files: dict[str, Path]) -> bool:
     """Whether the folder has these weights as safetensors already."""
     return f"{stem}.safetensors" in files or f"{stem}.safetensors.index.json" in files
+
+
+def needed(folder: Path) -> Plan | None:
+    """What has to be converted; None = nothing. Raises ModelError if the folder has something that is not allowed."""
+    stems = [str(path / "model") for path in _paths(folder) if _is_pickled(folder / path)]
+    stems += [str(PurePosixPath(name).with_suffix("")) for name in PICKLED_HEADS if _is_pickled_head(folder / name)]
+    if not stems:
+        return None
+    planned = plan(folder)
+    targets = tuple(target for target in planned.targets if target.stem in stems)
+    return dataclasses.replace(planned, targets=targets) if targets else None
+
+
+def patterns(folder: Path) -> tuple[str, ...]:
+    """Of the files that hold, as pickles, weights of which the folder has no safetensors."""
+    weighty = dict.fromkeys(module.path for module in all_modules(folder) if module.kind in WITH_WEIGHTS)
+    lacking = [path for path in weighty if not has_safetensors(folder / path)]
+    heads = PICKLED_HEADS if PurePosixPath() in lacking else ()
+    return (*(str(path / "pytorch_model*.bin") for path in lacking), *heads)
+
+
+def _paths(folder: Path) -> Iterator[PurePosixPath]:
+    yield PurePosixPath()
+    yield from dict.fromkeys(module.path for module in all_modules(folder) if module.path.parts)
+
+
+def _is_pickled(folder: Path) -> bool:
+    return has_pickles(folder) and not has_safetensors(folder)
+
+
+def _is_pickled_head(file: Path) -> bool:
+    return file.is_file() and not file.with_suffix(".safetensors").is_file()

@@ -14,8 +14,7 @@ from engine.machine.failures import one_line
 from engine.store import copies, fingerprint
 from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job
-from engine.tools.quantize.plan import Plan, plan
-from engine.tools.quantize.selection import BLOCK
+from engine.tools.quantize.plan import BLOCK, Plan, plan
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")

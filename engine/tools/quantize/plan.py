@@ -1,27 +1,175 @@
-"""Plans a quantized folder, from a model's JSON files and the headers of its weights. Reads no weight.
+"""Plans a quantized folder: the tensors that become FP8, and where each will be. Reads no weight.
 
-The folder may be hostile: engine.tools.convert.plan, which finds its files, checks that.
+It goes by the model's JSON files and the headers of its weights. The folder may be hostile: engine.tools.convert.plan,
+which finds its files, checks that.
+
+The weights of the linear layers in a transformer's numbered layers become FP8. Embeddings, norms, heads, poolers and
+routers stay plain, as in other checkpoints of this format. Weights that do not divide into whole blocks stay plain too,
+because transformers neither quantizes them nor reads them as FP8. config.json names those that stay plain.
 """
 
 import json
-from collections import Counter
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import torch
 
 from engine.model import quantization
 from engine.model.json_files import Json, read_object
 from engine.model.weights import weight_files
-from engine.store.tensor_file import places
+from engine.store.tensor_file import Described, NewHeader, Place, new_header, places
 from engine.tools.convert.plan import copied_files
-from engine.tools.quantize.layout import Layout, Source, layout, scale_name
-from engine.tools.quantize.selection import BLOCK, Selection, select
 from engine.types import ModelError
 
+BLOCK = 128  # rows and columns
+_FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+_OUTSIDE = frozenset(("lm_head", "score", "classifier", "pooler", "head", "v_head", "summary"))
+# For classes that have such layers although the checkpoint has none.
+_LAYERS_OUTSIDE = frozenset(("pooler.dense", "classifier.dense", "classifier.out_proj", "head.dense"))
+_NOT_LINEAR = re.compile(r"embed|norm|router|^gate$|^shared_expert_gate$|relative_attention_bias")
+# Engines join each of these groups into one matrix, so all of a group must be stored alike.
+_JOINED = {
+    name: group
+    for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"), ("w1", "w3"))
+    for name in group
+}
 CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # Not copied: TensorRT-LLM reads it before config.json, and it describes the plain weights.
 _OF_PLAIN = "hf_quant_config.json"
 # Their layers are stored transposed, so programs that read FP8 do not take them for linear layers.
 _TRANSPOSED = frozenset(("gpt2", "openai-gpt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The selection among all tensors of a model."""
+
+    quantized: frozenset[str]  # tensors
+    not_converted: tuple[str, ...]  # modules, as "modules_to_not_convert" names them
+    left_plain: tuple[str, ...]  # weights of linear layers that have no whole blocks, or are joined with such
+
+
+def select(tensors: Mapping[str, Described]) -> Selection:
+    """`tensors` by name."""
+    linear = {name for name, tensor in tensors.items() if _is_linear(name, tensor)}
+    plain = {name for name in linear if any(size % BLOCK or not size for size in tensors[name].shape)}
+    quantized = frozenset(linear - plain - _joined_with(plain, linear))
+    modules = {_module(name) for name in quantized}
+    left = {spelling for name in tensors.keys() - quantized for spelling in _spellings(name, tensors[name])}
+    named = sorted(
+        name for name in left | _OUTSIDE | _LAYERS_OUTSIDE if not any(_is_matched(module, name) for module in modules)
+    )
+    return Selection(quantized, tuple(named), tuple(sorted(linear - quantized)))
+
+
+def _is_linear(name: str, tensor: Described) -> bool:
+    *path, kind = name.split(".")
+    return (
+        kind == "weight"
+        and tensor.dtype in _FLOATS
+        and len(tensor.shape) == 2
+        and any(part.isdecimal() for part in path)
+        and _OUTSIDE.isdisjoint(path)
+        and not any(_NOT_LINEAR.search(part) for part in path)
+    )
+
+
+def _joined_with(plain: set[str], linear: set[str]) -> set[str]:
+    """Weights that engines join with one that stays plain."""
+    groups: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
+    for name in linear:
+        parent, _, own = _module(name).rpartition(".")
+        if own in _JOINED:
+            groups[parent, _JOINED[own]].add(name)
+    return set().union(*(group for group in groups.values() if group & plain))
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _spellings(name: str, tensor: Described) -> set[str]:
+    """Names of a plain matrix's module: in a class with a head around the bare model, and in the bare model."""
+    if len(tensor.shape) < 2 or tensor.dtype not in _FLOATS:
+        return set()
+    module = _module(name)
+    before, experts, _ = module.partition(".experts.")
+    found = {module, before + experts[:-1]} if experts else {module}
+    return found | {bare for each in found if (bare := _bare(each))}
+
+
+def _bare(module: str) -> str | None:
+    """Without the first part, where the rest still identifies one layer."""
+    first, _, rest = module.partition(".")
+    return rest if "." in rest and not rest.split(".")[0].isdecimal() and not first.isdecimal() else None
+
+
+def _is_matched(module: str, name: str) -> bool:
+    """Whether transformers matches `name` with this module: as its end, or as its first parts."""
+    return module.endswith(name) or module == name or module.startswith(f"{name}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of the model as it is."""
+
+    file: Path
+    places: dict[str, Place]  # by tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor, and what becomes of it."""
+
+    name: str
+    source: Place
+    begin: int  # bytes from the beginning of the new file
+    scales_begin: int | None  # the same of its scales; None = it is copied
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout of one new file."""
+
+    header: NewHeader
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A tensor that the old file does not have."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def scale_name(weight: str) -> str:
+    """The name of the scales that multiply this weight; "inv" is the format's word."""
+    return f"{weight}_scale_inv"
+
+
+def layout(source: Source, quantized: frozenset[str]) -> Layout:
+    """The new file of this one."""
+    header = new_header(dict(_new_tensors(source, quantized)))
+    pieces = tuple(
+        Piece(name, source.places[name], begin, header.begins[scale_name(name)] if name in quantized else None)
+        for name, begin in header.begins.items()
+        if name in source.places
+    )
+    return Layout(header, pieces)
+
+
+def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[str, Described]]:
+    for name, place in source.places.items():
+        if name not in quantized:
+            yield name, place
+            continue
+        num_rows, num_columns = place.shape
+        yield name, _New(torch.float8_e4m3fn, place.shape)
+        yield scale_name(name), _New(torch.float32, (num_rows // BLOCK, num_columns // BLOCK))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model.tasks import AnswerScore
-from engine.rows.pooling_torch import on_device
+from engine.rows.with_torch import on_device
 from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
 from engine.transformers.reference import answer_score, entries_of

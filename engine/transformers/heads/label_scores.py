@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from engine.machine.failures import one_line
 from engine.model.tasks import SequenceScores, TokenScores
-from engine.rows.pooling_torch import on_device, pool
+from engine.rows.with_torch import on_device, pool
 from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
 from engine.transformers.reference import Reference, Scores

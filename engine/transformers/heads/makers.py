@@ -16,8 +16,7 @@ from engine.model.tasks import (
     TokenWeights,
     VocabularyWeights,
 )
-from engine.rows.modules_torch import load_modules
-from engine.rows.pooling_torch import Pooling
+from engine.rows.with_torch import Pooling, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.heads.answer_score import next_token_score
 from engine.transformers.heads.label_scores import sequence_scores, token_scores

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model.arrays import read_query_weights
 from engine.model.model_folder import ModelFolder
+from engine.model.weights import read_query_weights
 from engine.types import QUERY_TOKEN, Batch, OutputKind, Results, Rows
 
 Compute = Callable[[Batch], Results]

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model.model_folder import ModelFolder
-from engine.model.steps import NORMALIZE_FLOOR, output_size
-from engine.model.tasks import TokenVectors
-from engine.rows.modules_torch import RowModules, load_modules
+from engine.model.tasks import NORMALIZE_FLOOR, TokenVectors, output_size
+from engine.rows.with_torch import RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
 

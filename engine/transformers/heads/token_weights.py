@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights
-from engine.rows.modules_torch import RowModules, load_modules
-from engine.rows.token_weights import largest_of_each_id
+from engine.rows.with_numpy import largest_of_each_id
+from engine.rows.with_torch import RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.fused.quantization import gate_texts
+from engine.model.detection.backbone import telling_lengths
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import LateInteraction, Task
-from engine.model.telling_lengths import telling_lengths
-from engine.selftest.trial import num_layer_parameters
+from engine.selftest.sample_ids import num_layer_parameters
 from engine.types import ModelError
 from server.requests.late_interaction import counted, shaped
 from server.supervisor.model_plan import ModelPlan

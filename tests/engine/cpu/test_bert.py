@@ -14,8 +14,7 @@ from transformers import CONFIG_MAPPING
 from engine.cpu import bert, converting, openvino
 from engine.cpu.bert import token_rows
 from engine.cpu.choices import choices_of
-from engine.model.model_folder import ModelFolder
-from engine.model.with_options import read_with
+from engine.model.model_folder import ModelFolder, read_with
 from tests.engine.cpu.engines import difference, load, options, pooled
 from tests.engine.tiny_models import HIDDEN_SIZE, Reference, arbitrary, save
 

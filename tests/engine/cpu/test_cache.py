@@ -13,7 +13,7 @@ import pytest
 
 from engine.cpu import keys, loading
 from engine.cpu.examination import Facts
-from engine.model.with_options import read_with
+from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import difference, load, options, pooled

@@ -17,7 +17,7 @@ from engine.cpu.choices import choices_of
 from engine.cpu.converted import Converted
 from engine.cpu.openvino import Executor
 from engine.machine import host
-from engine.model.with_options import read_with
+from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store import fingerprint, manifest
 from tests.engine.cpu.engines import difference, load, options, pooled

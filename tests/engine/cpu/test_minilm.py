@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from engine.cpu.engine import CompiledEngine
-from engine.selftest.sentences import SENTENCES
+from engine.selftest.fidelity import SENTENCES
 from engine.selftest.warmup import warm_up
 from engine.types import EngineError, OutputKind, Results
 from tests.engine.cpu.engines import difference, load, pooled, results

@@ -21,7 +21,7 @@ from engine.cpu.converting import convert
 from engine.cpu.openvino import Executor
 from engine.machine import cores, host
 from engine.model import model_folder
-from engine.model.with_options import read_with
+from engine.model.model_folder import read_with
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, options
 from tests.engine.tiny_models import save

@@ -12,8 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
-from engine.model.steps import Dense
-from engine.model.tasks import LateInteraction, TokenVectors, TokenWeights
+from engine.model.tasks import Dense, LateInteraction, TokenVectors, TokenWeights
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, OutputKind
 from tests.engine.cpu.engines import (
     both_ways,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine.free_memory import free_memory
+from engine.machine.host import free_memory
 
 MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine import mapped_files
+from engine.machine import host
 
 SIZE = 1 << 20
 
@@ -37,7 +37,7 @@ def test_pages_are_given_back_and_read_again(tmp_path: Path) -> None:
         assert mapped[:] == beside[:] == content
         assert resident(file) == resident(other) == SIZE
 
-        mapped_files.release(file)
+        host.release_mapped(file)
 
         assert resident(file) == 0
         assert resident(other) == SIZE
@@ -50,6 +50,6 @@ def test_written_pages_stay(tmp_path: Path) -> None:
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         mapped[:7] = b"written"
 
-        mapped_files.release(file)
+        host.release_mapped(file)
 
         assert mapped[:7] == b"written"

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize
 from torch import nn
 
-from engine.model import model_folder, steps
-from engine.model.steps import ACTIVATIONS
-from engine.rows import modules_numpy, modules_torch
+from engine.model import model_folder, tasks
+from engine.model.tasks import ACTIVATIONS
+from engine.rows import with_numpy, with_torch
 from engine.types import ModelError
 from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
@@ -46,7 +46,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 def refusal(folder: Path) -> str:
     """The message of the refusal, which must be one line."""
     with pytest.raises(ModelError) as caught:
-        modules_numpy.load_modules(folder, model_folder.read(folder).steps)
+        with_numpy.load_modules(folder, model_folder.read(folder).steps)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -59,8 +59,8 @@ def change_tensors(file: Path, edit: Callable[[dict[str, torch.Tensor]], object]
 
 def test_what_the_files_say(folder: Path) -> None:
     read = model_folder.read(folder)
-    dense = steps.Dense(folder="2_Dense", in_features=HIDDEN_SIZE, out_features=20, activation="Tanh")
-    assert read.steps == (dense, steps.LayerNorm(folder="3_LayerNorm", size=20))
+    dense = tasks.Dense(folder="2_Dense", in_features=HIDDEN_SIZE, out_features=20, activation="Tanh")
+    assert read.steps == (dense, tasks.LayerNorm(folder="3_LayerNorm", size=20))
     assert (read.normalize, read.hidden_size, read.dimensions) == (True, HIDDEN_SIZE, 20)
     assert read.notes[0] == (
         f"after the pooling: Dense {HIDDEN_SIZE} to 20, Tanh (2_Dense/config.json), "
@@ -82,7 +82,7 @@ def test_a_normalize_with_more_to_follow_is_computed(folder: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     write(folder / "modules.json", [*modules[:2], modules[4], modules[2], modules[3]])
     read = model_folder.read(folder)
-    assert (isinstance(read.steps[0], steps.Normalize), len(read.steps), read.normalize) == (True, 3, False)
+    assert (isinstance(read.steps[0], tasks.Normalize), len(read.steps), read.normalize) == (True, 3, False)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_weights_in_other_numbers(folder: Path, dtype: torch.dtype) -> None:
     save_file(tensors, folder / WEIGHTS)
     rows = np.ones((3, HIDDEN_SIZE), np.float32)
     expected = torch.tanh(torch.from_numpy(rows) @ tensors["linear.weight"].float().T + tensors["linear.bias"].float())
-    found = modules_numpy.load_modules(folder, model_folder.read(folder).steps[:1])(rows)
+    found = with_numpy.load_modules(folder, model_folder.read(folder).steps[:1])(rows)
     assert np.abs(found - expected.numpy()).max() <= 1e-6
 
 
@@ -179,7 +179,7 @@ def test_each_activation(activation: str, others: dict[str, Any], tmp_path: Path
     module = Dense(8, 5, activation_function=getattr(nn, activation)(), **others)
     (tmp_path / "2_Dense").mkdir()
     module.save(str(tmp_path / "2_Dense"))
-    step = steps.Dense(
+    step = tasks.Dense(
         folder="2_Dense",
         in_features=8,
         out_features=5,
@@ -190,16 +190,16 @@ def test_each_activation(activation: str, others: dict[str, Any], tmp_path: Path
     rows = 9 * np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     with torch.inference_mode():
         expected = module({"sentence_embedding": torch.from_numpy(rows)})["sentence_embedding"].numpy()
-        on_device = modules_torch.load_modules(tmp_path, [step], device=torch.device("cpu"))(
+        on_device = with_torch.load_modules(tmp_path, [step], device=torch.device("cpu"))(
             torch.from_numpy(rows)
         ).numpy()
-    assert difference(modules_numpy.load_modules(tmp_path, [step])(rows), expected) <= 1e-6
+    assert difference(with_numpy.load_modules(tmp_path, [step])(rows), expected) <= 1e-6
     assert difference(on_device, expected) <= 1e-6
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
     zeros = np.zeros((1, 4), np.float32)
-    assert not modules_numpy.RowModules([steps.Normalize()], [{}])(zeros).any()
+    assert not with_numpy.RowModules([tasks.Normalize()], [{}])(zeros).any()
 
 
 def test_inspect_shows_the_chain_and_its_files(
@@ -223,16 +223,16 @@ def test_a_header_that_lies_is_refused(offsets: list[int], tmp_path: Path) -> No
     """Before anything is read by it."""
     header = json.dumps({"weight": {"dtype": "F32", "shape": [1, 2], "data_offsets": offsets}}).encode()
     (tmp_path / "linear.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=1, has_bias=False)
+    step = tasks.Dense(folder="linear.safetensors", in_features=2, out_features=1, has_bias=False)
     with pytest.raises(ModelError, match="can't be read"):
-        modules_numpy.load_modules(tmp_path, [step])
+        with_numpy.load_modules(tmp_path, [step])
 
 
 def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
-    step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=3, has_bias=False, activation="Tanh")
+    step = tasks.Dense(folder="linear.safetensors", in_features=2, out_features=3, has_bias=False, activation="Tanh")
     save_file({"weight": torch.ones(3, 2), "of another": torch.ones(1)}, tmp_path / "linear.safetensors")
     assert str(step) == "Dense 2 to 3, Tanh (linear.safetensors)"
     with pytest.raises(ModelError, match=r"^linear\.safetensors needs rows of 2 numbers"):
-        steps.output_size([step], 5)
-    found = modules_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
+        tasks.output_size([step], 5)
+    found = with_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
     assert difference(found, np.full((1, 3), np.tanh(2), np.float32)) <= 1e-6

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Dropout, L
 from torch import nn
 
 from engine.model import model_folder
-from engine.rows import modules_numpy
+from engine.rows import with_numpy
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.cpu.engines import difference, options, results
 from tests.engine.rows.sentence_models import SEQLENS, encoded, save_chain
@@ -117,10 +117,10 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
     folder = model_folder.read(save_chain(tmp_path / "model", "cls", *many_kinds()))
     assert len(folder.steps) == 4
     rows = np.random.default_rng(0).normal(size=(5, HIDDEN_SIZE)).astype(np.float32)
-    whole = modules_numpy.load_modules(folder.path, folder.steps)(rows)
+    whole = with_numpy.load_modules(folder.path, folder.steps)(rows)
     for left_out in (0, 2):  # the others change the size
         steps = [step for number, step in enumerate(folder.steps) if number != left_out]
-        assert difference(modules_numpy.load_modules(folder.path, steps)(rows), whole) > 1e-3
+        assert difference(with_numpy.load_modules(folder.path, steps)(rows), whole) > 1e-3
 
 
 @pytest.mark.full

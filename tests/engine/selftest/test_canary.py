@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine import fake
-from engine.selftest.canary import Canary
+from engine.selftest.warmup import Canary
 from engine.types import EngineError, EngineErrorKind, ModelError, OutputKind, Results, Rows
 from tests.engine.load_options import fake_options
 

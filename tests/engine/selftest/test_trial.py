@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
-from engine.model.telling_lengths import lengths_of_rope, telling_lengths
-from engine.selftest import trial as module
-from engine.selftest.trial import trial
+from engine.model.detection.backbone import lengths_of_rope, telling_lengths
+from engine.selftest import sample_ids as module
+from engine.selftest.sample_ids import trial
 from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import save

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.positions import position_ids
+from engine.rows.with_numpy import position_ids
 from engine.tensorrt_llm.library import encoders
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.models import ENCODERS, Model, classifying, encoding, with_options

@@ -7,20 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.rows.modules_torch import RowModules
-from engine.rows.pooling_torch import Pooling
+from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward
 from engine.transformers.heads.makers import embeddings
-from engine.types import (
-    Batch,
-    EngineClosed,
-    EngineError,
-    EngineErrorKind,
-    EngineLimits,
-    ModelInfo,
-    OutputKind,
-)
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, batch, save
 from tests.engine.transformers.loaded import load, raw_rows

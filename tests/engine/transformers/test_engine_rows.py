@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from engine.model import model_folder
-from engine.rows.pooling_torch import pool
+from engine.rows.with_torch import pool
 from engine.selftest.warmup import warm_up
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import PaddedForward

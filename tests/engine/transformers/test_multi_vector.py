@@ -19,7 +19,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 from transformers import AutoModel
 
-from engine.model import model_folder, steps
+from engine.model import model_folder, tasks
 from engine.model.tasks import LateInteraction, Task, TokenVectors
 from engine.transformers import attention, engine
 from engine.transformers.forward import HidingForward, PackedForward, PaddedForward, hiding
@@ -66,7 +66,7 @@ def dense(in_features: int, out_features: int) -> Dense:
 
 
 def head(folder: str = "1_Dense", *, has_bias: bool = False, normalize: bool = True) -> TokenVectors:
-    step = steps.Dense(
+    step = tasks.Dense(
         folder=folder, in_features=HIDDEN_SIZE, out_features=12, has_bias=has_bias, activation="Identity"
     )
     return TokenVectors(steps=(step,), dimensions=12, normalize=normalize)

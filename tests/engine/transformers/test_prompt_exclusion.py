@@ -13,8 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoConfig, AutoModel
 
-from engine.rows.modules_torch import RowModules
-from engine.rows.pooling_torch import Pooling
+from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers.engine import TransformersEngine, load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
 from tests.engine.cpu.engines import difference, options

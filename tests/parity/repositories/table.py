@@ -1,7 +1,7 @@
 """All repositories, and the table of docs/models.md that is made of them."""
 
+from engine.model.known_code.known_code import translated
 from engine.model.known_code.table import find
-from engine.model.known_code.translation import translated
 from tests.parity.repositories.facts import Head, Refused, Repository, Served
 from tests.parity.repositories.models import (
     bert,

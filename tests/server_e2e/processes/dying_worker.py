@@ -5,7 +5,7 @@ import signal
 from unittest import mock
 
 from engine import worker
-from engine.start_report import StartReport
+from engine.worker import StartReport
 
 _enter = StartReport.enter
 

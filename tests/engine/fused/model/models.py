@@ -24,7 +24,7 @@ from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
 from engine.model.model_folder import read
-from engine.model.positions import position_ids
+from engine.rows.with_numpy import position_ids
 from engine.types import Batch
 from tests.engine import tiny_models
 from tests.engine.tiny_models import batch

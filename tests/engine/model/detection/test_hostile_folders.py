@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.model import json_files, model_folder
-from engine.model.detection.special_ids import check_special_tokens
+from engine.model.model_folder import check_special_tokens
 from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes

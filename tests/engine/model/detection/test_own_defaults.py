@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING
 
 from engine.model import model_folder
 from engine.model.coverage import ARCHITECTURES
-from engine.model.detection.config.keys import check_keys
+from engine.model.detection.config import check_keys
 from engine.types import ModelError
 
 OTHERS = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
-from engine.model.detection.special_ids import check_special_tokens
+from engine.model.model_folder import check_special_tokens
 from engine.model.tasks import Activation, SequenceScores, Task, TokenVectors
 from engine.types import ModelError, OutputKind
 from tests.engine.folder_files import change, write

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 from engine.model import model_folder
 from engine.tools.convert import cached
 from engine.tools.convert.conversion import Answer, Report
-from engine.tools.convert.needed import needed
-from engine.tools.convert.plan import Plan
+from engine.tools.convert.plan import Plan, needed
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.tools.convert.pickles import Touch, pickled, small
@@ -34,7 +33,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from engine.tools.convert import cached, conversion
-from engine.tools.convert.needed import needed
+from engine.tools.convert.plan import needed
 from server.commands.progress import shown
 conversion.copy_files = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 folder = Path(sys.argv[1])

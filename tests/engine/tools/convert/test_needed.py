@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools.convert.needed import needed, patterns
+from engine.tools.convert.plan import needed, patterns
 from tests.engine.folder_files import write
 
 MODULES = [

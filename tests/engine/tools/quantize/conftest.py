@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.tools.quantize import blocks, shard
+from engine.tools.quantize import shard
+from engine.tools.quantize.shard import Quantized, quantize
 from tests.engine.folder_files import write
 from tests.engine.tools.quantize.models import contents, end_of_processes, quantized, wide
 
@@ -61,9 +62,9 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each strip of rows that was quantized."""
     found: list[int] = []
 
-    def counted(rows: torch.Tensor) -> blocks.Quantized:
+    def counted(rows: torch.Tensor) -> Quantized:
         found.append(len(rows))
-        return blocks.quantize(rows)
+        return quantize(rows)
 
     monkeypatch.setattr(shard, "quantize", counted)
     return found

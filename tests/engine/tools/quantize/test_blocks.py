@@ -7,7 +7,7 @@ from transformers import FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-from engine.tools.quantize.blocks import _float32, quantize
+from engine.tools.quantize.shard import _float32, quantize
 
 
 def weight(dtype: torch.dtype) -> torch.Tensor:

@@ -19,9 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model import model_folder
-from engine.model.arrays import read_arrays
-from engine.tools.quantize import blocks, cached, shard
+from engine.model.weights import read_arrays
+from engine.tools.quantize import cached, shard
 from engine.tools.quantize.cached import block_fp8
+from engine.tools.quantize.shard import Quantized, quantize
 from tests.engine.folder_files import change, write
 from tests.engine.tools.quantize.fuse import Fuse, Killed
 from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, copies, end_of_processes
@@ -101,11 +102,11 @@ def test_one_makes_it_while_the_others_wait(
     num_waiting = threading.Semaphore(0)
     strips: list[int] = []
 
-    def held(rows: torch.Tensor) -> blocks.Quantized:
+    def held(rows: torch.Tensor) -> Quantized:
         begun.set()
         assert go_on.wait(PATIENCE)
         strips.append(len(rows))
-        return blocks.quantize(rows)
+        return quantize(rows)
 
     class Waiting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -140,11 +141,11 @@ def test_the_copy_of_another_model_does_not_wait(
     (other / "chat_template.jinja").write_text("of the other")
     begun, go_on = threading.Event(), threading.Event()
 
-    def held(rows: torch.Tensor) -> blocks.Quantized:
+    def held(rows: torch.Tensor) -> Quantized:
         if not begun.is_set():
             begun.set()
             assert go_on.wait(PATIENCE)
-        return blocks.quantize(rows)
+        return quantize(rows)
 
     monkeypatch.setattr(shard, "quantize", held)
     try:

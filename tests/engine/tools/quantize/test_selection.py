@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from engine.tools.quantize.selection import Selection, select
+from engine.tools.quantize.plan import Selection, select
 from tests.engine.tiny_models import _SHARED, FAMILIES, MORE_FAMILIES
 from tests.engine.tools.quantize.models import WIDE
 

@@ -1,12 +1,14 @@
-"""From the token rows of a packed batch to one row a sequence, with torch on any device. Knows nothing of models.
+"""From the token rows of a packed batch to one row a sequence, with torch on any device: poolings and the modules after
+them.
 
-engine.rows.pooling_numpy does the same with numpy.
+engine.rows.with_numpy does the same with numpy, for padded mini-batches. Nothing here knows a model.
 
 Shapes: T tokens, B sequences, D numbers a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +16,74 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from engine.rows.modules_torch import RowModules
-from engine.rows.pooled_tokens import pooled_in_packed
+from engine.model.tasks import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
+from engine.model.weights import read_arrays
+from engine.rows.with_numpy import pooled_in_packed
 from engine.types import Batch
+
+
+class RowModules:
+    """All steps of a model; most models have none. Never synchronises with the host."""
+
+    def __init__(self, steps: Sequence[Step] = (), tensors: Sequence[dict[str, Tensor]] = ()) -> None:
+        self._parts = list(zip(steps, tensors, strict=True))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows of the size that the last step gives, float32; unchanged if there is no step."""
+        for step, tensors in self._parts:
+            rows = _applied(rows.float(), step, tensors)
+        return rows
+
+
+def load_modules(folder: Path, steps: Sequence[Step], *, device: torch.device) -> RowModules:
+    """Its tensors are on the device. Raises ModelError where a file has not what its config.json says."""
+    found = read_arrays(folder, steps)
+    return RowModules(
+        steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found]
+    )
+
+
+def _applied(rows: Tensor, step: Step, tensors: dict[str, Tensor]) -> Tensor:
+    match step:
+        case Dense():
+            return _dense(rows, step, tensors)
+        case LayerNorm():
+            weight, bias = tensors["norm.weight"], tensors["norm.bias"]
+            return functional.layer_norm(rows, (step.size,), weight, bias, LAYER_NORM_EPSILON)
+        case _:
+            return functional.normalize(rows, dim=-1, eps=NORMALIZE_FLOOR)
+
+
+def _dense(rows: Tensor, step: Dense, tensors: dict[str, Tensor]) -> Tensor:
+    found = functional.linear(rows, tensors["linear.weight"], tensors.get("linear.bias"))
+    found = _activated(found, step.activation)
+    if not step.has_residual:
+        return found
+    return found + (functional.linear(rows, tensors["residual.weight"]) if "residual.weight" in tensors else rows)
+
+
+def _activated(rows: Tensor, activation: str) -> Tensor:
+    """activation: one of engine.model.tasks.ACTIVATIONS."""
+    match activation:
+        case "Identity":
+            return rows
+        case "Tanh":
+            return torch.tanh(rows)
+        case "ReLU":
+            return torch.relu(rows)
+        case "Sigmoid":
+            return torch.sigmoid(rows)
+        case "SiLU":
+            return functional.silu(rows)
+    assert activation == "GELU", activation
+    return functional.gelu(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """What one model does with token rows."""
 
-    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS
+    poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS
     modules: RowModules
 
     @torch.inference_mode()

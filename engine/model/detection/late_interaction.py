@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from engine.model.arrays import weights_files
-from engine.model.detection.chains import Chain
-from engine.model.detection.config.values import WIDTHS
+from engine.model.detection.config import WIDTHS
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, check_known, number_in, object_in, read_optional
-from engine.model.modules import TOKEN_ROWS, Module, read_steps
+from engine.model.modules import TOKEN_ROWS, Chain, Module, read_steps
 from engine.model.sentence_files import CONFIG, read_prompts
-from engine.model.steps import Dense, Normalize, output_size
-from engine.model.tasks import LateInteraction, Task, TokenVectors
-from engine.model.weights import check_weights, shapes_in, weight_files
+from engine.model.tasks import Dense, LateInteraction, Normalize, Task, TokenVectors, output_size
+from engine.model.weights import check_weights, shapes_in, weight_files, weights_files
 from engine.types import ModelError
 
 _STANFORD = "HF_ColBERT"
