@@ -19,8 +19,8 @@ from engine.types import (
     Results,
     Rows,
 )
+from wire.connection import Link
 from wire.frames import Buffer, PayloadTooLarge
-from wire.link import Link
 
 Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
 

@@ -1,16 +1,106 @@
-"""The requests that a batch manager holds, and which frontends wait for each. Those that ask for the very same are one.
+"""The requests that a batch manager holds, with their ids and rows so far, and which frontends wait for each.
 
-A client that sends a request a second time, because the first answer takes long, so costs no second computation. The
-same means every byte that could change the rows, and the API key and the class: only the deadlines may differ.
+Those that ask for the very same are one. A client that sends a request a second time, because the first answer takes
+long, so costs no second computation. The same means every byte that could change the rows, and the API key and the
+class: only the deadlines may differ.
 """
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
-from batch_manager.held_requests import HeldRequest, Waiter
-from batch_manager.scheduling.batches import Request
+import numpy as np
+from numpy.typing import NDArray
+
+from batch_manager.messages import Submission
+from batch_manager.scheduling.batches import Batch, Request, Slice
+from engine.types import OutputKind, Results, Rows
 from wire.connection import Connection
+from wire.frames import Buffer
 
 MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kept once more to be found again
+
+
+class Waiter(NamedTuple):
+    """A frontend that asked, under its own id for that."""
+
+    connection: Connection
+    frame_id: int
+    arrived: float  # time.monotonic() seconds
+    has_joined: bool = False  # whether another had asked for the same before
+
+    @property
+    def key(self) -> tuple[Connection, int]:
+        """Belongs to one waiter at a time."""
+        return self.connection, self.frame_id
+
+
+class Assembly:
+    """The rows of one request as they come in.
+
+    Rows that come all at once are kept as views. Parts are copied, so that no answer of an engine
+    stays in memory for the sake of some of its rows.
+    """
+
+    __slots__ = ("_dense", "_num_seqs", "_ragged", "_whole")
+
+    def __init__(self, num_seqs: int) -> None:
+        self._num_seqs = num_seqs
+        self._whole: Results | None = None
+        self._dense: dict[OutputKind, NDArray[np.float32]] = {}
+        self._ragged: dict[OutputKind, list[tuple[int, Rows]]] = {}
+
+    def put(self, results: Results, at: int, *, start: int, stop: int) -> None:
+        """Sequences [start, stop) of the request are the rows from sequence `at` of the batch on."""
+        end = at + stop - start
+        parts = {kind: cut_rows(rows, at, end) for kind, rows in results.items()}
+        if stop - start == self._num_seqs:
+            self._whole = parts
+            return
+        for kind, part in parts.items():
+            if part.offsets is None:
+                self._dense_rows(kind, part.values.shape[1])[start:stop] = part.values
+            else:
+                self._ragged.setdefault(kind, []).append((start, Rows(part.values.copy(), part.offsets)))
+
+    def results(self) -> Results:
+        """All rows, in the order of the request's sequences; every part must be in."""
+        if self._whole is not None:
+            return self._whole
+        results = {kind: Rows(values) for kind, values in self._dense.items()}
+        for kind, parts in self._ragged.items():
+            results[kind] = _join([rows for _, rows in sorted(parts, key=lambda part: part[0])])
+        return results
+
+    def _dense_rows(self, kind: OutputKind, width: int) -> NDArray[np.float32]:
+        rows = self._dense.get(kind)
+        if rows is None:
+            rows = self._dense[kind] = np.empty((self._num_seqs, width), np.float32)
+        return rows
+
+
+class HeldRequest:
+    """One request until it is answered: who waits, its ids, its rows so far, its times in seconds.
+
+    work  what is asked for, as bytes that only the same work has; none = it is not looked for
+    """
+
+    __slots__ = ("assembly", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
+
+    def __init__(self, waiter: Waiter, *, submission: Submission, request: Request, work: bytes = b"") -> None:
+        self.waiters = {waiter.key: waiter}
+        self.work = work
+        self.submission = submission
+        self.request = request
+        self.assembly = Assembly(request.num_seqs)
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
+
+    def cut(self, ids: Buffer, piece: Slice) -> Buffer:
+        """The part of an int32 buffer over the whole request that belongs to a slice of it; a view."""
+        if piece.num_tokens == self.request.num_tokens:
+            return ids
+        cu_seqlens = self.request.cu_seqlens
+        return memoryview(ids)[4 * cu_seqlens[piece.start] : 4 * cu_seqlens[piece.stop]]
 
 
 class InFlight:
@@ -87,3 +177,31 @@ class InFlight:
         if held.work:
             del self._by_work[held.work]
         return held
+
+
+def pack(batch: Batch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], list[Buffer]]:
+    """The token ids and the token types of a batch in pieces, not copied; no types where all are zero."""
+    packed = [(held[piece.request.request_id], piece) for piece in batch.slices]
+    token_ids = [one.cut(one.submission.token_ids, piece) for one, piece in packed]
+    if not any(one.submission.token_type_ids for one, _ in packed):
+        return token_ids, []
+    return token_ids, [
+        one.cut(one.submission.token_type_ids, piece) if one.submission.token_type_ids else bytes(4 * piece.num_tokens)
+        for one, piece in packed
+    ]
+
+
+def cut_rows(rows: Rows, start: int, stop: int) -> Rows:
+    """The rows of sequences [start, stop); the values are a view."""
+    if rows.offsets is None:
+        return Rows(rows.values[start:stop])
+    first = rows.offsets[start]
+    return Rows(rows.values[first : rows.offsets[stop]], rows.offsets[start : stop + 1] - first)
+
+
+def _join(parts: list[Rows]) -> Rows:
+    """Ragged parts one after another."""
+    counts = [np.diff(rows.offsets) for rows in parts if rows.offsets is not None]
+    offsets = np.zeros(sum(map(len, counts)) + 1, np.int32)
+    np.cumsum(np.concatenate(counts), out=offsets[1:])
+    return Rows(np.concatenate([rows.values for rows in parts]), offsets)

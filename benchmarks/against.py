@@ -17,11 +17,10 @@ from pathlib import Path
 
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import RESULTS, Table
-from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Load
 from embedline.bench.options import Options, parse_url
-from embedline.bench.summary import Summary, summarize
-from embedline.bench.texts import built_in_texts
+from embedline.bench.report import Summary, summarize
+from embedline.bench.requests import Request, built_in_texts, prepare
 
 NAME = "against"
 _NUM_TEXTS = 8192  # all different, so that no server has an answer ready

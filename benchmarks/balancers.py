@@ -27,7 +27,7 @@ from benchmarks.fleet.figures import is_query, percentile
 from benchmarks.fleet.traces import HOUR, Stream, Trace
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import free_port
-from embedline.bench.http_connection import ConnectionLost, ConnectionPool
+from embedline.bench.connection import ConnectionLost, ConnectionPool
 from embedline.bench.options import parse_url
 from embedline.bench.run import run_on_loop
 from tests.server_e2e.processes.balancer import Balancer, configured

@@ -22,9 +22,9 @@ from benchmarks.measuring.load import measure as measure_load
 from benchmarks.measuring.processes import cpu_by_title
 from benchmarks.measuring.report import Report, described
 from benchmarks.measuring.servers import ROOT, RunningServer, ServerFailed, embedline, running
-from embedline.bench.bodies import Request, post
 from embedline.bench.load import Load
 from embedline.bench.options import Target
+from embedline.bench.requests import Request, post
 from tests.server_e2e.expected import ids_of
 
 TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"

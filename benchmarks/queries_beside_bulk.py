@@ -21,9 +21,9 @@ from benchmarks.measuring.report import PACKAGES, Report
 from benchmarks.measuring.servers import ROOT, RunningServer, embedline
 from benchmarks.measuring.texts import Corpus, Prose
 from benchmarks.peers.models import MINILM
-from embedline.bench.bodies import Request
 from embedline.bench.load import Load
-from embedline.bench.summary import percentile
+from embedline.bench.report import percentile
+from embedline.bench.requests import Request
 from engine.store.model_source import resolve
 
 OURS, BASELINE = "Embedline", "baseline"

@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import ROOT, Recipe, RunningServer, embedline, free_port, running
-from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Load
 from embedline.bench.options import Options, parse_url
-from embedline.bench.summary import Summary, summarize
+from embedline.bench.report import Summary, summarize
+from embedline.bench.requests import Request, prepare
 
 DIMENSIONS = 384
 TEXT = "The quick brown fox jumps over the lazy dog, again and again, until the evening comes."

@@ -28,7 +28,7 @@ from engine.messages import EngineStart
 from engine.selftest.warmup import Canary, warm_up
 from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
-from wire.blocking import BlockingConnection
+from wire.connection import BlockingConnection
 from wire.control import Json, ProcessStart
 from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle

@@ -32,7 +32,7 @@ from server.supervisor import takeover as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
-from tokenizer_pool.long_texts import shortening
+from tokenizer_pool import shortening
 from wire import control, frames, json_values
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()

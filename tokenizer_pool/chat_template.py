@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizer_pool.chat import Chat, RenderedPiece
-from tokenizer_pool.files.added_tokens import NAMED_TOKENS
-from tokenizer_pool.files.config_files import read_config
+from tokenizer_pool.config_files import read_config
+from tokenizer_pool.loading import NAMED_TOKENS
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import Chat, RenderedPiece
 
 Message = dict[str, str]
 

@@ -1,8 +1,8 @@
 """What a tokenizer worker is sent and what it sends: START, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
-DETAILED, DECODE with DECODED, CHAT with RENDERED and SCAN with SCANNED, or any of them with REFUSED. What DETAIL and
-DECODE carry is in `details`, what CHAT carries in `chat`, what SCAN carries in `scan`.
+DETAILED, DECODE with DECODED, CHAT with RENDERED and SCAN with SCANNED, or any of them with REFUSED. What the
+last four carry is in `tasks`.
 """
 
 import enum

@@ -11,16 +11,13 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tokenizer_pool.chat_template import ChatTemplate
-from tokenizer_pool.details import DecodedPiece, DetailedPiece, Token
-from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import load, load_as_it_stands
-from tokenizer_pool.files.token_types import has_token_types
+from tokenizer_pool.config_files import TokenizerError, has_token_types
 from tokenizer_pool.guarded import of_each
-from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
-from tokenizer_pool.long_texts.scanner import Scanner
+from tokenizer_pool.loading import load, load_as_it_stands
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
-from tokenizer_pool.pairs import Pairs
-from tokenizer_pool.template import Template
+from tokenizer_pool.pairs import Pairs, Template
+from tokenizer_pool.scanner import Scanner
+from tokenizer_pool.tasks import DecodedPiece, DetailedPiece, ScannedPiece, ScanPiece, Token
 from tokenizer_pool.token_ids import PROMPT_TOKEN
 
 _UNKNOWN = "<unk>"  # the usual name, for kinds of tokenizers that do not say theirs

@@ -1,1 +1,1 @@
-"""What Embedline's processes share: frames, handshake, heartbeat, the shared page. Imports no other package."""
+"""What Embedline's processes share: frames, connections, control channel, metrics, page. Imports no other package."""

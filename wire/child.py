@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 from wire import control
 from wire.connection import Connection
 from wire.control import Json, ProcessStart, Request
-from wire.dump import waiting_tasks
 from wire.metrics import Recorder
-from wire.process import begin, settle
+from wire.process import begin, settle, waiting_tasks
 
 _Start = TypeVar("_Start")
 Role = Callable[["Child", _Start], Coroutine[Any, Any, None]]

@@ -1,13 +1,16 @@
-"""A framed connection on the event loop: parses what comes, coalesces what goes, notices the peer's death.
+"""Framed connections over Unix stream sockets: how a process sends frames to another and learns of its death.
 
-Knows nothing of what the frames mean and never reconnects; `wire.link` does that.
+`Connection` is one end on the event loop, `Link` makes it again whenever it is lost, and `BlockingConnection` is for a
+process that uses threads. None of them knows what the frames mean.
 """
 
 import asyncio
 import logging
+import select
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 from wire import frames
@@ -15,6 +18,8 @@ from wire.frames import Buffer, FrameParser, ProtocolError
 
 # A peer that leaves this much unread has stopped; what can pile up here is bounded by admission long before.
 MAX_UNSENT_BYTES = 1 << 30
+_RETRY_SECONDS = 0.05  # only where connecting itself is refused: a full backlog, or a supervisor going down
+_MAX_PARTS = 512  # of one sendmsg; the kernel's limit is 1,024
 
 logger = logging.getLogger("embedline.wire")
 
@@ -136,3 +141,140 @@ async def serve(
     keep_path: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
     loop = asyncio.get_running_loop()
     return await loop.create_unix_server(lambda: Accepted(on_frame, on_lost), sock=listener, **keep_path)
+
+
+class Link:
+    """Keeps one connection to `path` open until closed.
+
+    `on_up` is called after each connect (send again what the last peer held), `on_down` after each loss.
+    Frames sent while it is down are dropped. The supervisor keeps every listening socket open, so connecting succeeds
+    even while the server behind the path is down: it waits in the backlog until the restarted process accepts it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        on_frame: Callable[[int, int, memoryview], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self._path = path
+        self._on_frame = on_frame
+        self._on_up = on_up
+        self._on_down = on_down
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a connection is open; its peer may still be waiting to accept it."""
+        return self._connection is not None
+
+    def open(self) -> None:
+        """Begin to connect."""
+        self._connecting = self._loop.create_task(self._connect())
+
+    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
+        """Queue one frame on the open connection."""
+        if self._connection is not None:
+            self._connection.send(kind, frame_id, parts)
+
+    def close(self) -> None:
+        """Close for good; `on_down` is not called any more."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _connect(self) -> None:
+        while not self._closed:
+            try:
+                await self._loop.create_unix_connection(lambda: _Linked(self), self._path)
+            except OSError:
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def made(self, connection: Connection) -> None:
+        """The connection is open: noted before a frame can come over it or it can be lost."""
+        self._connection = connection
+        self._on_up()
+
+    def received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        """A frame came."""
+        self._on_frame(kind, frame_id, payload)
+
+    def lost(self, _: Connection) -> None:
+        """The connection is gone."""
+        self._connection = None
+        if not self._closed:
+            self._on_down()
+            self.open()
+
+
+class _Linked(Connection):
+    """A connection that tells its link of itself."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link.received, link.lost)
+        self._link = link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._link.made(self)
+
+
+class BlockingConnection:
+    """One thread may receive while another sends; two threads must not send at once."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._socket = channel
+        self._arrived: deque[tuple[int, int, memoryview]] = deque()
+        self._parser = FrameParser(lambda kind, frame_id, payload: self._arrived.append((kind, frame_id, payload)))
+        self._send(frames.hello())
+
+    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
+        """Block until the frame is in the socket. Raises OSError once the peer is gone."""
+        self._send(frames.frame(kind, frame_id, parts))
+
+    def receive(self) -> Iterator[tuple[int, int, memoryview]]:
+        """Block until something comes and yield the whole frames in it: kind, id, payload.
+
+        Raises EOFError once the peer has closed, ProtocolError where it is not one of ours.
+        """
+        if not self._arrived:  # a caller that stopped in the middle gets the rest first
+            self._parser.advance(self._receive_some())
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something to receive comes within so long."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(self._arrived or poll.poll(1000 * seconds))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _receive_some(self) -> int:
+        try:
+            num_bytes = self._socket.recv_into(self._parser.writable())
+        except ConnectionError as error:
+            raise EOFError from error
+        if num_bytes == 0:
+            raise EOFError
+        return num_bytes
+
+    def _send(self, parts: list[Buffer]) -> None:
+        unsent = [memoryview(part).cast("B") for part in parts]
+        while unsent:
+            num_bytes = self._socket.sendmsg(unsent[:_MAX_PARTS])
+            while unsent and num_bytes >= len(unsent[0]):
+                num_bytes -= len(unsent.pop(0))
+            if num_bytes:
+                unsent[0] = unsent[0][num_bytes:]

@@ -1,7 +1,14 @@
-"""What every process does first: take its name, ignore the terminal's signals, die with the supervisor, log."""
+"""A process by itself: its name, its signals, its end with the supervisor, its log, and what it is doing.
 
+Every process of the server begins with this. What it is doing shows on SIGUSR1, before a fatal signal ends it, and
+where an operator asks for its tasks.
+"""
+
+import asyncio
 import contextlib
 import ctypes
+import faulthandler
+import inspect
 import json
 import logging
 import os
@@ -10,7 +17,7 @@ import sys
 import time
 from collections import Counter
 
-from wire.dump import dump_stacks_on_signal
+_MAX_PLACES = 20
 
 # How control characters, and what a terminal or a reader of logs may take for the end of a line, are written.
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -125,3 +132,25 @@ def set_title(title: str) -> None:
         import setproctitle
 
         setproctitle.setproctitle(f"embedline: {title}")
+
+
+def dump_stacks_on_signal(*, fatal_fd: int = 2) -> None:
+    """From now on SIGUSR1 writes the stacks of all threads to standard error, even while this process is stuck.
+
+    So do SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT, to `fatal_fd`, and end it as ever.
+    """
+    faulthandler.enable(file=fatal_fd, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+
+
+def waiting_tasks() -> dict[str, int]:
+    """Where the tasks of the running loop wait, and how many in each place; the places with most of them."""
+    return dict(Counter(map(_place, asyncio.all_tasks())).most_common(_MAX_PLACES))
+
+
+def _place(task: "asyncio.Task[object]") -> str:
+    coroutine = task.get_coro()
+    while inspect.iscoroutine(coroutine) and inspect.iscoroutine(coroutine.cr_await):
+        coroutine = coroutine.cr_await
+    frame = coroutine.cr_frame if inspect.iscoroutine(coroutine) else None
+    return "elsewhere" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"

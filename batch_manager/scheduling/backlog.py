@@ -33,8 +33,7 @@ import math
 from dataclasses import dataclass
 
 from batch_manager.scheduling.batches import Batch, Release, Request, halves
-from batch_manager.scheduling.queue import Queue
-from batch_manager.scheduling.shares import Shares
+from batch_manager.scheduling.queue import Queue, Shares
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
 

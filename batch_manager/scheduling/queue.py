@@ -1,4 +1,4 @@
-"""Waiting work of one model, output kind and class, in order."""
+"""Waiting work of one model, output kind and class: keys by fair shares, and each key's requests as they came."""
 
 import heapq
 import math
@@ -7,14 +7,86 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batch_manager.scheduling.arrivals import Arrivals
 from batch_manager.scheduling.batches import Batch, Request, Slice
-from batch_manager.scheduling.shares import Shares
 from wire.vocabulary import RequestClass
+
+_MIN_SIZE = 1024  # requests that Arrivals holds before it is swept
 
 # Keys take turns of about so many tokens: within a batch their order does not matter, and small turns would cut
 # requests into more slices than needed.
 _TURN_TOKENS = 256
+
+
+class Shares:
+    """What each API key of one class has had, and so which of those that wait comes next.
+
+    This is start-time fair queueing. Each key has a count of the tokens that it has had, divided by its weight, and
+    the key with the lowest count comes next. So keys that always have work get tokens in proportion to their weights,
+    however large their requests are, and what a key leaves goes to the others. A key that comes back after a pause
+    starts at the count of whoever was served last: nobody saves up a claim, and nobody has to pay back what was lent.
+
+    Deficit round robin gives the same shares. It was not taken because it needs a quantum as large as the longest
+    sequence or many empty turns, and a key that has just come would wait for one quantum of every other key.
+
+    All output kinds of a class share it.
+    """
+
+    __slots__ = ("_had", "_num_queues", "_served")
+
+    def __init__(self) -> None:
+        self._had: dict[int, float] = {}  # by key: tokens over weight
+        self._num_queues: dict[int, int] = {}  # by key: queues in which it waits
+        self._served = 0.0  # the highest count at which a key got a turn
+
+    def had(self, key: int) -> float:
+        """Tokens over weight. It only grows."""
+        return self._had[key]
+
+    def enter(self, key: int) -> None:
+        """The key begins to wait in a queue."""
+        num_queues = self._num_queues.get(key, 0)
+        if not num_queues:
+            self._had[key] = max(self._had.get(key, 0.0), self._served)
+        self._num_queues[key] = num_queues + 1
+
+    def leave(self, key: int) -> None:
+        """Nothing of the key waits in a queue any more."""
+        self._num_queues[key] -= 1
+
+    def charge(self, key: int, num_tokens: int, *, weight: float) -> None:
+        """A waiting key got its turn."""
+        had = self._had[key]
+        self._served = max(self._served, had)
+        self._had[key] = had + num_tokens / weight
+
+
+class Arrivals:
+    """Requests in the order in which they came.
+
+    What does not wait any more is passed over, and swept now and then, so at most about twice as many requests are here
+    as wait.
+    """
+
+    __slots__ = ("_requests", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+        self._sweep_at = _MIN_SIZE
+
+    def add(self, request: Request) -> None:
+        """The newest request; it waits."""
+        self._requests.append(request)
+        if len(self._requests) > self._sweep_at:
+            self._requests = deque(one for one in self._requests if one.waiting_tokens)
+            self._sweep_at = max(_MIN_SIZE, 2 * len(self._requests))
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest came of those that still wait; inf where none does."""
+        requests = self._requests
+        while requests and not requests[0].waiting_tokens:
+            requests.popleft()
+        return requests[0].arrived if requests else math.inf
 
 
 class _Line:

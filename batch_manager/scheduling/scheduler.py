@@ -10,16 +10,65 @@ What becomes of a batch that gives no rows is in batch_manager.scheduling.retrie
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from batch_manager.messages import Policy, Refusal
 from batch_manager.scheduling import retries
-from batch_manager.scheduling.batches import Batch, Request
-from batch_manager.scheduling.effects import Deliver, Dispatch, Effect, Probe, Refuse, Restart
+from batch_manager.scheduling.batches import Batch, Request, Slice
 from batch_manager.scheduling.engines import Engine
 from batch_manager.scheduling.forecast import note_begun, take_hopeless
+from batch_manager.scheduling.health import Loss
 from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind, EngineLimits
 from wire.vocabulary import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send this batch to this engine."""
+
+    engine_id: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The rows of these sequences are in, from sequence `at` of the finished batch on."""
+
+    piece: Slice
+    at: int
+    is_last: bool  # the request has all its rows now
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request gets no rows, and is no longer known."""
+
+    request_id: int
+    reason: Refusal
+    index: int = -1  # of the sequence that is to blame
+    retry_after: float = 0.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Have this engine compute its canary; the batch is answered like any other, without rows."""
+
+    engine_id: int
+    batch: Batch
+    num_failures: int  # batches in a row that failed on it; 0 = the canary is a matter of routine
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """This engine is lost though its process runs: have the process end."""
+
+    engine_id: int
+    loss: Loss
+
+
+# What the scheduler wants done. Whoever drives it does it at once, in order.
+Effect = Dispatch | Refuse | Probe | Restart
 
 
 class Scheduler:

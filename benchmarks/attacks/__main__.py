@@ -25,9 +25,9 @@ from benchmarks.attacks.watched import RATE, Period, Watched
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import Recipe, RunningServer, embedline, free_port, running
 from benchmarks.peers.models import MINILM
-from embedline.bench.bodies import Request, post
 from embedline.bench.options import Target
-from embedline.bench.summary import percentile
+from embedline.bench.report import percentile
+from embedline.bench.requests import Request, post
 from engine.store.model_source import resolve
 
 MAX_TIMES, MAX_GROWTH_MB = 1.5, 200.0  # what is asked for: of others' p99, and of memory

@@ -26,9 +26,9 @@ from benchmarks.fleet.fleet import BALANCERS, Fleet
 from benchmarks.fleet.machines import Machine
 from benchmarks.fleet.traces import HOUR, Stream, Trace
 from benchmarks.measuring.report import Report
-from embedline.bench.bodies import post
-from embedline.bench.http_connection import ConnectionPool
+from embedline.bench.connection import ConnectionPool
 from embedline.bench.options import Target, parse_url
+from embedline.bench.requests import post
 from embedline.bench.run import run_on_loop
 from tests.server_e2e.expected import ids_of
 from tests.server_e2e.running import serving

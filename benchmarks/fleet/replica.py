@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch_manager.messages import Policy
-from batch_manager.published import Publisher
 from batch_manager.scheduling.batches import Batch, Request
-from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse
-from batch_manager.scheduling.scheduler import Scheduler
+from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Scheduler
+from batch_manager.worker import Publisher
 from benchmarks.fleet.clock import Clock
 from benchmarks.fleet.machines import Machine
 from engine.types import OutputKind

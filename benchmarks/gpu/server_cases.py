@@ -31,7 +31,7 @@ from benchmarks.gpu.server_start import engine_of
 from benchmarks.gpu.shapes import Shape
 from benchmarks.measuring.servers import RunningServer, ServerFailed
 from embedline.bench.load import Phase
-from embedline.bench.summary import Summary, summarize
+from embedline.bench.report import Summary, summarize
 
 _NEXT_SECONDS = 5.0  # that a single text may take between loads; a server that needs more is given up
 _POLL_SECONDS = 0.02

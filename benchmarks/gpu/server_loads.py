@@ -10,11 +10,11 @@ from benchmarks.gpu.random_models import batch_of, text_of
 from benchmarks.gpu.rows import Figure
 from benchmarks.gpu.shapes import Shape
 from benchmarks.measuring.servers import RunningServer, ServerFailed
-from embedline.bench.bodies import Request, post, prepare
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, parse_url
+from embedline.bench.report import Summary, summarize
+from embedline.bench.requests import Request, post, prepare
 from embedline.bench.run import run_on_loop
-from embedline.bench.summary import Summary, summarize
 
 RERANK_ROUTE = "/rerank"
 _MAX_QUERIES_OPEN = 4096

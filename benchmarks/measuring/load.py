@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.measuring.processes import machine_cpu_seconds, tree_cpu_seconds
-from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, parse_url
+from embedline.bench.report import Summary, summarize
+from embedline.bench.requests import Request, prepare
 from embedline.bench.run import run_on_loop
-from embedline.bench.summary import Summary, summarize
 
 if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
     from benchmarks.measuring.texts import Corpus

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from embedline.bench.texts import MAX_TOKENS, MEDIAN_TOKENS, MIN_TOKENS, SIGMA
+from embedline.bench.requests import MAX_TOKENS, MEDIAN_TOKENS, MIN_TOKENS, SIGMA
 
 _PROSE = re.compile(r"^[A-Z][^<>{}=_|\\]{60,}$")  # paragraphs that are sentences and not code, tables or signatures
 _SPECIAL_TOKENS = 2

@@ -1,4 +1,7 @@
-"""Sends requests and records each outcome: closed loop (a fixed number in flight) or open loop (a fixed rate)."""
+"""Sends requests and records each outcome: closed loop (a fixed number in flight) or open loop (a fixed rate).
+
+The times at which an open loop sends are fixed before its first request.
+"""
 
 import asyncio
 import itertools
@@ -7,11 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from embedline.bench.bodies import Request, num_tokens
-from embedline.bench.http_answers import Answer, BadAnswer
-from embedline.bench.http_connection import Connection, ConnectionLost, ConnectionPool, TookTooLong
+import numpy as np
+from numpy.typing import NDArray
+
+from embedline.bench.connection import Answer, BadAnswer, Connection, ConnectionLost, ConnectionPool, TookTooLong
 from embedline.bench.options import Target
-from embedline.bench.schedule import send_times
+from embedline.bench.requests import Request, num_tokens
 
 _PAUSE_AFTER_FAILURE = 0.05  # seconds; a closed loop would otherwise hammer a server that refuses at once
 _MAX_EXCERPT = 200  # characters kept of an answer that is an error
@@ -145,3 +149,22 @@ def _one_line(body: bytes) -> str:
     """Its beginning, without what a terminal would act on."""
     text = body[:_MAX_EXCERPT].decode(errors="replace")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def send_times(
+    rate: float, *, seconds: float | None = None, num_requests: int | None = None, seed: int | None = None
+) -> NDArray[np.float64]:
+    """Seconds from the start, ascending: at equal distances, or with a `seed` at random as independent users come.
+
+    `num_requests` of them, or else as many as fall into `seconds`.
+    """
+    generator = None if seed is None else np.random.default_rng(seed)
+    if num_requests is not None:
+        gaps = np.full(num_requests, 1 / rate) if generator is None else generator.exponential(1 / rate, num_requests)
+        times: NDArray[np.float64] = np.cumsum(gaps) - gaps[0]
+        return times
+    assert seconds is not None
+    if generator is None:
+        return np.arange(np.ceil(seconds * rate)) / rate
+    # given their number, the times of a Poisson process are independent and uniform
+    return np.sort(generator.uniform(0, seconds, generator.poisson(rate * seconds)))

@@ -1,13 +1,82 @@
-"""The report of a run, as text for a terminal and as JSON. Never shows an API key."""
+"""What a run has shown: the summary of its samples, and the report as text with a histogram and as JSON. Pure.
+
+Percentiles are exact, by nearest rank over every latency. The report never shows an API key.
+"""
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from embedline.bench import histogram
-from embedline.bench.load import Phase
+from embedline.bench.load import Phase, Sample
 from embedline.bench.options import Options
-from embedline.bench.summary import MAX_LAG_MS, PERCENTS, Summary
+
+PERCENTS = (50.0, 90.0, 99.0, 99.9)
+MAX_LAG_MS = 10.0  # p99; a generator that is later than this has measured itself
+_MAX_ROWS = 16
+_STEPS = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)  # a decade in ten about equal ratios
+_COARSER = (_STEPS, (1.0, 1.6, 2.5, 4.0, 6.3), (1.0, 2.0, 5.0), (1.0, 3.2), (1.0,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Rates are over all requests that were answered with 200, and the time until the last of these answers."""
+
+    seconds: float  # from the first request to the last answer, at least the load's own
+    num_requests: int  # answered with 200
+    num_texts: int  # in these
+    requests_per_second: float
+    texts_per_second: float
+    tokens_per_second: float | None  # None where the server doesn't say how many it read
+    failures: dict[str, int]  # how many requests failed in which way
+    latencies_ms: list[float]  # ascending; in an open loop from when the request was to be sent
+    lag_p99_ms: float | None  # of an open loop: how much later than due the generator came to a request
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the generator kept to its schedule."""
+        return self.lag_p99_ms is None or self.lag_p99_ms <= MAX_LAG_MS
+
+    def percentile_ms(self, percent: float) -> float:
+        """NaN where no request was answered."""
+        return percentile(self.latencies_ms, percent)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that at least this percentage of the values does not exceed; NaN if there are none."""
+    if not ordered:
+        return math.nan
+    # 99.9 / 100 * 1000 is a little more than 999 in binary, and rank 1000 would be one too many
+    rank = math.ceil(round(percent * len(ordered) / 100, 9))
+    return ordered[max(rank, 1) - 1]
+
+
+def summarize(phase: Phase) -> Summary:
+    """The summary of a phase that has ended."""
+    load = phase.load
+    good = [sample for sample in phase.samples if not sample.failure]
+    # what is in flight when the time is up counts, and so does the time it takes: large answers come in bursts
+    seconds = max(load.seconds or 1e-9, max((sample.done for sample in good), default=0.0) - phase.began)
+    num_texts = sum(sample.num_texts for sample in good)
+    lags = sorted(1000 * (sample.sent - sample.due) for sample in phase.samples)
+    return Summary(
+        seconds=seconds,
+        num_requests=len(good),
+        num_texts=num_texts,
+        requests_per_second=len(good) / seconds,
+        texts_per_second=num_texts / seconds,
+        tokens_per_second=_tokens_per_second(good, seconds),
+        failures=dict(Counter(sample.failure for sample in phase.samples if sample.failure).most_common()),
+        latencies_ms=sorted(1000 * (sample.done - sample.due) for sample in good),
+        lag_p99_ms=None if load.rate is None else percentile(lags, 99),
+    )
+
+
+def _tokens_per_second(samples: Sequence[Sample], seconds: float) -> float | None:
+    counts = [sample.num_tokens for sample in samples if sample.num_tokens is not None]
+    return sum(counts) / seconds if counts and len(counts) == len(samples) else None
 
 
 def as_text(options: Options, phase: Phase, summary: Summary) -> str:
@@ -26,7 +95,7 @@ def as_text(options: Options, phase: Phase, summary: Summary) -> str:
         lines += [f"latency ms  {'  '.join(named)}  max {summary.latencies_ms[-1]:.2f}"]
     if summary.lag_p99_ms is not None and not math.isnan(summary.lag_p99_ms):
         lines += [f"generator   p99 {summary.lag_p99_ms:.2f} ms late"]
-    lines += ["", *histogram.render(summary.latencies_ms)] if summary.latencies_ms else []
+    lines += ["", *render_histogram(summary.latencies_ms)] if summary.latencies_ms else []
     if not summary.is_valid:
         lines += ["", f"INVALID: the generator was late by more than {MAX_LAG_MS:g} ms at the 99th percentile: a lower"]
         lines += ["--rate, or a machine of its own, would measure the server."]
@@ -77,3 +146,54 @@ def _failure_lines(phase: Phase, summary: Summary) -> list[str]:
         excerpt = phase.excerpts.get(failure, "")
         lines.append(f"failed      {count} times {failure}" + (f": {excerpt}" if excerpt else ""))
     return lines or ["failed      0"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many latencies there are with low <= latency < high, milliseconds."""
+
+    low: float
+    high: float
+    count: int
+
+
+def buckets(ordered_ms: Sequence[float]) -> list[Bucket]:
+    """Buckets for ascending latencies: round bounds in about equal ratios, at most 16. None is left out."""
+    if not ordered_ms:
+        return []
+    lowest, highest = max(ordered_ms[0], 1e-3), max(ordered_ms[-1], 1e-3)
+    bounds: list[float] = []
+    for steps in _COARSER:
+        bounds = _bounds(lowest, highest, steps)
+        if len(bounds) - 1 <= _MAX_ROWS:
+            break
+    counts = [0] * (len(bounds) - 1)
+    row = 0
+    for latency in ordered_ms:
+        while row < len(counts) - 1 and latency >= bounds[row + 1]:
+            row += 1
+        counts[row] += 1
+    return [Bucket(*span) for span in zip(bounds, bounds[1:], counts, strict=False)]
+
+
+def render_histogram(ordered_ms: Sequence[float], *, width: int = 50) -> list[str]:
+    """A line a bucket: its bounds, a bar, its count and the share of all latencies up to its end."""
+    rows = buckets(ordered_ms)
+    most = max((bucket.count for bucket in rows), default=0)
+    lines, so_far = [], 0
+    for bucket in rows:
+        so_far += bucket.count
+        bar = "#" * math.ceil(width * bucket.count / most)
+        share = 100 * so_far / len(ordered_ms)
+        lines.append(f"{bucket.low:>8g} to {bucket.high:<8g} ms  {bar:<{width}}  {bucket.count:>7}  {share:5.1f} %")
+    return lines
+
+
+def _bounds(lowest: float, highest: float, steps: Sequence[float]) -> list[float]:
+    """From the last bound not above `lowest` to the first above `highest`."""
+    # one decade more at each end: the logarithm of a number just below a power of ten can be rounded up to that power's
+    decades = range(math.floor(math.log10(lowest)) - 1, math.floor(math.log10(highest)) + 2)
+    grid = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    first = max(index for index, bound in enumerate(grid) if bound <= lowest)
+    last = min(index for index, bound in enumerate(grid) if bound > highest)
+    return grid[first : last + 1]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from embedline.bench import report
-from embedline.bench.bodies import Request, prepare
-from embedline.bench.http_connection import ConnectionLost, TookTooLong
+from embedline.bench.connection import ConnectionLost, TookTooLong
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, OptionsError, Target, parse_url
 from embedline.bench.progress import make_display, shown
-from embedline.bench.summary import summarize
-from embedline.bench.texts import built_in_texts, read_texts
+from embedline.bench.report import summarize
+from embedline.bench.requests import Request, built_in_texts, prepare, read_texts
 
 _MIN_TEXTS, _MAX_TEXTS = 4096, 65_536  # built in; texts that recur too soon could be joined by the server
 _Result = TypeVar("_Result")

@@ -13,7 +13,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from embedline.client.calls.threads import Threads
 from embedline.client.client import Client, Inputs
 from embedline.client.errors import Cancelled
 from embedline.client.preference import CancellationToken, RequestProcessingPreference
@@ -24,6 +23,7 @@ from embedline.client.responses import (
     EmbedResponse,
     RerankResponse,
 )
+from embedline.client.runner import Threads
 
 _MAX_CALLS = 512  # at a time; others wait
 _NO_SECONDS = 0.001  # the least that a call may be given

@@ -1,6 +1,7 @@
 """`Client`: many texts in many requests at once, to one server or several, into numpy arrays."""
 
 import ssl
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -10,10 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embedline.client.calls.batches import Batches
-from embedline.client.calls.runner import Finished, Runner
-from embedline.client.calls.tally import Tally
+from embedline.client.base_url import read_base_urls
+from embedline.client.embed import EmbedTask, Place, RowsPart, RowStore, new_array
+from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import EmbedlineError
+from embedline.client.pool import InFlight
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.progress import Progress
 from embedline.client.responses import (
@@ -22,22 +24,25 @@ from embedline.client.responses import (
     EmbeddedSlice,
     EmbedResponse,
     RerankResponse,
+    Usage,
 )
-from embedline.client.tasks.classify import ClassifyTask, LabelsPart
-from embedline.client.tasks.embed import EmbedTask, Place, RowsPart, RowStore, new_array
-from embedline.client.tasks.post import PostTask, ValuePart
-from embedline.client.tasks.rerank import RerankTask, ScoresPart
-from embedline.client.tasks.task import Part, Task, without_none
-from embedline.client.transport.base_url import read_base_urls
-from embedline.client.transport.endpoint import Endpoint
-from embedline.client.transport.endpoints import Endpoints
-from embedline.client.transport.hedge_budget import HedgeBudget
-from embedline.client.transport.in_flight import InFlight
-from embedline.client.transport.sender import Sender
+from embedline.client.runner import Finished, Runner
+from embedline.client.scheduling import Batches
+from embedline.client.sender import HedgeBudget, Sender
+from embedline.client.tasks import (
+    ClassifyTask,
+    LabelsPart,
+    Part,
+    PostTask,
+    RerankTask,
+    ScoresPart,
+    Task,
+    ValuePart,
+    without_none,
+)
 
 _MAX_CONNECTIONS = 128
 _DEFAULT = RequestProcessingPreference()
-
 R = TypeVar("R")
 P = TypeVar("P", bound=Part)
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
@@ -272,6 +277,44 @@ class Client:
                     progress.add(len(finished.batch.items))
                 batch, part = finished.batch, finished.part
                 yield EmbeddedSlice(batch.start, batch.stop, part.rows, part.prompt_tokens, part.truncated)
+
+
+class Tally:
+    """Of a call with so many inputs."""
+
+    def __init__(self, num_inputs: int) -> None:
+        self._began = time.monotonic()
+        self.done = np.zeros(num_inputs, np.bool_)
+        self._seconds: list[float] = []
+        self._model: str | None = None
+        self._num_tokens: int | None = 0
+        self._num_truncated: int | None = 0
+
+    def add(self, finished: Finished[Any], *, failed: NDArray[np.bool_] | None = None) -> None:
+        """One more answer. `failed`: bool [items], which of its inputs have no result all the same."""
+        part = finished.part
+        self.done[finished.batch.start : finished.batch.stop] = True if failed is None else ~failed
+        self._seconds.append(finished.seconds)
+        self._model = part.model or self._model
+        self._num_tokens = _sum(self._num_tokens, part.prompt_tokens)
+        self._num_truncated = _sum(self._num_truncated, part.truncated)
+
+    def fields(self) -> dict[str, Any]:
+        """Those that all kinds of Response have."""
+        tokens = self._num_tokens
+        return {
+            "done": self.done,
+            "model": self._model,
+            "usage": None if tokens is None else Usage(prompt_tokens=tokens, total_tokens=tokens),
+            "truncated_inputs": self._num_truncated,
+            "total_time": time.monotonic() - self._began,
+            "individual_request_times": tuple(self._seconds),
+        }
+
+
+def _sum(so_far: int | None, more: int | None) -> int | None:
+    """None once any is not known."""
+    return None if so_far is None or more is None else so_far + more
 
 
 def _as_list(input: Any) -> Sequence[Any]:

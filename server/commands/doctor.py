@@ -38,8 +38,8 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_files import cache_folder, without_pickles
 from server.supervisor.model_plan import check_engine_python, find_cuda, plan_model, read_folder, tensorrt_llm_flags
-from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import load
+from tokenizer_pool.config_files import TokenizerError
+from tokenizer_pool.loading import load
 
 _USES = {
     Task.EMBED: Use.EMBED,

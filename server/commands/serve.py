@@ -37,8 +37,7 @@ from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from tokenizer_pool import cl100k
 from wire.control import Json
-from wire.dump import dump_stacks_on_signal
-from wire.process import begin, formatter
+from wire.process import begin, dump_stacks_on_signal, formatter
 
 _AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
 _MONITOR_IDLE_SECONDS = 30  # connections to the supervisor's own port; Prometheus asks more often

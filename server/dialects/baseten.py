@@ -31,7 +31,7 @@ from server.requests.classify import (
 )
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import TimeSlice
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _INPUTS = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "array", "items": {**_TEXTS, "minItems": 1, "maxItems": 1}}]}

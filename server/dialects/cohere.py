@@ -27,7 +27,7 @@ from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 from wire.vocabulary import RequestClass
 
 _FORMS = {

@@ -33,7 +33,7 @@ from server.requests.classify import (
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 _FUNCTIONS = {
     "sigmoid": Activation.SIGMOID,

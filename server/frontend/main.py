@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from batch_manager.client.managers import BatchManagers
+from batch_manager.client import BatchManagers
 from server.frontend.reporting import Logged, RequestLog, RequestMetrics
 from server.frontend.start import FrontendStart
 from server.http.acceptor import Share

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from batch_manager.client.managers import ManagerAddress
+from batch_manager.client import ManagerAddress
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile
 from tokenizer_pool.messages import TokenizerStart

@@ -28,7 +28,7 @@ from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 _Texts = tei_pb2.EmbedRequest | tei_pb2.EmbedSparseRequest | tei_pb2.EmbedAllRequest
 _NUMBERS_AN_ENTRY = 16  # what writing a sparse entry costs, counted in plain numbers

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from server.jobs import messages
 from server.jobs.messages import Call, Reason, Refused, Reply
-from wire.connection import Connection, serve
+from wire.connection import Connection, Link, serve
 from wire.frames import Buffer
-from wire.link import Link
 
 _START_SECONDS = 3.0  # to wait for a process that is being started again
 ANSWER_SECONDS = 30.0  # for a disk that is slow

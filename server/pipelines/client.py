@@ -9,7 +9,7 @@ import msgspec
 from server.pipelines import messages
 from server.pipelines.messages import Listed, Run
 from server.requests.errors import DeadlineExceeded, NotFound, NotReady, RequestError
-from wire.link import Link
+from wire.connection import Link
 
 _START_SECONDS = 3.0  # to wait for a process that is being started again
 _GRACE_SECONDS = 2.0  # for a run that is over its time to say so itself

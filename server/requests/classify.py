@@ -24,8 +24,8 @@ from server.requests.rows import activated, bounded
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Embedded, TokenizeRequest, Work
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
 from wire.vocabulary import RequestClass
 

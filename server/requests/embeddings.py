@@ -30,8 +30,8 @@ from server.requests.rows import finish
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, join, offsets_of
 from wire.vocabulary import RequestClass
 

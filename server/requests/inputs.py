@@ -22,8 +22,8 @@ from server.requests.trace import Trace
 from server.requests.work import EmbedRequest, Work
 from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES
 from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.shortening import MAX_TEXT_BYTES
 from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
 from wire.vocabulary import RequestClass
 

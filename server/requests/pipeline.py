@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from batch_manager.client.managers import BatchManagers
+from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import OutputKind
 from server.requests.admission import Admission, Admitted, Asked
@@ -28,8 +28,8 @@ from server.requests.rows import bytes_to_hold, check_sparse_rows, check_token_r
 from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
 from wire.vocabulary import RequestClass
 

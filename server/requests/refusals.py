@@ -19,8 +19,8 @@ from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS
-from tokenizer_pool.long_texts.shortening import MAX_TEXT_BYTES, MAX_UNCUT_CHARS
 from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.shortening import MAX_TEXT_BYTES, MAX_UNCUT_CHARS
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
 _NO_TEMPLATE = "can't be taken: this model has no chat template; send texts instead"

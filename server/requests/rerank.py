@@ -28,9 +28,9 @@ from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Computed, TokenizeRequest, Work
 from tokenizer_pool.client import MAX_DETAIL_CHARS
-from tokenizer_pool.details import Token
-from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.shortening import LONG_TEXT_CHARS
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.vocabulary import RequestClass
 

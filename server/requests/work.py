@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from engine.types import OutputKind, Results
 from server.requests.errors import RequestError
 from server.requests.models import ServedModel
-from tokenizer_pool.chat import Chat
 from tokenizer_pool.messages import Truncation
+from tokenizer_pool.tasks import Chat
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.vocabulary import RequestClass
 
@@ -54,7 +54,7 @@ class Work(Request):
     query_prompt: str = ""  # put before queries instead of `prompt`
     adapter: int = 0  # which of the model's adapters computes the texts: see server.requests.prompts
     query_adapter: int = 0  # the same of queries
-    chat: Chat | None = None  # `texts` are conversations, as tokenizer_pool.chat has them; None = they are texts
+    chat: Chat | None = None  # `texts` are conversations, as tokenizer_pool.tasks has them; None = they are texts
     truncation: Truncation = Truncation.RIGHT
     max_tokens: int | None = None  # of each text, pair or list of ids; None = as many as the model takes
     add_special_tokens: bool = True  # to texts; never to pairs or ids

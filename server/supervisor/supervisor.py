@@ -26,8 +26,8 @@ from server.supervisor.shutdown import Ending, Shutdown
 from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json, Request
-from wire.dump import waiting_tasks
 from wire.page import Page
+from wire.process import waiting_tasks
 
 _DELAYS = (0.0, 0.5, 2.0, 5.0, 15.0)  # seconds before the first, second, … start in a row that never became ready
 # What a fault in the program ends with, most likely each time that it comes to the same place. SIGKILL is not one: it

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batch_manager.client.managers import ManagerAddress
+from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart

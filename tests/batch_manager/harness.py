@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from batch_manager.messages import Policy, Refusal
 from batch_manager.scheduling.batches import Batch, Release, Request, Slice
-from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
 from batch_manager.scheduling.engines import Engine, Lane, in_lane
-from batch_manager.scheduling.scheduler import Scheduler
+from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batch_manager.messages import Policy, Refusal
-from batch_manager.published import Publisher
 from batch_manager.scheduling.batches import Batch, Request
-from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
 from batch_manager.scheduling.health import Loss
-from batch_manager.scheduling.scheduler import Scheduler
+from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
+from batch_manager.worker import Publisher
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from server.requests.admission import Admission, Admitted, Asked, WaitBudgets
 from server.requests.errors import Overloaded

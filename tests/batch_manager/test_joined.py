@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_manager import manager as manager_module
+from batch_manager import worker as manager_module
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission, encode_submission, work_of
 from engine.types import Batch, OutputKind
 from tests.batch_manager.peers import (

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from batch_manager.scheduling.effects import Dispatch
+from batch_manager.scheduling.scheduler import Dispatch
 from engine.types import EngineLimits
 from tests.batch_manager.harness import Harness, limits
 from tests.batch_manager.simulator import TOKENS_PER_SECOND, Simulator

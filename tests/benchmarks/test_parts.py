@@ -30,7 +30,7 @@ from benchmarks.peers.figures import (
 )
 from embedline import __version__
 from embedline.bench.load import Load, Phase
-from embedline.bench.summary import Summary
+from embedline.bench.report import Summary
 from tests.server_e2e.expected import minilm
 
 TOKENIZER = minilm() / "tokenizer.json"

@@ -19,7 +19,7 @@ from engine.types import EngineErrorKind, OutputKind
 from tests.engine.load_options import fake_options
 from tests.server_e2e.running import PATIENCE
 from wire import control
-from wire.blocking import BlockingConnection
+from wire.connection import BlockingConnection
 from wire.control import ProcessStart
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from engine.worker import Worker
 from tests.engine.load_options import fake_options
 from tests.engine.test_worker import receive
 from tests.server_e2e.running import PATIENCE
-from wire.blocking import BlockingConnection
+from wire.connection import BlockingConnection
 
 
 class Overtaking:

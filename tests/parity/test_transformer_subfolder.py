@@ -20,7 +20,7 @@ from tests.engine.tiny_models import batch
 from tests.engine.transformers.loaded import load, raw_rows
 from tests.parity.architectures import BGE_M3
 from tests.parity.folders import save
-from tokenizer_pool.files.loading import load as load_tokenizer
+from tokenizer_pool.loading import load as load_tokenizer
 
 SUBFOLDER = "0_Transformer"
 OF_THE_MODEL = ("modules.json", "config_sentence_transformers.json")

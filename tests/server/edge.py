@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from fastapi import FastAPI
 
-from batch_manager.client.managers import BatchManagers
+from batch_manager.client import BatchManagers
 from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
@@ -31,10 +31,10 @@ from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
 from tests.server.fallback import Fallback
+from tokenizer_pool import shortening
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.details import Token
-from tokenizer_pool.long_texts import shortening
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.control import Json
 from wire.metrics import Recorder

@@ -55,7 +55,7 @@ def test_the_way_of_a_text_is_within_its_budget(tmp_path: Path) -> None:
     found = measures_of_running(tmp_path)
     assert {measure.name for measure in found} == LIMITS_OF_RUNNING.keys()
     passed, _ = (measure.counted for measure in found)
-    assert {"server/http/app.py", "tokenizer_pool/worker.py", "batch_manager/manager.py", "engine/fake.py"} <= {*passed}
+    assert {"server/http/app.py", "tokenizer_pool/worker.py", "batch_manager/worker.py", "engine/fake.py"} <= {*passed}
     assert over(found, LIMITS_OF_RUNNING) == []
 
 

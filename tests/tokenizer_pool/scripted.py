@@ -14,10 +14,19 @@ import numpy as np
 
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts, TokenizerPool
-from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
-from tokenizer_pool.long_texts.scan import ScannedPiece, ScanPiece
 from tokenizer_pool.messages import TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer
+from tokenizer_pool.tasks import (
+    BY_KIND,
+    TASKS,
+    AnyAnswer,
+    DecodedPiece,
+    DecodePiece,
+    DetailedPiece,
+    DetailPiece,
+    ScannedPiece,
+    ScanPiece,
+    Token,
+)
 from wire.connection import Connection, serve
 from wire.vocabulary import RequestClass
 

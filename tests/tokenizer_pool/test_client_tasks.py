@@ -12,8 +12,8 @@ from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, scripted_pool, until
 from tokenizer_pool import client, messages
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
-from tokenizer_pool.details import DecodePiece, DetailPiece, Token
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import DecodePiece, DetailPiece, Token
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.asyncio

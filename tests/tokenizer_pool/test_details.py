@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.builders import bert_folder, roberta
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool import details
-from tokenizer_pool.details import (
+from tokenizer_pool import tasks
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, Truncation
+from tokenizer_pool.tasks import (
     DecodedPiece,
     DecodePiece,
     DetailedPiece,
@@ -21,7 +22,6 @@ from tokenizer_pool.details import (
     decode_detailed,
     encode_detailed,
 )
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Subwords, Tokenizer
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
@@ -147,7 +147,7 @@ def test_an_id_in_a_gap_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("texts", [["one"], ["", "zwölf 👍", "\x00"]])
 def test_a_piece_for_details(texts: list[str]) -> None:
     piece = DetailPiece(3, RequestClass.BULK, texts, "prömpt: ", False)
-    assert details.decode_detail(sent(details.encode_detail(piece))) == piece
+    assert tasks.decode_detail(sent(tasks.encode_detail(piece))) == piece
 
 
 @pytest.mark.parametrize(
@@ -156,19 +156,19 @@ def test_a_piece_for_details(texts: list[str]) -> None:
 )
 def test_details(tokens: list[list[Token]]) -> None:
     piece = DetailedPiece(tokens, 0.25)
-    assert details.decode_detailed(sent(details.encode_detailed(piece))) == piece
+    assert tasks.decode_detailed(sent(tasks.encode_detailed(piece))) == piece
 
 
 def test_a_piece_to_be_decoded() -> None:
     ids, offsets = flat([7, 8], [], [9])
-    piece = details.decode_decode(sent(details.encode_decode(DecodePiece(3, RequestClass.BULK, ids, offsets, False))))
+    piece = tasks.decode_decode(sent(tasks.encode_decode(DecodePiece(3, RequestClass.BULK, ids, offsets, False))))
     assert (piece.model, piece.request_class, piece.skip_special_tokens) == (3, RequestClass.BULK, False)
     assert (piece.token_ids.tolist(), piece.offsets.tolist()) == ([7, 8, 9], [0, 2, 2, 3])
 
 
 def test_decoded_texts() -> None:
     piece = DecodedPiece(["", "zwölf 👍"], 0.5)
-    assert details.decode_decoded(sent(details.encode_decoded(piece))) == piece
+    assert tasks.decode_decoded(sent(tasks.encode_decoded(piece))) == piece
 
 
 def test_word_piece_marks_tokens_that_continue_a_word(tmp_path: Path) -> None:

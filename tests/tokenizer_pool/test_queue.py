@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.queue import MAX_STRETCH_SECONDS, PieceQueue
+from tokenizer_pool.worker import MAX_STRETCH_SECONDS, PieceQueue
 from wire.vocabulary import RequestClass
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK

@@ -16,11 +16,10 @@ from transformers import AutoTokenizer
 from tests.tiers import full, full_but
 from tests.tokenizer_pool.builders import byte_level
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.lane import AnyJob, Lane
-from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
+from tokenizer_pool.client import AnyJob, Lane, TokenizerPool
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
 from tokenizer_pool.pieces import Part
+from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
 from wire.child import Child
@@ -228,7 +227,7 @@ async def test_a_long_document_in_a_template(tmp_path: Path, truncation: Truncat
 async def test_a_text_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of bytes, and only where there are not enough tokens before."""
     bound = 60_000
-    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.MAX_TEXT_BYTES", bound)
+    monkeypatch.setattr("tokenizer_pool.shortening.MAX_TEXT_BYTES", bound)
     ending = " go"
     fits = [" " * (bound - len(ending)) + ending, "é" + " " * (bound - 2 - len(ending)) + ending]
     enough = "go " * bound

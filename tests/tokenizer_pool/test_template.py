@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.builders import byte_level, write_json
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 

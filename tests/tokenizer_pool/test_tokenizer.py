@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 

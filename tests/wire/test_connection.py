@@ -9,8 +9,7 @@ import pytest
 import uvloop
 
 from tests.server_e2e.running import PATIENCE
-from wire.connection import Connection, serve
-from wire.link import Link
+from wire.connection import Connection, Link, serve
 
 KIND = 0x0777
 

@@ -33,8 +33,8 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_files import cache_folder
 from server.supervisor.model_plan import ModelPlan, engine_options, find_cuda, plan_model
-from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import load
+from tokenizer_pool.config_files import TokenizerError
+from tokenizer_pool.loading import load
 from tokenizer_pool.token_ids import TokenizedTexts
 
 if TYPE_CHECKING:

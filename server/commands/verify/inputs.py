@@ -22,7 +22,7 @@ from engine.types import ModelError
 from server.requests.late_interaction import counted, shaped
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.topology import tokenizer_spec
-from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import TokenizedPiece, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join
 from tokenizer_pool.tokenizer import Tokenizer

@@ -3,8 +3,8 @@
 They are loaded here alone, and only by `embedline verify`. Shapes: N texts or pairs, D numbers a row, float32.
 
 The library must also make the token ids that are made here. transformers 5 passes over flags and code that models were
-trained with (tokenizer_pool.files.special_tokens), and over what a tokenizer.json of transformers 4 says
-(tokenizer_pool.files.loading). Other ids for these reasons are named and pass, and its rows are then of ours; other ids
+trained with (tokenizer_pool.special_tokens), and over what a tokenizer.json of transformers 4 says
+(tokenizer_pool.loading). Other ids for these reasons are named and pass, and its rows are then of ours; other ids
 for any other reason do not pass.
 """
 
@@ -24,9 +24,9 @@ from engine.model.tasks import AnswerScore, Task
 from engine.types import ModelError
 from server.commands.verify.inputs import Inputs
 from server.supervisor.model_plan import ModelPlan
-from tokenizer_pool.files.config_files import is_of_transformers_5, read_config
-from tokenizer_pool.files.loading import load, prepend_lowercase
-from tokenizer_pool.files.special_tokens import ends
+from tokenizer_pool.config_files import is_of_transformers_5, read_config
+from tokenizer_pool.loading import load, prepend_lowercase
+from tokenizer_pool.special_tokens import ends
 
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")  # of tokenizer.json
 _MAX_IDS = 12  # that are shown of a text

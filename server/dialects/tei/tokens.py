@@ -14,7 +14,7 @@ from server.requests.errors import EmptyInput
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, TokenizeRequest
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 _JSON = (b"content-type", b"application/json")
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers

@@ -13,8 +13,8 @@ from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.requests.errors import EmptyInput, InvalidRequest
-from tokenizer_pool.chat import Chat
 from tokenizer_pool.client import MAX_DETAIL_CHARS
+from tokenizer_pool.tasks import Chat
 
 _PART = {
     "type": "object",
@@ -45,7 +45,7 @@ class ChatFields(msgspec.Struct, kw_only=True):
 
 
 class Chats(msgspec.Struct, frozen=True):
-    """Conversations in JSON, as tokenizer_pool.chat has them, and how the template is used."""
+    """Conversations in JSON, as tokenizer_pool.tasks has them, and how the template is used."""
 
     conversations: Sequence[str]
     chat: Chat

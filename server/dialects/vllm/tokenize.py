@@ -16,7 +16,7 @@ from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
 from server.requests.work import DecodeRequest, TokenizeRequest
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 _JSON = (b"content-type", b"application/json")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from batch_manager import messages
-from batch_manager.client.managers import BatchManagers, ManagerAddress
+from batch_manager.client import BatchManagers, ManagerAddress
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from engine.types import OutputKind, Rows
 from tests.server_e2e.running import PATIENCE

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batch_manager import messages
-from batch_manager.client.parts import even_shares, join, split
+from batch_manager.client import even_shares, join, split
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from engine.types import OutputKind
 from tests.batch_manager.client.scripted_managers import Manager, connected

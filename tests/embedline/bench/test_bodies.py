@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from embedline.bench.bodies import num_tokens, prepare
-from embedline.bench.http_answers import Answer
+from embedline.bench.connection import Answer
 from embedline.bench.options import Options, parse_url
+from embedline.bench.requests import num_tokens, prepare
 
 TEXTS = ["one", "two", "three"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedline.bench.http_answers import Answer, AnswerParser, BadAnswer, header
+from embedline.bench.connection import Answer, AnswerParser, BadAnswer, header
 
 BY_LENGTH = b"HTTP/1.1 200 OK\r\nX-Compute-Tokens: 12\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from embedline.bench.bodies import Request, post
-from embedline.bench.http_connection import ConnectionLost
+from embedline.bench.connection import ConnectionLost
 from embedline.bench.load import NOT_SENT, Generator, Load, Phase
 from embedline.bench.options import Target
-from embedline.bench.summary import Summary, summarize
+from embedline.bench.report import Summary, summarize
+from embedline.bench.requests import Request, post
 from tests.embedline.bench.scripted import Server, answer, scripted
 
 SLOW_DOWN = answer(b'{"error":{"message":"slow\x1b[31m down"}}', status=b"429 Too Many Requests")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from embedline.bench.options import Options, OptionsError, Target, parse_url
-from embedline.bench.texts import built_in_texts, read_texts
+from embedline.bench.requests import built_in_texts, read_texts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedline.bench.schedule import send_times
+from embedline.bench.load import send_times
 
 
 def test_equal_gaps() -> None:

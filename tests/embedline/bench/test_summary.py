@@ -5,7 +5,7 @@ import math
 import pytest
 
 from embedline.bench.load import Load, Phase, Sample
-from embedline.bench.summary import percentile, summarize
+from embedline.bench.report import percentile, summarize
 
 
 @pytest.mark.parametrize(

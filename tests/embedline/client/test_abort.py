@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from embedline.client.transport.base_url import read_base_url
-from embedline.client.transport.connection import Connection
-from embedline.client.transport.failure import Failure, Kind
-from embedline.client.transport.lookup import Lookup
+from embedline.client.base_url import read_base_url
+from embedline.client.connection import Connection, Lookup
+from embedline.client.failure import Failure, Kind
 from tests.server_e2e.running import PATIENCE
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, RequestFailed, RequestProcessingPreference
-from embedline.client.transport import answer as transport
+from embedline.client import answer as transport
 from tests.embedline.client.stub import WIDTH, Seen, Step, as_json, http, raw, row_of, rows_of, stub, texts
 
 ONE_AT_A_TIME = RequestProcessingPreference(batch_size=2, max_concurrent_requests=1)

@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from embedline.client.calls.batches import Batches
-from embedline.client.calls.job import Job
-from embedline.client.calls.jobs import Jobs
+from embedline.client.base_url import read_base_url
+from embedline.client.embed import EmbedTask, new_array
+from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import DeadlineExceeded, RequestFailed
+from embedline.client.failure import Failure, Kind, read_retry_after
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.tasks.embed import EmbedTask, new_array
-from embedline.client.tasks.task import Part
-from embedline.client.transport.base_url import read_base_url
-from embedline.client.transport.endpoint import Endpoint
-from embedline.client.transport.endpoints import Endpoints
-from embedline.client.transport.failure import Failure, Kind, read_retry_after
+from embedline.client.scheduling import Batches, Job, Jobs
+from embedline.client.tasks import Part
 
 INFINITE = float("inf")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from embedline.client.transport.hedge_budget import HedgeBudget
-from embedline.client.transport.limit import ConcurrencyLimit
+from embedline.client.endpoints import ConcurrencyLimit
+from embedline.client.sender import HedgeBudget
 
 
 def settle(limit: ConcurrencyLimit, *, engines: int, seconds: float = 0.1, rounds: int = 60) -> list[int]:

@@ -11,12 +11,11 @@ import pytest
 
 import embedline
 from embedline import CancellationToken, Client, RequestProcessingPreference
+from embedline.client.base_url import read_base_url
+from embedline.client.connection import Connection, Lookup
+from embedline.client.failure import Kind
+from embedline.client.pool import ConnectionPool
 from embedline.client.progress import Progress
-from embedline.client.transport.base_url import read_base_url
-from embedline.client.transport.connection import Connection
-from embedline.client.transport.failure import Kind
-from embedline.client.transport.lookup import Lookup
-from embedline.client.transport.pool import ConnectionPool
 from tests.server_e2e.running import PATIENCE
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from embedline.client.calls.threads import Threads
+from embedline.client.runner import Threads
 from tests.embedline.client.stub import raw, stub
 from tests.server_e2e.running import PATIENCE
 

@@ -16,7 +16,7 @@ from embedline import (
     RequestFailed,
     RequestProcessingPreference,
 )
-from embedline.client.calls import runner
+from embedline.client import runner
 from tests.embedline.client.stub import CLOSE, RESET, Seen, Step, Stub, http, raw, rows_of, stub, texts
 
 

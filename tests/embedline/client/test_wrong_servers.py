@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from embedline import Client, DeadlineExceeded, RequestFailed, RequestProcessingPreference
-from embedline.client.calls.asking import has_too_many_items
-from embedline.client.tasks.embed import RowStore
-from embedline.client.transport.answer import Answer
-from embedline.client.transport.failure import Failure, Kind, refused
+from embedline.client.answer import Answer
+from embedline.client.embed import RowStore
+from embedline.client.failure import Failure, Kind, refused
+from embedline.client.scheduling import has_too_many_items
 from tests.embedline.client.stub import CLOSE, RESET, WIDTH, Seen, Step, as_json, http, raw, rows_of, stub, texts
 
 # Inputs 4 and 5 are in the request that goes wrong; those before have their rows by then.

@@ -29,7 +29,7 @@ from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 from wire import control
-from wire.blocking import BlockingConnection
+from wire.connection import BlockingConnection
 
 SEQLENS = (5, 17, 1, 30, 9, 40)
 

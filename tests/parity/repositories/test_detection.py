@@ -18,7 +18,7 @@ from tests.parity.repositories.facts import Ids, Refused, Repository
 from tests.parity.repositories.folders import write
 from tests.parity.repositories.models.bert import UNCASED
 from tests.parity.repositories.table import REPOSITORIES, architecture
-from tokenizer_pool.files import loading
+from tokenizer_pool import loading
 
 pytestmark = pytest.mark.holds("What a model is for")
 

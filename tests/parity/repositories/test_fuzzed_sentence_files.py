@@ -26,8 +26,8 @@ from tests.parity.repositories.folders import save_small, small_files
 from tests.parity.repositories.table import REPOSITORIES
 from tests.parity.texts import Text
 from tests.tiers import full_but
-from tokenizer_pool.files import loading
-from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool import loading
+from tokenizer_pool.config_files import TokenizerError
 
 pytestmark = pytest.mark.holds("What a model is for")
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tests.engine.folder_files import write
 from tests.parity.repositories import vocabularies
 from tests.parity.repositories.vocabularies import Words
-from tokenizer_pool.files import loading
+from tokenizer_pool import loading
 
 
 @pytest.mark.parametrize(

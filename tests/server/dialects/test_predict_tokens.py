@@ -14,8 +14,8 @@ from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, new_call
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
+from tokenizer_pool.tasks import Token
 
 LABELS = ["O", "B-PER", "I-PER"]
 O, B, I = np.log([[8, 1, 1], [1, 8, 1], [1, 1, 8]]).tolist()  # noqa: E741 - as labels of tokens are called
@@ -91,7 +91,7 @@ def test_a_long_text_is_cut_and_places_are_those_of_the_whole(direction: str, pl
 
 
 def test_a_text_that_is_shortened_before_has_the_places_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.LONG_TEXT_CHARS", 4000)
+    monkeypatch.setattr("tokenizer_pool.shortening.LONG_TEXT_CHARS", 4000)
     num_characters = 4007
     body = {"inputs": "y" * num_characters, "truncation_direction": "left"}
     called = predict(body, [O] * 16)
@@ -102,7 +102,7 @@ def test_a_text_that_is_shortened_before_has_the_places_of_the_whole(monkeypatch
 
 
 def test_a_long_text_is_refused_where_truncation_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenizer_pool.long_texts.shortening.LONG_TEXT_CHARS", 4000)
+    monkeypatch.setattr("tokenizer_pool.shortening.LONG_TEXT_CHARS", 4000)
     for length in (17, 9000):  # the second is shortened before
         refused = predict({"inputs": ["x", "y" * length], "truncate": False}, [O])
         expected = "inputs[1] is longer than 16 tokens and truncation is off"

@@ -14,8 +14,8 @@ from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, Re
 from server.requests.rerank import Ranked
 from server.requests.work import Embedded
 from tests.server.edge import new_call, one_model
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
+from tokenizer_pool.tasks import Token
 
 LEFT = tei_pb2.TRUNCATION_DIRECTION_LEFT
 

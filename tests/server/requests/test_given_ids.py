@@ -21,7 +21,7 @@ from tests.server.edge import Edge
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool import cl100k
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 VOCABULARY = {1: b"the ", 2: b"fer", 3: b"ry", 4: "é".encode()[:1], 5: "é".encode()[1:]}
 

@@ -14,8 +14,8 @@ from transformers.pipelines.token_classification import AggregationStrategy, Tok
 from server.requests.classify import Aggregation, Span, spans
 from tests.tokenizer_pool.builders import roberta, unigram, write_json
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.tokenizer import Tokenizer
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "MISC", "I-GEO-city", "X-O")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from batch_manager.client.managers import BatchManagers
+from batch_manager.client import BatchManagers
 from server.requests.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
@@ -15,8 +15,8 @@ from server.requests.trace import Trace
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import Token
 from wire.vocabulary import RequestClass
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from batch_manager.client.managers import ManagerAddress
+from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import EngineStart, FakeOptions, LoadOptions

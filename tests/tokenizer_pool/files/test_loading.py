@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import load
+from tokenizer_pool.config_files import TokenizerError
+from tokenizer_pool.loading import load
 
 MAX_SEQLEN = 32
 

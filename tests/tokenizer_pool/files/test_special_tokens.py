@@ -10,10 +10,10 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import LlamaTokenizer
 
 from tests.tokenizer_pool.builders import write_json
-from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import load
-from tokenizer_pool.files.special_tokens import ends, in_words
+from tokenizer_pool.config_files import TokenizerError
+from tokenizer_pool.loading import load
 from tokenizer_pool.messages import TokenizerSpec, Truncation
+from tokenizer_pool.special_tokens import ends, in_words
 from tokenizer_pool.tokenizer import Tokenizer
 
 LLAMA = {"<unk>": 0, "<s>": 1, "</s>": 2, "A": 319, "sample": 4559, "test": 1243}

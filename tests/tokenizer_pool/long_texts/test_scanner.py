@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tests.tiers import full_but
 from tests.tokenizer_pool.builders import CORPUS, byte_level, qwen, roberta, unigram, word_piece
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.long_texts.scan import ScanPiece
-from tokenizer_pool.long_texts.scanner import Scanner
+from tokenizer_pool.scanner import Scanner
+from tokenizer_pool.tasks import ScanPiece
 from wire.vocabulary import RequestClass
 
 _QWEN = (

@@ -18,7 +18,7 @@ from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 
 
 def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:

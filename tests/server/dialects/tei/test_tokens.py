@@ -12,7 +12,7 @@ from server.requests.models import ModelTable
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import new_call, one_model, served_model
 from tests.server.loop_share import turns_during
-from tokenizer_pool.details import Token
+from tokenizer_pool.tasks import Token
 from wire.vocabulary import RequestClass
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})

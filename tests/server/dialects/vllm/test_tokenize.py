@@ -10,8 +10,8 @@ from server.dialects.vllm.tokenize import decode_tokenize
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.asking import ask
 from tests.server.edge import Edge, new_call, one_model
-from tokenizer_pool.chat import Chat
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import Chat
 
 HELLO = [{"role": "user", "content": "hi"}]
 

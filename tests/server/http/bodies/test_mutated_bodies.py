@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from batch_manager.client.managers import BatchManagers
+from batch_manager.client import BatchManagers
 from server.dialects.table import ROUTES
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

@@ -12,9 +12,9 @@ from server.requests.errors import NotTokenizable
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model
-from tokenizer_pool.details import Token
-from tokenizer_pool.long_texts.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.shortening import LONG_TEXT_CHARS
+from tokenizer_pool.tasks import Token
 
 PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}
 DOCUMENTS = ["abc", "abcdef", "é", "ghijk"]  # the stand-in has a token for each character

@@ -17,8 +17,8 @@ from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
 from tests.server.requests.embed_requests import a_request
-from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import PROMPT_TOKEN, TokenizedTexts
 
 FIRST, LAST = 1, 2

@@ -1,0 +1,339 @@
+"""Carries out one call: the caller's thread decides, threads of a pool send and receive.
+
+All decisions are those of `scheduling.Jobs`, which belongs to the caller's thread alone. A thread of the pool makes one
+attempt and puts its outcome into the call's queue. A call of one request makes it in the caller's thread: another would
+cost time.
+"""
+
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from embedline.client.connection import REQUEST_ID_HEADER, attempt_id, new_call_id
+from embedline.client.endpoints import Endpoints
+from embedline.client.errors import Cancelled, EmbedlineError, NoThread
+from embedline.client.failure import Failure, Kind
+from embedline.client.pool import Call, InFlight
+from embedline.client.preference import RequestProcessingPreference
+from embedline.client.scheduling import Batches, Job, Jobs
+from embedline.client.sender import Request, Sender
+from embedline.client.tasks import Batch, Part, Task
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[P]):
+    """One request's result."""
+
+    batch: Batch
+    part: P
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[P]):
+    """One attempt."""
+
+    job: Job
+    seconds: float
+    part: P | None = None
+    error: BaseException | None = None
+
+
+class Runner:
+    """What all calls of a client share."""
+
+    def __init__(self, endpoints: Endpoints, in_flight: InFlight, sender: Sender, headers: Mapping[str, str]) -> None:
+        self.endpoints = endpoints
+        self.in_flight = in_flight
+        self.sender = sender
+        self.headers = headers  # of each request
+        most = sum(endpoint.max_connections for endpoint in endpoints.all)
+        self._threads = Threads(most, name="embedline")
+        self._under_way: set[_OneCall[Any]] = set()
+
+    def close(self) -> None:
+        """The calls that are under way are cancelled. After a fork it does nothing: all is the other process's."""
+        if self._threads.are_elsewhere:
+            return
+        for one in tuple(self._under_way):
+            one.cancel("the client was closed")
+        self._threads.close()
+        self.in_flight.close()
+        self.endpoints.close()
+
+    def run(
+        self, task: Task[P], batches: Batches, preference: RequestProcessingPreference
+    ) -> Generator[Finished[P], None, None]:
+        """Results as they come, in any order. Raises EmbedlineError after the last one that has come.
+
+        Whoever stops early closes the iterator: that aborts what is in flight.
+        """
+        self._threads.claim()
+        one = _OneCall(self, task, batches, preference)
+        token = preference.cancel_token
+        self._under_way.add(one)
+        if token is not None:
+            token.watch(one.cancel)
+        try:
+            yield from one.results()
+        finally:
+            self._under_way.discard(one)
+            if token is not None:
+                token.forget(one.cancel)
+
+    def submit(self, attempt: Callable[[Job], None], job: Job) -> "Future[None]":
+        """Make one attempt in a thread, once one is free."""
+        return self._threads.submit(partial(attempt, job))
+
+    def abort(self, call: Call) -> None:
+        """End the attempts of a call that have a connection, or wait for one. From any thread."""
+        self.in_flight.abort(call)
+        self.endpoints.wake_all()
+
+
+class _OneCall(Generic[P]):
+    """One call, in the caller's thread but for `attempt` and `cancel`."""
+
+    def __init__(
+        self, runner: Runner, task: Task[P], batches: Batches, preference: RequestProcessingPreference
+    ) -> None:
+        self._runner = runner
+        self._task = task
+        self._preference = preference
+        self._call = Call()
+        self._why_cancelled = ""
+        self._now = 0.0  # when it was last looked what is due
+        self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
+        self._request_id = new_call_id()
+        total = preference.total_timeout_s
+        self._deadline = float("inf") if total is None else time.monotonic() + total
+        self._in_threads: dict[Job, Future[None]] = {}  # attempts in flight, those that wait for a thread too
+        self._jobs = Jobs(
+            task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=self._deadline
+        )
+
+    def cancel(self, words: str = "the call was cancelled") -> None:
+        """From any thread."""
+        self._why_cancelled = words
+        self._runner.abort(self._call)
+        self._outcomes.put(None)
+
+    def results(self) -> Iterator[Finished[P]]:
+        try:
+            while self._begin_what_is_due():
+                if (outcome := self._next_outcome()) is not None and (done := self._settle(outcome)) is not None:
+                    yield done
+        except EmbedlineError:
+            yield from self._wind_up()
+            raise
+        finally:
+            for _ in self._wind_up():
+                pass
+
+    def _begin_what_is_due(self) -> bool:
+        """Whether anything is left to wait for."""
+        if self._call.is_aborted:
+            raise Cancelled(self._why_cancelled)
+        self._now = now = time.monotonic()
+        self._take_back(now)
+        self._jobs.check_deadline(now)
+        for job in self._jobs.take(now):
+            self._begin(job)
+        return not self._jobs.are_over
+
+    def _begin(self, job: Job) -> None:
+        """Make one attempt, in a thread unless it is all that there is to do."""
+        if self._jobs.is_last:
+            self.attempt(job)
+            return
+        try:
+            self._in_threads[job] = self._runner.submit(self.attempt, job)
+        except NoThread as error:
+            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_THREAD, str(error))))
+        except RuntimeError:
+            self._jobs.dropped(job)
+            if self._call.is_aborted:  # the client was closed meanwhile
+                raise Cancelled(self._why_cancelled) from None
+            raise
+
+    def _take_back(self, now: float) -> None:
+        """End the attempts that still wait for a thread although their time is over."""
+        late = list(itertools.takewhile(lambda job: job.deadline <= now, self._in_threads))  # they are in this order
+        for job in [job for job in late if self._in_threads[job].cancel()]:
+            del self._in_threads[job]
+            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_TURN, "all threads were in use")))
+
+    def _next_outcome(self) -> _Outcome[P] | None:
+        """None where none came before there is something to begin."""
+        # as seen when it was looked what is due, or that may be missed
+        a_turn_ends = next((job.deadline for job in self._in_threads if job.deadline > self._now), float("inf"))
+        wakes_at = min(self._jobs.wakes_at(self._now), a_turn_ends)
+        seconds = max(0.0, wakes_at - time.monotonic())
+        try:
+            return self._outcomes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return None
+
+    def _settle(self, outcome: _Outcome[P]) -> Finished[P] | None:
+        job = outcome.job
+        self._in_threads.pop(job, None)
+        if outcome.part is not None:
+            self._jobs.finished(job, outcome.part, outcome.seconds)
+            return Finished(job.batch, outcome.part, outcome.seconds)
+        if self._call.is_aborted:
+            self._jobs.dropped(job)
+        elif isinstance(outcome.error, Failure):
+            self._jobs.failed(job, outcome.error, time.monotonic())
+        else:
+            self._jobs.dropped(job)
+            assert outcome.error is not None
+            raise outcome.error
+        return None
+
+    def _wind_up(self) -> Iterator[Finished[P]]:
+        """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
+        come before is a result still."""
+        if self._jobs.num_in_flight:
+            self._runner.abort(self._call)
+            self._take_back(float("inf"))
+        while self._jobs.num_in_flight:
+            outcome = self._outcomes.get()
+            if outcome is None:
+                continue
+            if outcome.part is None:
+                self._jobs.dropped(outcome.job)
+            else:
+                self._jobs.finished(outcome.job, outcome.part, outcome.seconds)
+                yield Finished(outcome.job.batch, outcome.part, outcome.seconds)
+
+    def attempt(self, job: Job) -> None:
+        """One attempt, whose outcome goes into the queue whatever happens."""
+        began = time.monotonic()
+        part: P | None = None
+        error: BaseException | None = None
+        try:
+            part = self._send(job)
+        except BaseException as raised:  # it is raised in the caller's thread, or decides about the next attempt
+            error = raised
+        self._outcomes.put(_Outcome(job, time.monotonic() - began, part, error))
+
+    def _send(self, job: Job) -> P:
+        endpoint, way = job.endpoint, self._task.ways[job.way]
+        assert endpoint is not None
+        milliseconds = max(1, int(1000 * (job.deadline - time.monotonic())))
+        body = self._task.body(job.batch.items, way)
+        headers = {
+            **self._runner.headers,
+            "accept": way.accept,
+            "request-timeout-ms": str(milliseconds),  # and no time of the clock: the server's may differ from ours
+            REQUEST_ID_HEADER: attempt_id(self._request_id, job.batch.start, len(job.history)),
+            **({} if body is None else {"content-type": "application/json"}),
+            **{name.lower(): value for name, value in self._preference.extra_headers.items()},
+        }
+        request = Request(
+            method=self._task.method,
+            path=way.path,
+            headers=headers,
+            body=body,
+            deadline=job.deadline,
+            hedge_delay=self._preference.hedge_delay,
+            hedge_share=self._preference.hedge_budget_pct,
+        )
+        hedge_to = endpoint if job.is_finding_way else self._runner.endpoints.for_hedge(endpoint, self._task.name)
+        return self._runner.sender.send(
+            request, lambda answer: self._task.read(job.batch, way, answer), self._call, to=endpoint, hedge_to=hedge_to
+        )
+
+
+class Threads:
+    """Threads that do a client's work. They are daemons: an interpreter that ends waits for no server.
+
+    Up to `most` threads, each started when all others are at work. The process that uses them first has them."""
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None = end
+        self._num_started = 0
+        self._num_open = 0  # pieces of work that have not ended
+        self._is_closed = False
+        self._process: int | None = None
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether this process was forked from the one that has them."""
+        return self._process not in (None, os.getpid())
+
+    def claim(self) -> None:
+        """Raises RuntimeError once closed, and in a process that was forked after the first use."""
+        if self._process is None:
+            self._process = os.getpid()
+        if self.are_elsewhere:
+            raise RuntimeError("the client was used before this process was forked; make one in each process")
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Do it once a thread is free. Raises as `claim`, and NoThread where there is none and none can be started."""
+        self.claim()  # before the lock, which nobody releases after a fork
+        future: Future[T] = Future()
+        with self._lock:
+            self.claim()
+            is_one_more = self._num_open >= self._num_started < self._most
+            self._num_started += is_one_more
+            self._num_open += 1
+            self._work.put(partial(_carry_out, future, work))
+        if is_one_more:
+            self._start(future)
+        return future
+
+    def _start(self, future: "Future[Any]") -> None:
+        """One more thread, without the lock, which the others need to go on. Where the system has none, they do it."""
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._num_started -= 1
+                is_none_left = not self._num_started
+            if is_none_left and future.cancel():  # or it would be done in vain once there is a thread again
+                raise NoThread(f"the system starts no thread: {error}") from error
+
+    def close(self) -> None:
+        """The threads end after what was submitted until now. After a fork it does nothing: they are the other's."""
+        if self.are_elsewhere:
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for _ in range(self._num_started):
+                    self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # nothing is kept alive while the thread waits
+            with self._lock:
+                self._num_open -= 1
+
+
+def _carry_out(future: "Future[T]", work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # it is raised where the result is asked for
+        future.set_exception(error)
+        del future  # the error's traceback has this frame, and would keep what has the error
+    else:
+        future.set_result(result)

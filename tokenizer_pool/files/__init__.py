@@ -1,1 +1,0 @@
-"""From the files of a model folder to a tokenizer."""

@@ -1,1 +1,0 @@
-"""Long texts: scanned slice by slice, and shortened to what can matter."""
