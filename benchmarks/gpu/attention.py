@@ -23,7 +23,7 @@ from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
 from engine.fused.model.ops import AttentionRule, Ops, Tiles
-from engine.fused.runner.packing import choose_block, tile_table
+from engine.fused.packing import choose_block, tile_table
 from engine.machine.varlen import varlen
 
 KIND = "attention"

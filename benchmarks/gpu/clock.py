@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.gpu.card import Load, Watch
-from engine.fused.runner.graphs import Graph, on_recorder, recorded
+from engine.fused.cuda_device import Graph, on_recorder, recorded
 
 Call = Callable[[], object]
 

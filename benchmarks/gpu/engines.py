@@ -13,9 +13,9 @@ from benchmarks.gpu.fused_models import FusedModel
 from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokenizer
 from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
+from engine.fused.cuda_device import CudaDevice
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.cuda_device import CudaDevice
-from engine.fused.runner.packing import Shape
+from engine.fused.packing import Shape
 from engine.model import model_folder
 from engine.rows.with_torch import RowModules
 from engine.types import OutputKind
@@ -24,7 +24,7 @@ _MAX_NUM_SEQS = 1024
 
 
 class TimedDevice:
-    """A GPU that notes when its stream began and ended each batch. See engine.fused.runner.runner.Device."""
+    """A GPU that notes when its stream began and ended each batch. See engine.fused.runner.Device."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device

@@ -14,15 +14,14 @@ from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import FP8
 from engine.fused.adapters import ADAPTERS
 from engine.fused.assembly import ModelCompute, max_graph_tokens
-from engine.fused.checkpoint.fuse import FusedWeights
-from engine.fused.checkpoint.tensors import ModuleCheckpoint
-from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.forwards import forward_of
+from engine.fused.checkpoint import ModuleCheckpoint
+from engine.fused.model.forwards import Blocks, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, probe_products, products_of
 from engine.fused.model.ops import Ops
+from engine.fused.packing import Packer, Shapes, layout, row_counts
+from engine.fused.packing import Shape as BatchShape
 from engine.fused.quantization.quantizing import QuantizableLinears, eligible
-from engine.fused.runner.packing import Packer, Shapes, layout, row_counts
-from engine.fused.runner.packing import Shape as BatchShape
+from engine.fused.weights import FusedWeights
 from engine.rows.with_torch import RowModules
 from engine.types import Batch, OutputKind
 

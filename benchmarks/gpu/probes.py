@@ -17,7 +17,7 @@ from benchmarks.gpu.random_models import batch_of, build
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT, Shape
 from benchmarks.gpu.targets import FP8_ROW, PRODUCT_BF16
-from engine.fused.runner.graphs import on_recorder, recorded
+from engine.fused.cuda_device import on_recorder, recorded
 
 KIND = "probe"
 GELU, SKINNY, RECORDING = "GELU in the product", "product for few rows", "recording"

@@ -23,7 +23,7 @@ from benchmarks.gpu.fused_models import FusedModel, Subject
 from benchmarks.gpu.random_models import batch_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.targets import FIRST_US
-from engine.fused.model.blocks import Weights
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Linear
 from engine.fused.model.ops import Ops
 

@@ -39,7 +39,7 @@ _SHARE = 0.5  # of the memory; the rest is for weights, short sequences and othe
 # and up to 8,192 tokens, in float32, and 17 in bfloat16.
 _NUM_HIDDEN_COPIES = 28
 _NUM_VOCABULARY_COPIES = 2  # the scores, and the scores with padding masked
-# These add a mask with a number for each score: engine.transformers.distance_bias.
+# These add a mask with a number for each score: engine.transformers.attention.
 _WITH_BIASES = frozenset(("jina_bert", "mt5", "t5"))
 _NUM_BIAS_COPIES = 2  # by head and distance, and with padding masked
 _USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of heads

@@ -37,7 +37,7 @@ from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, Transfo
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
 from engine.transformers.loading import load_model
-from engine.transformers.state import State
+from engine.transformers.reference import State
 from engine.transformers.visibility import visibility_of
 from engine.types import ModelError
 

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.fused.choices import Choices
+from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
-from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.forwards import Forward, forward_of
+from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
-from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
-from engine.fused.runner.runner import Device, HostDevice, Runner
+from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
+from engine.fused.runner import Device, HostDevice, Runner
 from engine.model.tasks import output_size
 from engine.rows.with_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
@@ -142,7 +141,7 @@ def _dimensions(model: Model) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelCompute:
-    """See engine.fused.runner.runner.Compute."""
+    """See engine.fused.runner.Compute."""
 
     forward: Forward
     ops: Ops

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, Results
 
 if TYPE_CHECKING:
-    from engine.fused.runner.runner import Runner
+    from engine.fused.runner import Runner
 
 
 @dataclass(slots=True)

@@ -1,44 +1,54 @@
-"""From options to an engine that is ready: weights, precision, then the first batches as a check."""
+"""From options to an engine that is ready: weights, precision, then the first batches as a check.
+
+The first batches are the largest that fits into memory, a check of the kernels, and single queries. The check compares
+the engine's rows with those of the same weights by the ops' plain torch reference, which computes each sequence alone.
+A kernel that ignores a window gives the same wrong row alone and together, so comparing these two does not show it.
+"""
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from engine.fused import choices, first_batches
-from engine.fused.assembly import Model
+from engine.fused import choices, packing
+from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
+from engine.fused.cuda_device import on_recorder
 from engine.fused.engine import FusedEngine
-from engine.fused.model.blocks import Weights
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import NoProduct, probe_products, products_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.packing import ALL_OUTPUTS
 from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
-from engine.fused.runner import packing
-from engine.fused.runner.graphs import on_recorder
-from engine.machine.failures import one_line
+from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.rows.with_torch import load_modules
-from engine.selftest import selfcheck
-from engine.selftest.sample_ids import trial
+from engine.selftest import sample_ids, selfcheck
+from engine.selftest.comparison import agreement, is_near, not_finite
+from engine.selftest.sample_ids import Sequences, trial
 from engine.store.folder_rights import check_owner
-from engine.types import MAX_NUM_SEQS, DeviceTrouble
+from engine.types import MAX_NUM_SEQS, DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
+
+logger = logging.getLogger("embedline.engine")
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
+_MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
 
 _KERNEL_FOLDER = "triton"
 _KERNEL_VARIABLE = "TRITON_CACHE_DIR"
 _KERNEL_SETTINGS = (_KERNEL_VARIABLE, "TRITON_HOME")  # either one is the user's word
-
-logger = logging.getLogger("embedline.engine")
 
 Phase = Callable[[str], contextlib.AbstractContextManager[None]]  # what times a part of loading, by its name
 
@@ -108,12 +118,12 @@ class _Loading:
         tried = trial(chosen.folder, kind=chosen.device.type)
         model = dataclasses.replace(model, notes=(*model.notes, *tried.notes))
         with self._phase("probe"):
-            engine = first_batches.engine_that_fits(model, self._max_num_tokens)
+            engine = engine_that_fits(model, self._max_num_tokens)
         with self._phase("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
-            first_batches.compare_with_reference(engine, model, tried.sequences)
+            compare_with_reference(engine, model, tried.sequences)
         with self._phase("graphs"):
-            first_batches.record_queries(engine, chosen)
+            record_queries(engine, chosen)
         return Loaded(engine, model, outcome)
 
     def _kept(self) -> QuantizedModel | Outcome | None:
@@ -133,9 +143,9 @@ class _Loading:
     def _from_folder(self, *, rejected: Outcome | None) -> tuple[Model, Outcome | None]:
         """rejected: what the gate found at an earlier start that left nothing quantized."""
         with self._phase("import"):
-            from engine.fused.checkpoint import from_folder  # imports transformers
+            from engine.fused.weights import open_model  # imports transformers
         with self._phase("weights"):
-            found = from_folder.find(self._chosen)
+            found = open_model(self._chosen)
             weights = found.source.weights()
         model = self._model(found.source.spec, weights, found.notes)
         if rejected is not None:
@@ -201,3 +211,111 @@ def keep_kernels(cache_dir: Path, environment: MutableMapping[str, str]) -> None
         logger.warning("compiled kernels are not cached in %s: %s", folder, one_line(error))
         return
     environment[_KERNEL_VARIABLE] = str(folder)
+
+
+def engine_that_fits(tried: Model, asked: int) -> FusedEngine:
+    """An engine for batches of this many tokens, or of as many as fit into memory. Raises ModelError."""
+    model, max_num_tokens, least = tried, asked, tried.chosen.folder.max_seqlen
+    while True:
+        found = _probed(model, max_num_tokens)
+        if isinstance(found, FusedEngine):
+            return found
+        if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
+            raise selfcheck.cannot_run("fused", found)
+        if max_num_tokens <= least:
+            raise DeviceTrouble(
+                f"one sequence of {least} tokens runs out of memory on {model.chosen.device}: free some of it there, "
+                f"or lower --max-input-length"
+            )
+        _free_memory()
+        max_num_tokens = max(max_num_tokens // 2, least)
+        note = f"batches of at most {max_num_tokens} tokens: {asked} run out of memory"
+        model = dataclasses.replace(tried, notes=(note, *tried.notes))
+
+
+def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
+    """An engine that has computed a batch of this size, or why there is none."""
+    try:
+        engine = assemble(model, max_num_tokens=max_num_tokens)
+    except torch.OutOfMemoryError as error:
+        return engine_error(error)
+    if model.chosen.capability is None:  # what a CPU lacks in memory it lends from the disk, and takes a while
+        return engine
+    largest = sample_ids.largest_batch(model.chosen.folder, engine.limits)
+    # Run twice, so that its graph is recorded and keeps its memory. Shapes without a graph need as much in addition.
+    for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
+        results = selfcheck.answered(engine, largest, outputs)
+        on_recorder(int)  # waits until the graph is recorded
+        if isinstance(results, EngineError):
+            return results
+    return engine
+
+
+def _free_memory() -> None:
+    gc.collect()  # devices and their graphs know each other
+    on_recorder(int)  # while a graph is recorded, torch's allocator answers the next line with an internal assert
+    torch.cuda.empty_cache()  # of a process that uses none, this does nothing
+
+
+def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequences) -> None:
+    """Raises ModelError if the engine fails, or its rows are not finite or not the reference's.
+
+    A reference that finds no memory beside the engine is logged, and the check left out.
+    """
+    on_recorder(int)  # nothing that waits for the whole device, as a new engine may, can be done beside a recording
+    expected = None if isinstance(model.ops, ReferenceOps) else _expected(model, sequences)
+    _free_memory()
+    if expected is None:
+        return
+    found = _token_rows(engine, sequences)
+    if isinstance(found, EngineError):
+        raise selfcheck.cannot_run("fused", found)
+    dtype = engine.info.dtype
+    if not np.isfinite(found).all():
+        raise not_finite("fused", dtype)
+    near = agreement(found, expected, dtype=dtype)
+    if not is_near(near, dtype=dtype):
+        raise RowsDiffer(
+            f"the fused engine's kernels do not give the rows of plain torch: {near.in_words}; --engine transformers "
+            "may serve the model",
+            max(map(len, sequences)),
+        )
+
+
+def _expected(model: Model, sequences: Sequences) -> NDArray[np.float32] | None:
+    """Token rows [T, D]; None if there is no memory for them."""
+    plain = dataclasses.replace(model, ops=ReferenceOps(), max_num_seqs=1)
+    try:
+        reference = assemble(plain, max_num_tokens=max(map(len, sequences)), records=False)
+        found = _token_rows(reference, sequences)
+    except torch.OutOfMemoryError as error:
+        found = engine_error(error)
+    if not isinstance(found, EngineError):
+        return found
+    if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
+        raise selfcheck.cannot_run("fused", found)
+    logger.warning("the self-test of the fused engine's kernels is left out: there is no memory for its reference")
+    return None
+
+
+def _token_rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32] | EngineError:
+    """[T, D]."""
+    rows = []
+    for batch in selfcheck.batches(engine.limits, sequences):
+        results = selfcheck.answered(engine, batch, OutputKind.TOKENS)
+        if isinstance(results, EngineError):
+            return results
+        rows.append(results[OutputKind.TOKENS].values)
+    return np.concatenate(rows)
+
+
+def record_queries(engine: FusedEngine, chosen: Choices) -> None:
+    """Record the graphs of single queries, so that no request has to wait for that."""
+    if chosen.capability is None:
+        return
+    buckets = [size for size in engine.limits.token_buckets if size <= min(_MAX_QUERY, engine.limits.max_seqlen)]
+    # The size of tiles can differ between the shortest and the longest query of a bucket.
+    for num_tokens in (*buckets, *(size + 1 for size in buckets[:-1])):
+        for _ in range(2):  # a shape is recorded when it comes again
+            selfcheck.answered(engine, sample_ids.arbitrary(chosen.folder, [num_tokens]))
+        on_recorder(int)  # the next one begins when this one is done

@@ -11,9 +11,7 @@ from engine.registry import CUDA
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.head import notes_of
-from engine.tensorrt_llm.planning.model_class import ModelClass
-from engine.tensorrt_llm.planning.plan import ComputePlan, ModelFlags, plan
-from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
+from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, STOCK, ComputePlan, ModelClass, ModelFlags, plan
 from engine.types import ModelError
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default: BEI's default for encoders

@@ -2,6 +2,9 @@
 
 `encode` blocks, runs on the thread that calls it, and shares its buffers between calls: the thread that collects also
 computes, and the depth is 1. Knows batches and rows; the model class is described by a ModelClass.
+
+The library only warns where its own largest warm-up shape runs out of memory, so that a server could start and fail
+later of what it had promised to take. So a loaded model computes its shortest and its largest batch first.
 """
 
 import dataclasses
@@ -16,16 +19,19 @@ from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
+from engine.model.model_folder import ModelFolder
 from engine.rows.with_numpy import RowModules, load_modules
-from engine.selftest import selfcheck
+from engine.selftest import sample_ids, selfcheck
+from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.library import llm_arguments, loading, probe
+from engine.tensorrt_llm.library import loading
 from engine.tensorrt_llm.planning.head import without_trailing_padding
-from engine.tensorrt_llm.planning.model_class import ModelClass
+from engine.tensorrt_llm.planning.plan import ModelClass
 from engine.types import (
     Batch,
     DeviceTrouble,
+    Engine,
     EngineError,
     EngineErrorKind,
     EngineLimits,
@@ -40,7 +46,6 @@ from engine.types import (
 )
 
 logger = logging.getLogger("embedline.engine")
-
 # From sequences as lists of ids, and keyword arguments, to rows [B, L], a tensor on the host.
 Encode = Callable[[list[list[int]], dict[str, Any]], Any]
 
@@ -88,7 +93,7 @@ def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TensorrtLlmEngine:
     """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
     chosen = choices.choose(options)
-    os.environ.update(llm_arguments.NO_TELEMETRY)
+    os.environ.update(loading.NO_TELEMETRY)
     hide_other_gpus(options.device, os.environ)
     try:
         engine = _checked_engine(chosen, _info(chosen, name=name, reason=reason, device=options.device), on_stage)
@@ -109,7 +114,7 @@ def _checked_engine(chosen: Choices, info: ModelInfo, on_stage: OnStage) -> Tens
     limits = loading.limits(chosen, library.limits)
     engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=limits)
     on_stage("probe")
-    found = probe.affordable_limits(engine, chosen.folder)
+    found = affordable_limits(engine, chosen.folder)
     if found != limits:
         engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=found)
     on_stage("check")
@@ -144,3 +149,33 @@ def hide_other_gpus(device: str, environ: MutableMapping[str, str]) -> None:
     index = int(device.partition(":")[2] or 0)
     visible = [one.strip() for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+
+
+def affordable_limits(engine: Engine, folder: ModelFolder) -> EngineLimits:
+    """The engine's limits, with no larger batches than there turns out to be memory for.
+
+    Raises ModelError where a batch fails otherwise, or where there is no memory for the longest sequence.
+    """
+    found, asked = engine.limits, engine.limits.max_num_tokens
+    _compute(engine, sample_ids.arbitrary(folder, [1]))
+    while not _compute(engine, sample_ids.largest_batch(folder, found)):
+        if found.max_num_tokens <= found.max_seqlen:
+            raise DeviceTrouble(
+                f"one sequence of {found.max_seqlen} tokens runs out of memory on {engine.info.device}: free some of "
+                "it there, or lower --max-input-length"
+            )
+        loading.release_memory()
+        found = dataclasses.replace(found, max_num_tokens=max(found.max_num_tokens // 2, found.max_seqlen))
+    if found.max_num_tokens < asked:
+        logger.warning("batches of at most %d tokens: %d run out of memory", found.max_num_tokens, asked)
+    return found
+
+
+def _compute(engine: Engine, sequences: Sequences) -> bool:
+    """Whether there is memory for it. Raises ModelError where it fails otherwise."""
+    results = selfcheck.answered(engine, sequences)
+    if not isinstance(results, EngineError):
+        return True
+    if results.kind is EngineErrorKind.OUT_OF_MEMORY:
+        return False
+    raise selfcheck.cannot_run(engine.info.engine, results)

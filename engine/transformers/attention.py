@@ -5,10 +5,15 @@ numbers, ours calls a kernel for sequences of varying length. Otherwise it compu
 on a CPU is faster than padding, a block-diagonal mask or nested tensors. It needs no mask, so no mask function is
 registered, and transformers makes none: what a layer sees was told beforehand, see `visibility`.
 
-Shapes: T tokens of all sequences, S tokens of one, N query heads, H key heads (N = H * groups), D numbers a head.
+Some models add a number to each score that depends on the head and the distance of the two tokens alone, as ALiBi and
+T5 do. Such a model gives one table for all its layers: column M - 1 + d is for a key that is d tokens after its query,
+for distances -(M - 1) to M - 1.
+
+Shapes: T tokens of all sequences, S tokens of one, M of the longest (S <= M), B padded sequences side by side, N query
+heads, H key heads (N = H * groups), D numbers a head.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,15 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
+from transformers.masking_utils import create_bidirectional_mask
 
 from engine.machine.varlen import has_varlen, varlen
-from engine.transformers import distance_bias as biases
 from engine.transformers.visibility import UnsupportedAttention, Visibility
 
 # The name must not contain "flash", "sdpa", "flex_attention" or "paged|", which transformers treats in other ways.
 PACKED = "embedline_packed"
-
 # Arguments of layers that have no effect here, or say what `visibilities` knows better. Any other argument is refused.
 _HARMLESS = frozenset(("max_length_k", "position_ids", "use_cache", "deterministic", "is_causal", "sliding_window"))
 
@@ -47,7 +51,7 @@ def packed_attention(
     max_length_q: int | None = None,  # no sequence is longer
     scaling: float | None = None,  # None = 1 / sqrt(D)
     softcap: float | None = None,
-    distance_bias: Tensor | None = None,  # [N, 2 M - 1], M >= max_length_q: see engine.transformers.distance_bias
+    distance_bias: Tensor | None = None,  # [N, 2 M - 1], M >= max_length_q: see `bias_arguments`
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -123,7 +127,7 @@ def _by_kernel(
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor:
     """One sequence: rows [1, N, S, D]."""
     if rule.distance_bias is not None:
-        bias = biases.of_reversed_keys(rule.distance_bias, query.shape[2])
+        bias = biases_of_reversed_keys(rule.distance_bias, query.shape[2])
         return functional.scaled_dot_product_attention(
             query, key.flip(2), value.flip(2), bias[None], scale=rule.scaling, enable_gqa=True
         )
@@ -133,6 +137,38 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor
     return functional.scaled_dot_product_attention(
         query, key, value, mask, is_causal=rule.is_causal and mask is None, scale=rule.scaling, enable_gqa=True
     )
+
+
+def biases_of_reversed_keys(table: Tensor, seqlen: int) -> Tensor:
+    """The biases [N, S, S] of queries (rows) and keys (columns), the keys from the last to the first.
+
+    In this order column c of row r is for the distance S - 1 - c - r, so all of them are a view of a reversed row of
+    the table: no memory is taken, however long the sequence is.
+    """
+    middle = table.shape[1] // 2
+    near = table[:, middle - seqlen + 1 : middle + seqlen]
+    return near.flip(1).unfold(1, seqlen, 1)
+
+
+def bias_arguments(
+    config: PreTrainedConfig,
+    rows: Tensor,  # [B, M, …], or of all tokens in one row
+    attention_mask: Tensor | None,  # of the model's forward
+    biases: Callable[[Tensor], Tensor],  # [N, …] of distances int64 […]
+    max_seqlen: int | None,  # the forward's max_length_q; None = padded
+) -> dict[str, Any]:
+    """The arguments attention_mask and distance_bias of attention, the same for all layers.
+
+    Packed sequences have no mask. Others have the biases in it, minus infinity where a query does not see a key.
+    """
+    if max_seqlen is not None:
+        distances = torch.arange(1 - max_seqlen, max_seqlen, device=rows.device)
+        return {"attention_mask": None, "distance_bias": biases(distances).to(rows.dtype)}
+    position = torch.arange(rows.shape[1], device=rows.device)
+    bias = biases(position - position[:, None]).to(rows.dtype)[None]
+    mask = create_bidirectional_mask(config=config, inputs_embeds=rows, attention_mask=attention_mask)
+    assert mask is None or isinstance(mask, torch.Tensor), "another kind is for flex_attention alone"
+    return {"attention_mask": bias if mask is None else bias.masked_fill(~mask, -torch.inf)}
 
 
 def _visible(query: Tensor, rule: _Rule) -> Tensor:

@@ -1,16 +1,82 @@
-"""The library's configuration of a model, from config.json or from what the folder's own code means by it."""
+"""The classes that serve an architecture, where they are ours, and the configuration of a model in its class.
+
+OWN has the architectures that transformers' automatic classes do not serve; their modules are in models/. The
+configuration is read from config.json, or made from what the folder's own code means by it.
+"""
 
 import codecs
 import contextlib
+import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from transformers.utils import logging
 
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
-from engine.transformers import models
+from engine.model.tasks import SequenceScores, TransformersHead
 from engine.types import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnModel:
+    """The classes of an architecture, imported when they are needed."""
+
+    module: str  # where they are
+    config: str  # a PretrainedConfig, whose model_type is the architecture
+    model: str  # gives the rows of tokens
+    scores: str = ""  # …ForSequenceClassification; "" = there is none
+
+    @property
+    def config_class(self) -> Any:
+        """The class of configurations."""
+        return getattr(importlib.import_module(self.module), self.config)
+
+    def class_for(self, folder: ModelFolder) -> Any:
+        """The class of models for the folder's heads. Raises ModelError if there is none."""
+        head = next((head for head in folder.heads if isinstance(head, TransformersHead)), None)
+        name = self.scores if isinstance(head, SequenceScores) else "" if head else self.model
+        if not name:
+            raise ModelError(f"there is no {folder.architecture!r} model for {folder.task}")
+        return getattr(importlib.import_module(self.module), name)
+
+
+# architecture -> its classes. known_code gives a folder one of these names, or config.json's model_type is one.
+_MODELS = "engine.transformers.models"
+OWN: dict[str, OwnModel] = {
+    "jina_adapters": OwnModel(
+        module=f"{_MODELS}.xlm_roberta_flash", config="JinaAdaptersConfig", model="JinaAdaptersModel"
+    ),
+    "jina_bert": OwnModel(
+        module=f"{_MODELS}.jina_bert",
+        config="JinaBertConfig",
+        model="JinaBertModel",
+        scores="JinaBertForSequenceClassification",
+    ),
+    "nomic_bert_moe": OwnModel(module=f"{_MODELS}.nomic_moe", config="NomicMoeConfig", model="NomicMoeModel"),
+    "llama_bidirec": OwnModel(
+        module=f"{_MODELS}.nvidia",
+        config="LlamaBidirecConfig",
+        model="LlamaModel",
+        scores="LlamaBidirecForSequenceClassification",
+    ),
+    "mt5": OwnModel(module=f"{_MODELS}.t5", config="MT5Config", model="T5Encoder"),
+    "nvembed": OwnModel(module=f"{_MODELS}.nvidia", config="NVEmbedConfig", model="NVEmbedModel"),
+    "t5": OwnModel(module=f"{_MODELS}.t5", config="T5Config", model="T5Encoder"),
+    "xlm-roberta-flash": OwnModel(
+        module=f"{_MODELS}.xlm_roberta_flash",
+        config="XLMRobertaFlashConfig",
+        model="XLMRobertaFlashModel",
+        scores="XLMRobertaFlashForSequenceClassification",
+    ),
+}
+
+
+def own_model(architecture: str) -> OwnModel | None:
+    """The row of an architecture; None = transformers' automatic classes have it."""
+    return OWN.get(architecture)
 
 
 def read_config(folder: ModelFolder) -> PretrainedConfig:
@@ -28,7 +94,7 @@ def read_config(folder: ModelFolder) -> PretrainedConfig:
 
 
 def _config(folder: ModelFolder) -> PretrainedConfig:
-    own = models.find(folder.architecture)
+    own = own_model(folder.architecture)
     config: PretrainedConfig
     if own is not None:
         config = own.config_class.from_dict(folder.config)

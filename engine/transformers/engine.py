@@ -19,12 +19,11 @@ from engine.blocking import SubmittedBatches
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
-from engine.transformers.findings import Findings
 from engine.transformers.forward import Forward, Makers, hiding
-from engine.transformers.heads.query_table import QueryTable, query_table
 from engine.transformers.loading import load_model
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.selftest import PADDED, Choice, choose_forward
+from engine.transformers.selftest import PADDED, Choice, Findings, choose_forward
+from engine.transformers.sparse import QueryTable, query_table
 from engine.types import (
     MAX_NUM_SEQS,
     Batch,

@@ -27,8 +27,7 @@ from engine.registry import CPU, CUDA, FUSED, STATIC, TENSORRT_LLM
 from engine.store.model_source import ResolvedModel, find_here
 from engine.tensorrt_llm.contract import contract
 from engine.tensorrt_llm.planning import package
-from engine.tensorrt_llm.planning.plan import plan
-from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES
+from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, plan
 from engine.types import ModelError
 from server.commands import probe as doctor_probe
 from server.commands.findings import MIB, Finding, aligned, facts, lines

@@ -22,8 +22,7 @@ from engine.model import known_prompts, model_folder, quantization
 from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder, check_special_tokens
 from engine.model.quantization import Stored
-from engine.tensorrt_llm.planning.plan import ModelFlags, plan
-from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
+from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, STOCK, ModelFlags, plan
 from engine.tools.convert.cached import Progress
 from engine.types import ModelError, OutputKind
 from server.settings.flag import SettingsError

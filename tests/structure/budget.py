@@ -21,11 +21,10 @@ from tests.structure.sources import PACKAGES, ROOT, Source, dotted, is_within, s
 # What the core does without: features, by their parts that stand in the core's folders as well.
 FEATURES = (
     *("server.jobs", "server.http.jobs", "server.commands.jobs", "server.settings.jobs_flags"),
-    *("server.supervisor.topology", "server.http.request"),
-    *("server.pipelines", "server.http.pipelines", "server.supervisor.topology"),
-    *("embedline.pipelines", "server.grpc", "server.dialects.tei_grpc"),
+    *("server.pipelines", "server.http.pipelines"),
+    *("embedline.pipelines", "server.grpc"),
     *("server.backfill", "server.commands.backfill", "server.commands.verify"),
-    *("server.ray", "server.commands.ray", "server.ray.settings", "embedline.ray_serve"),
+    *("server.ray", "server.commands.ray", "embedline.ray_serve"),
     *("embedline.bench", "server.commands.bench"),
 )
 # Engines that no computer of the core's users needs, and the tools that make model folders.
@@ -37,7 +36,7 @@ REGISTRIES = {
     "server.grpc.methods": "methods of gRPC",
     "server.cli": "commands",
     "engine.model.known_code.table": "known code",
-    "engine.transformers.heads.makers": "heads",
+    "engine.transformers.heads": "heads",
 }
 CORE, TESTS = "core", "tests"
 WINGS = (*PACKAGES, CORE)

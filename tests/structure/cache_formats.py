@@ -22,9 +22,8 @@ _CONVERSION = (
     *_MODEL,
     "cpu/**/*.py",
     "machine/host.py",  # how large int8 weights may be
-    *(f"transformers/{name}.py" for name in ("configuration", "distance_bias", "headers", "loading", "state")),
+    *(f"transformers/{name}.py" for name in ("attention", "configuration", "loading", "reference", "visibility")),
     "transformers/models/*.py",
-    "transformers/visibility.py",
 )
 
 
@@ -41,7 +40,7 @@ KINDS = {
     "compiled model": Kind("cpu/keys.py", _CONVERSION),
     "compiled model for other machines": Kind("cpu/exported.py", _CONVERSION),
     "quantized model": Kind("fused/quantization/cache.py", (*_MODEL, "fused/**/*.py", "transformers/configuration.py")),
-    "finding of a self-test": Kind("transformers/findings.py", (*_MODEL, "machine/varlen.py", "transformers/**/*.py")),
+    "finding of a self-test": Kind("transformers/selftest.py", (*_MODEL, "machine/varlen.py", "transformers/**/*.py")),
     "block-FP8 copy": Kind(
         "tools/quantize/cached.py",
         (

@@ -45,7 +45,7 @@ def trace(folder: Path) -> Ran:
     traced = folder / "traced"
     traced.mkdir()
     environment = {
-        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent / "tracing"), str(ROOT))),
+        "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent / "snapshot/tracing"), str(ROOT))),
         "TRACED_TO": str(traced),
         "TRACED_WINDOW": str(folder / "window"),
         "TRACED": ",".join(str(ROOT / package) for package in PACKAGES),

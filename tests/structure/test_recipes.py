@@ -61,7 +61,7 @@ def test_a_head_is_in_the_files_that_the_recipe_names() -> None:
     places = {source.module: names & set(names_of(source.tree())) for source in sources("engine", "server")}
     complete = {module for module, found in places.items() if found == names}
 
-    assert complete == {"engine.model.tasks", "engine.transformers.heads.makers", "engine.cpu.outputs"}
+    assert complete == {"engine.model.tasks", "engine.transformers.heads", "engine.cpu.outputs"}
     of_library = {head.__name__ for head in get_args(tasks.TransformersHead)}
     with_library = {module for module, found in places.items() if found >= of_library}
     assert with_library - complete == {

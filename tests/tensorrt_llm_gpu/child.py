@@ -27,7 +27,7 @@ from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import engine as tensorrt_llm
-from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES
+from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES
 from engine.types import Engine, EngineError
 from tests.tensorrt_llm_gpu import reference, small_models
 from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed

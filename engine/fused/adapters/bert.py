@@ -1,15 +1,31 @@
-"""BERT, and models that differ from it only in names: RoBERTa and similar models, ERNIE, ELECTRA.
+"""BERT and its relatives. RoBERTa and similar models, ERNIE and ELECTRA differ from it only in names.
 
 ALBERT is a BERT whose layers all have the same weights, and whose embedding tables are narrower than its layers.
-DistilBERT is one without token types.
+DistilBERT is one without token types. MPNet is one without token types whose attention scores also depend on the
+distance of two tokens. NomicBERT, GTE and Jina v3 rotate queries and keys and have no table of positions; their tensors
+may have transformers' names or those of the authors' own code, which most files have.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require, spec_of
-from engine.fused.model.spec import Spec
+from engine.fused.adapters.adapter import (
+    Adapter,
+    Recipe,
+    Recipes,
+    affine,
+    check_rope,
+    derive_angles,
+    in_layers,
+    require,
+    spec_of,
+)
+from engine.fused.model.spec import LayerSpec, Spec
 
 MLP = {"gate_up": ("intermediate.dense",), "down": ("output.dense",), "mlp_norm": ("output.LayerNorm",)}
 _LAYER = affine(
@@ -105,7 +121,7 @@ def _distilbert_layout(spec: Spec) -> Recipes:
     return embeddings(spec) | in_layers(spec, "transformer.layer.{}", _DISTILBERT_LAYER)
 
 
-ADAPTERS = {
+_BERT = {
     architecture: Adapter(_spec_of, (_layout,), (f"{prefix}.",))
     for architecture, prefix in {
         "bert": "bert",
@@ -120,3 +136,147 @@ ADAPTERS = {
     "albert": Adapter(_albert, (_albert_layout,), ("albert.",)),
     "distilbert": Adapter(_distilbert, (_distilbert_layout,), ("distilbert.",)),
 }
+
+_NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says
+_MAX_DISTANCE = 128  # from here on, all distances share a bucket
+
+_MPNET_LAYER = affine(
+    {
+        "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        "o": ("attention.attn.o",),
+        "attention_norm": ("attention.LayerNorm",),
+        **MLP,
+    }
+)
+
+
+def _mpnet(config: PretrainedConfig) -> Spec:
+    require(config, relative_attention_num_buckets=(_NUM_BUCKETS,))
+    return common_spec(config, num_types=0)
+
+
+def _mpnet_layout(spec: Spec) -> Recipes:
+    buckets = {"relative_bias": Recipe(("encoder.relative_attention_bias.weight",))}  # [_NUM_BUCKETS, N]
+    return embeddings(spec) | buckets | in_layers(spec, "encoder.layer.{}", _MPNET_LAYER)
+
+
+def _biases_by_distance(
+    config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int
+) -> dict[str, Tensor]:
+    """Biases by distance instead of by bucket."""
+    distances = torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1)
+    buckets = tensors["relative_bias"]
+    return {"relative_bias": buckets[_bucket_of(distances).to(buckets.device)].T.contiguous()}
+
+
+def _bucket_of(distances: Tensor) -> Tensor:
+    """The bucket [R] of each distance [R], a key's position minus its query's.
+
+    Each direction has half of the buckets. Of these, the first half are for one distance each, the others for ranges
+    that get longer (T5, arXiv:1910.10683, 2.1).
+    """
+    num_one_way = _NUM_BUCKETS // 2
+    num_exact = num_one_way // 2
+    far = distances.abs()
+    steps = torch.log(far.clamp(min=1).float() / num_exact) / math.log(_MAX_DISTANCE / num_exact)
+    shared = num_exact + (steps * (num_one_way - num_exact)).long()
+    return (distances > 0).long() * num_one_way + torch.where(far < num_exact, far, shared.clamp(max=num_one_way - 1))
+
+
+_MPNET = {"mpnet": Adapter(_mpnet, (_mpnet_layout,), ("mpnet.",), _biases_by_distance)}
+_ATTENTION = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",)}
+_NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})
+_OLD_NORMS = affine({"attention_norm": ("norm1",), "mlp_norm": ("norm2",)})
+_GATE_AND_UP = affine({"gate_up": ("mlp.gate_proj", "mlp.up_proj")}, has_bias=False)
+
+_NOMIC = affine({**_ATTENTION, "down": ("mlp.down_proj",)}, has_bias=False)
+_OLD_NOMIC = affine(
+    {"qkv": ("attn.Wqkv",), "o": ("attn.out_proj",), "gate_up": ("mlp.fc12", "mlp.fc11"), "down": ("mlp.fc2",)},
+    has_bias=False,
+)
+_GTE = affine({**_ATTENTION, "down": ("mlp.down_proj",)})
+_OLD_GTE = {
+    **affine({"qkv": ("attention.qkv_proj",), "o": ("attention.o_proj",), "down": ("mlp.down_proj",)}),
+    **affine({"attention_norm": ("attn_ln",), "mlp_norm": ("mlp_ln",)}),
+    "gate_up.weight": Recipe(("mlp.up_gate_proj.weight",), swaps_halves=True),
+}
+_JINA = affine({**_ATTENTION, "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+_OLD_JINA = affine({"qkv": ("mixer.Wqkv",), "o": ("mixer.out_proj",), "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+
+# Words of Nomic's own code. Where they are in config.json, transformers leaves them alone, so they must say the same.
+_OLD_SIZES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+}
+_OLD_CHOICES: dict[str, tuple[object, ...]] = {
+    "activation_function": ("swiglu",),
+    "parallel_block": (False,),
+    "prenorm": (False,),
+    "qkv_proj_bias": (False,),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_interleaved": (False,),
+    "use_rms_norm": (False,),
+}
+
+
+def _nomic(config: PretrainedConfig) -> Spec:
+    require(config, **_OLD_CHOICES)
+    require(config, **{old: (getattr(config, name),) for old, name in _OLD_SIZES.items()})
+    return _rotated(config, is_gated=True)
+
+
+def _gte(config: PretrainedConfig) -> Spec:
+    require(config, logn_attention_scale=(False,), layer_norm_type=("layer_norm",))
+    return _rotated(config, is_gated=True)
+
+
+def _jina(config: PretrainedConfig) -> Spec:
+    return _rotated(config, is_gated=False)
+
+
+def _rotated(config: PretrainedConfig, *, is_gated: bool) -> Spec:
+    require(config, position_embedding_type=("rope", "rotary"))
+    check_rope(config)
+    require(config, rotary_emb_base=(config.rope_parameters["rope_theta"],))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = (LayerSpec(rope=0),) * config.num_hidden_layers
+    return common_spec(config, num_positions=0, is_gated=is_gated, head_dim=head_dim, layers=layers)
+
+
+def _rotary_layout(theirs: str, layer: Recipes, *, norm: str = "embeddings.LayerNorm") -> Callable[[Spec], Recipes]:
+    def layout(spec: Spec) -> Recipes:
+        return embeddings(spec) | affine({"embedding_norm": (norm,)}) | in_layers(spec, theirs, layer)
+
+    return layout
+
+
+_ROTARY = {
+    "nomic_bert": Adapter(
+        _nomic,
+        (
+            _rotary_layout("layers.{}", _NOMIC | _GATE_AND_UP | _NORMS),
+            _rotary_layout("encoder.layers.{}", _OLD_NOMIC | _OLD_NORMS, norm="emb_ln"),
+        ),
+        ("nomic_bert.", "bert."),
+        derive_angles,
+    ),
+    "gte": Adapter(
+        _gte,
+        (_rotary_layout("layers.{}", _GTE | _GATE_AND_UP | _NORMS), _rotary_layout("encoder.layer.{}", _OLD_GTE)),
+        ("gte.", "new."),
+        derive_angles,
+    ),
+    "jina_embeddings_v3": Adapter(
+        _jina,
+        (
+            _rotary_layout("layers.{}", _JINA | _NORMS),
+            _rotary_layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"),
+        ),
+        ("roberta.",),
+        derive_angles,
+    ),
+}
+
+ADAPTERS = _BERT | _MPNET | _ROTARY

@@ -1,4 +1,8 @@
-"""Llama and similar models: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT."""
+"""Llama and similar models: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT; and Gemma.
+
+Of Gemma these are Gemma 1 and 2, and the text models of Gemma 3, including EmbeddingGemma. Their files hold norms'
+weights minus one, and word embeddings are multiplied by the root of the hidden size.
+"""
 
 import dataclasses
 from collections.abc import Collection
@@ -11,14 +15,17 @@ from engine.fused.adapters.adapter import (
     Recipe,
     Recipes,
     affine,
+    check_rope,
     derive_angles,
+    derive_by_type,
     in_layers,
+    layers_by_type,
+    require,
     spec_of,
     windows_of,
     with_windows,
 )
 from engine.fused.choices import NotForFused
-from engine.fused.model.rotary import check
 from engine.fused.model.spec import LayerSpec, Spec
 
 Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the checkpoint calls its parts
@@ -71,7 +78,7 @@ def whole_heads(config: PretrainedConfig) -> None:
     """Raises ModelError if only a part of each head is rotated, which most architectures do not support."""
     if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
         raise NotForFused(f"the fused engine does not compute partial_rotary_factor for {config.model_type}")
-    check(config)
+    check_rope(config)
 
 
 def _norms(norms: Names, plus: float) -> Recipes:
@@ -93,7 +100,7 @@ def _mistral(config: PretrainedConfig) -> Spec:
 
 
 def _phi3(config: PretrainedConfig) -> Spec:
-    check(config)
+    check_rope(config)
     spec = common_spec(config, activation=config.hidden_act)
     return with_windows(spec, [config.sliding_window] * config.num_hidden_layers)
 
@@ -117,7 +124,7 @@ def _with_any_biases(norms: Names) -> tuple[Layout, ...]:
 
 _ANY_BIASES = _with_any_biases(NORMS)
 
-ADAPTERS = {
+_LLAMA = {
     "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive_angles),
     "eurobert": Adapter(_eurobert, _ANY_BIASES, PREFIXES, derive_angles),
     "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive_angles),
@@ -127,3 +134,58 @@ ADAPTERS = {
     "qwen3": Adapter(_by_layer_types, _with_any_biases(NORMS | HEAD_NORMS), PREFIXES, derive_angles),
     "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive_angles),
 }
+
+_SANDWICH: Names = {
+    "attention_norm": ("input_layernorm",),
+    "after_attention_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "after_mlp_norm": ("post_feedforward_layernorm",),
+}
+
+
+def _scaled(config: PretrainedConfig, *, activation: str) -> Spec:
+    spec = common_spec(config, activation=activation)
+    return dataclasses.replace(spec, embedding_scale=config.hidden_size**0.5)
+
+
+def _gemma(config: PretrainedConfig) -> Spec:
+    # In transformers it depends on the attention function and on padding whether these two obey it.
+    require(config, use_bidirectional_attention=(False,))
+    whole_heads(config)
+    return _scaled(config, activation=config.hidden_act)
+
+
+def _gemma2(config: PretrainedConfig) -> Spec:
+    require(config, use_bidirectional_attention=(False,))
+    whole_heads(config)
+    spec = dataclasses.replace(
+        _scaled(config, activation=config.hidden_activation),
+        scaling=config.query_pre_attn_scalar**-0.5,
+        softcap=config.attn_logit_softcapping,
+        sandwich_norms=True,
+    )
+    return with_windows(spec, windows_of(config, config.sliding_window))
+
+
+def _gemma3(config: PretrainedConfig) -> Spec:
+    require(config, is_causal=(True,))
+    return dataclasses.replace(
+        _scaled(config, activation=config.hidden_activation),
+        scaling=config.query_pre_attn_scalar**-0.5,
+        sandwich_norms=True,
+        is_causal=not config.use_bidirectional_attention,
+        layers=layers_by_type(config, config.sliding_window),  # the configuration halves it where tokens see both ways
+    )
+
+
+def _layouts(norms: Names) -> tuple[Layout, ...]:
+    return tuple(layout(LINEARS, norms, biased=biased, plus=1.0) for biased in (("qkv", "o"), ()))
+
+
+_GEMMA = {
+    "gemma": Adapter(_gemma, _layouts(NORMS), PREFIXES, derive_angles),
+    "gemma2": Adapter(_gemma2, _layouts(_SANDWICH), PREFIXES, derive_angles),
+    "gemma3_text": Adapter(_gemma3, _layouts(_SANDWICH | HEAD_NORMS), PREFIXES, derive_by_type),
+}
+
+ADAPTERS = _LLAMA | _GEMMA

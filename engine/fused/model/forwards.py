@@ -1,15 +1,168 @@
 """The two forwards: norms after what they normalise (BERT and similar models), or before it (Llama and similar models).
 
 Both return the last hidden states of all tokens, or of the pooled tokens alone. In the second case the last layer
-computes keys and values for all tokens and everything else for the pooled ones: the same rows for less work.
+computes keys and values for all tokens and everything else for the pooled ones: the same rows for less work. `Blocks`
+is what both share: embedding, attention, MLP. It keeps weights and ops, and knows nothing of batches.
 
-Shapes: T tokens, B sequences, h hidden size.
+Shapes: T tokens, B sequences, h hidden size, N query heads, H key heads, D numbers a head. Both T and B count padding
+(see engine.fused.model.ops).
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
 from torch import Tensor
 
-from engine.fused.model.blocks import Blocks, linear_input
-from engine.fused.model.ops import Inputs, NormedRows, NormOutputs
+from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.ops import (
+    AttentionRule,
+    EmbeddingTables,
+    Heads,
+    Inputs,
+    Norm,
+    NormedRows,
+    NormOutputs,
+    Ops,
+    QuantizedRows,
+    Rows,
+)
+from engine.fused.model.spec import Spec
+
+_GELUS = ("gelu", "gelu_tanh")  # whose difference is less than what rounding to 16 bits makes
+
+
+@dataclass(slots=True)
+class Weights:
+    """By the names in spec.py. Linear layers can be exchanged for quantized ones; forwards see it at once."""
+
+    tensors: Mapping[str, Tensor]  # all but the linear layers' own
+    linears: dict[str, Linear] = field(default_factory=dict)  # "layers.0.qkv", …
+
+
+class Blocks:
+    """A model's parts, ready to be called."""
+
+    def __init__(self, spec: Spec, weights: Weights, ops: Ops) -> None:
+        self.spec = spec
+        self.ops = ops
+        self._weights = weights
+        norms = [name.removesuffix(".weight") for name in weights.tensors if name.endswith("norm.weight")]
+        self._norms = {name: self._norm(name) for name in norms}
+        tables = weights.tensors
+        self._tables = EmbeddingTables(
+            tables["words"], tables.get("positions"), tables.get("types"), spec.embedding_scale
+        )
+
+    def norm(self, name: str) -> Norm:
+        """ "embedding_norm", "layers.0.attention_norm", …"""
+        return self._norms[name]
+
+    def has(self, name: str) -> bool:
+        """Whether the model has this norm or linear layer."""
+        return name in self._norms or name in self._weights.linears
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether this linear layer takes quantized rows."""
+        return self._weights.linears[name].is_quantized
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        """[T, h], before any norm; [T, E] where a projection to h follows the norm."""
+        return self.ops.embed(inputs, self._tables)
+
+    def linear(self, name: str, rows: Rows) -> Tensor:
+        """The product; plain rows are quantized first where that is what the layer takes."""
+        linear = self._weights.linears[name]
+        return linear(self._quantized_for(linear, rows))
+
+    def attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
+        """[T, h] of normalised rows [T, h]."""
+        spec = self.spec
+        qkv = self.linear(f"layers.{layer}.qkv", rows)
+        self._rotate(layer, qkv, inputs.positions, num_query=spec.num_heads, num_key=spec.num_kv_heads)
+        query = qkv[:, : spec.q_size].view(len(qkv), spec.num_heads, spec.head_dim)
+        key, value = self._keys_and_values(qkv[:, spec.q_size :])
+        attended = self.ops.attend(query, key, value, inputs.tiles, self._rule(layer))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), spec.q_size))
+
+    def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
+        """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, at the price of theirs."""
+        spec = self.spec
+        qkv = self._weights.linears[f"layers.{layer}.qkv"]
+        rows = self._quantized_for(qkv, rows)
+        pooled = inputs.pooled
+        query = qkv.part(0, spec.q_size)(rows_at(rows, pooled))
+        key_value = qkv.part(spec.q_size, spec.q_size + 2 * spec.kv_size)(rows)
+        self._rotate(layer, query, inputs.positions.index_select(0, pooled), num_query=spec.num_heads, num_key=0)
+        self._rotate(layer, key_value, inputs.positions, num_query=0, num_key=spec.num_kv_heads)
+        key, value = self._keys_and_values(key_value)
+        query = query.view(len(query), spec.num_heads, spec.head_dim)
+        attended = self.ops.attend(query, key, value, inputs.pooled_tiles, self._rule(layer))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(query), spec.q_size))
+
+    def mlp(self, layer: int, rows: Rows) -> Tensor:
+        """[rows, h] of normalised rows."""
+        spec, down = self.spec, f"layers.{layer}.down"
+        gate_up = self._weights.linears[f"layers.{layer}.gate_up"]
+        is_gelu = spec.activation in _GELUS and not spec.is_gated
+        if is_gelu and isinstance(gate_up, PlainLinear) and gate_up.can_gelu:
+            assert isinstance(rows, Tensor)
+            return self.linear(down, gate_up.gelu(rows))
+        activated = self.ops.activate(
+            gate_up(self._quantized_for(gate_up, rows)),
+            spec.activation,
+            is_gated=spec.is_gated,
+            is_quantized=self.is_quantized(down),
+        )
+        return self.linear(down, activated)
+
+    def _quantized_for(self, linear: Linear, rows: Rows) -> Rows:
+        if linear.is_quantized and isinstance(rows, Tensor):
+            return self.ops.quantize(rows)
+        return rows
+
+    def _rotate(self, layer: int, rows: Tensor, positions: Tensor, *, num_query: int, num_key: int) -> None:
+        query_norm = self._norms.get(f"layers.{layer}.query_norm")
+        key_norm = self._norms.get(f"layers.{layer}.key_norm")
+        rope = self.spec.layers[layer].rope
+        if rope is None and query_norm is None and key_norm is None:
+            return
+        angles = None if rope is None else self._weights.tensors[f"rope.{rope}"]
+        heads = Heads(num_query, num_key, self.spec.head_dim, query_norm, key_norm)
+        self.ops.rotate(rows, positions, angles, heads)
+
+    def _keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Views [T, H, D] of rows [T, 2 H D]."""
+        both = rows.view(len(rows), 2 * self.spec.num_kv_heads, self.spec.head_dim)
+        return both[:, : self.spec.num_kv_heads], both[:, self.spec.num_kv_heads :]
+
+    def _rule(self, layer: int) -> AttentionRule:
+        spec = self.spec
+        bias = self._weights.tensors.get("relative_bias")
+        return AttentionRule(spec.is_causal, spec.scaling, spec.layers[layer].window, spec.softcap, bias)
+
+    def _norm(self, name: str) -> Norm:
+        tensors = self._weights.tensors
+        is_of_head = name.endswith(("query_norm", "key_norm"))
+        kind = "rms" if is_of_head else self.spec.norm
+        return Norm(kind, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), self.spec.norm_eps)
+
+
+def rows_at(rows: Rows, index: Tensor) -> Rows:
+    """The rows of these numbers, int32 or int64 [B]."""
+    if isinstance(rows, QuantizedRows):
+        as_bytes = rows.values.view(torch.uint8)  # index_select knows no float8
+        values = as_bytes.index_select(0, index).view(rows.values.dtype)
+        return QuantizedRows(values, rows.scales.index_select(0, index))
+    return rows.index_select(0, index)
+
+
+def linear_input(normed: NormedRows) -> Rows:
+    """What a linear layer is to take of them."""
+    if normed.quantized is not None:
+        return normed.quantized
+    assert normed.rows is not None
+    return normed.rows
 
 
 class Forward:

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint.readers import Reader, reader_for
 from engine.fused.choices import Choices
-from engine.fused.model.blocks import Weights
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
+from engine.fused.readers import Reader, reader_for
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import read_as

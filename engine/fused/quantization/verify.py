@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from engine.fused import loading
+from engine.fused import loading, weights
 from engine.fused.assembly import Model
-from engine.fused.checkpoint import from_folder
 from engine.fused.choices import Choices
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, quantizing
@@ -78,7 +77,7 @@ def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
     """Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
     chosen = dataclasses.replace(chosen, dtype=dtype)
     folder = chosen.folder
-    source = from_folder.find(chosen).source
+    source = weights.open_model(chosen).source
     plain = Model(
         name="",
         reason=_REASON,

@@ -15,7 +15,7 @@ _SIZES = frozenset(
 _WINDOW = frozenset(("use_sliding_window", "sliding_window", "max_window_layers"))
 _KALM_CLASS = "modeling.Qwen2Model"
 
-REWARD = "Qwen2ForRewardModel"  # transformers lacks it; engine.tensorrt_llm.planning.stock
+REWARD = "Qwen2ForRewardModel"  # transformers lacks it; engine.tensorrt_llm.planning.plan
 
 
 def _translate(said: Json, own: Json) -> Json:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.tensorrt_llm.library import private
 from engine.tensorrt_llm.library.models import pool
-from engine.tensorrt_llm.planning.encoder import PREFIX
+from engine.tensorrt_llm.planning.backbone import ROBERTA_PREFIX
 from engine.tensorrt_llm.planning.families import Family
 from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
 from engine.types import ModelError
@@ -110,7 +110,7 @@ Weights = Mapping[str, Any]  # tensors, or what gives one for [:]
 
 def fill(backbone: nn.Module, weights: Weights) -> None:
     """Load upstream's BERT from a file of RoBERTa, whole or the backbone alone. Raises ModelError, see `in_files`."""
-    prefix = PREFIX if any(name.startswith(PREFIX) for name in weights) else ""
+    prefix = ROBERTA_PREFIX if any(name.startswith(ROBERTA_PREFIX) for name in weights) else ""
     for name, module in backbone.named_modules():
         if not module._parameters:
             continue

@@ -1,21 +1,49 @@
-"""Loads a model into tensorrt_llm: imports it, registers our class, builds its LLM. Private names are in `private`."""
+"""Loads a model into tensorrt_llm: imports it, registers our class, builds its LLM. Private names are in `private`.
 
+Some versions of the library run a folder's code when they load a configuration, even where trust_remote_code is false.
+So they get the model's folder without its code: no .py files, and no entry in its configuration that names one.
+`LLM(...)` forbids arguments that it does not know, so a version gets only those that it has.
+"""
+
+import contextlib
 import importlib
+import json
+import logging
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.machine.failures import engine_error, one_line
+from engine.model.json_files import read
 from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.library import code_free_folder, encoders, models, private
-from engine.tensorrt_llm.library.llm_arguments import arguments, buckets
+from engine.tensorrt_llm.library import encoders, models, private
 from engine.tensorrt_llm.library.private import LibraryLimits
 from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
+logger = logging.getLogger("embedline.engine")
+
+_NAMES_CODE = "auto_map"
+_CODE = ".py"
+_JSON = ".json"
+
+# Without these the engine would compute something else.
+_NEEDED = frozenset(
+    ("encode_only", "dtype", "max_batch_size", "max_num_tokens", "max_seq_len", "model_kwargs", "trust_remote_code")
+)
+
+# Turns the library's telemetry off. It reads these when it is imported and when a model is built.
+NO_TELEMETRY = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TELEMETRY_DISABLED": "1"}
+_BATCH_SIZES = (1, 2, 4, 8)
+_NUM_TOKENS = (32, 64, 128, 256, 512, 1024)
+_SEQ_LENS = (32, 64, 128, 256, 512)
 _BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive requests wait; a GPU gains nothing from longer batches
+
 _INSTEAD = {  # what helps where it is the device that fails the library
     EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
     EngineErrorKind.FATAL: "--devices may name another",
@@ -59,8 +87,8 @@ def _load(chosen: Choices) -> Library:
     if family is not None:
         (encoders if family.is_encoder else models).register(family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
-    wanted = arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
-    with code_free_folder.without_code(chosen.weights) as folder:
+    wanted = llm_arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
+    with without_code(chosen.weights) as folder:
         llm = _build_llm(api.LLM, str(folder), wanted)
     return Library(llm, private.limits_of(llm))
 
@@ -135,3 +163,96 @@ def release_memory() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def without_code(folder: Path) -> Iterator[Path]:
+    """The folder itself where it has no code; else one of links to its other files, for as long as it is loaded from.
+
+    Raises ModelError where a JSON file can't be read.
+    """
+    files = [file for file in folder.iterdir() if file.is_file()]
+    cleaned = {file.name: _without(read(file)) for file in files if file.suffix == _JSON and _names_code(file)}
+    if not cleaned and not any(file.suffix == _CODE for file in files):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="embedline-model-") as place:
+        for file in files:
+            if file.name in cleaned:
+                Path(place, file.name).write_text(json.dumps(cleaned[file.name]), encoding="utf-8")
+            elif file.suffix != _CODE:
+                Path(place, file.name).symlink_to(file.absolute())
+        yield Path(place)
+
+
+def _names_code(file: Path) -> bool:
+    """By its bytes: most JSON files of a folder are large and say nothing of it."""
+    return f'"{_NAMES_CODE}"'.encode() in file.read_bytes()
+
+
+def _without(value: Any) -> Any:
+    """The same without the word, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without(one) for key, one in value.items() if key != _NAMES_CODE}
+    return [_without(one) for one in value] if isinstance(value, list) else value
+
+
+def llm_arguments(choices: Choices, fields: Collection[str], *, graph_config: Any = None) -> dict[str, Any]:
+    """Beside the model itself. fields: of TorchLlmArgs; graph_config: an EncodeCudaGraphConfig, None = no graphs.
+
+    Raises ModelError where this version lacks one that is needed.
+    """
+    wanted: dict[str, Any] = {
+        "encode_only": True,
+        "skip_tokenizer_init": True,  # ids are all that it is given
+        "dtype": choices.dtype,
+        "max_batch_size": choices.max_num_seqs,
+        "max_num_tokens": choices.max_num_tokens,
+        "max_seq_len": choices.folder.max_seqlen,
+        "attn_backend": "TRTLLM",
+        "model_kwargs": _of_config(choices),
+        "cuda_graph_config": graph_config,
+        "trust_remote_code": False,
+    }
+    missing = sorted(_NEEDED - set(fields))
+    if missing:
+        raise ModelError(
+            f"tensorrt_llm {choices.package.version} takes no {', '.join(missing)}; 1.4.0rc1 does, and so does the "
+            "tensorrt-llm image"
+        )
+    unknown = [name for name in wanted if name not in fields]
+    if unknown:
+        logger.warning("tensorrt_llm %s does not accept %s", choices.package.version, ", ".join(unknown))
+    return {name: value for name, value in wanted.items() if name in fields}
+
+
+def _of_config(choices: Choices) -> dict[str, Any]:
+    """What is set on the model's configuration, the type that it computes in among it.
+
+    The library checks its own dtype and builds a model by the configuration's: without this, what config.json says.
+    """
+    model_class = choices.model_class
+    if model_class.takes_token_types:  # upstream's BERT, which makes float16 of whatever it was built with
+        return model_class.model_kwargs
+    return {**model_class.model_kwargs, "dtype": choices.dtype, "torch_dtype": choices.dtype}
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Sizes that batches are rounded up to, small ones, so that a single query is one launch. A graph is recorded for
+    every combination that can be; larger batches run without graphs."""
+
+    batch_sizes: tuple[int, ...]
+    num_tokens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+
+
+def buckets(*, max_num_seqs: int, max_num_tokens: int, max_seqlen: int) -> Buckets:
+    """Those within the limits; where a limit is smaller than all of them, the limit itself."""
+    return Buckets(
+        _within(_BATCH_SIZES, max_num_seqs), _within(_NUM_TOKENS, max_num_tokens), _within(_SEQ_LENS, max_seqlen)
+    )
+
+
+def _within(sizes: Iterable[int], limit: int) -> tuple[int, ...]:
+    return tuple(size for size in sizes if size <= limit) or (limit,)

@@ -9,7 +9,7 @@ from engine.model.json_files import Json, read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
-from engine.tensorrt_llm.planning import encoder
+from engine.tensorrt_llm.planning import backbone
 from engine.tensorrt_llm.planning.families import FAMILIES, unreadable
 from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, algorithm_of
 from engine.tensorrt_llm.planning.tensors import Tensors, check, check_plain, layers_in, tensors_in
@@ -42,7 +42,7 @@ def classify(folder: ModelFolder) -> Checkpoint:
         if algorithm is not None:
             raise unreadable(f"has no quantized layers for {folder.architecture}")
         if family is not None:
-            encoder.check_tensors(folder)
+            backbone.check_bert_tensors(folder)
         return Checkpoint(algorithm=PLAIN)
     tensors = tensors_in(folder.path)
     check(tensors, algorithm)

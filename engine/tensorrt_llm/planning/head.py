@@ -14,7 +14,7 @@ from engine.model.json_files import Json, read_object, read_optional
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, Task
 from engine.selftest import sample_ids
-from engine.tensorrt_llm.planning import backbone, encoder
+from engine.tensorrt_llm.planning import backbone
 from engine.tensorrt_llm.planning.families import FAMILIES, family_of, refusal
 from engine.types import ModelError
 
@@ -86,7 +86,7 @@ def head_of(folder: ModelFolder) -> PlannedHead:
 
 
 def _encoder_head(folder: ModelFolder, config: Json) -> PlannedHead:
-    padding_idx = encoder.padding_idx_of(config, max_seqlen=folder.max_seqlen)
+    padding_idx = backbone.padding_idx_of(config, max_seqlen=folder.max_seqlen)
     match folder.heads:
         case () if folder.task is Task.EMBED:
             return dataclasses.replace(_embedding_head(folder, is_causal=False), padding_idx=padding_idx)

@@ -1,23 +1,46 @@
 """Plans how a model is computed, and in which dtype, from its files, the GPUs and the flags. Loads and writes nothing.
 
 The server asks before it starts anything, the engine's process before it imports the library, and `embedline doctor`.
+A plan has the model class of TensorRT-LLM that computes the model: ours, or upstream's own where it gives the rows that
+we need, as a cross-check and a fallback for operators.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from engine.machine.cuda_driver import Gpu
+from engine.model.json_files import Json, read_object
+from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
-from engine.tensorrt_llm.planning import checkpoint
+from engine.model.tasks import SequenceScores, Task
+from engine.tensorrt_llm.planning import backbone, checkpoint
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
-from engine.tensorrt_llm.planning.families import FAMILIES, refusal
-from engine.tensorrt_llm.planning.head import check_config
-from engine.tensorrt_llm.planning.model_class import ModelClass, ours
+from engine.tensorrt_llm.planning.families import FAMILIES, Family, family_of, refusal
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead, check_config, head_of, pad_id_of
 from engine.tensorrt_llm.planning.quantization import BLOCKS
-from engine.tensorrt_llm.planning.stock import stock
-from engine.types import ModelError
+from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
+from engine.types import ModelError, OutputKind
 
-_DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelClass:
+    """A model class. model_kwargs: set on the checkpoint's configuration before the class is looked up."""
+
+    architecture: str  # the class's name in the library's table
+    family: Family | None  # of our class, which is registered first; None = upstream's own class
+    config: dict[str, Any] = field(default_factory=dict)
+    output: OutputKind
+    num_outputs: int  # numbers a row
+    takes_token_types: bool = False  # as `token_type_ids` [T]
+    pad_id: int | None = None  # a token that is removed from the end of sequences; see `trailing`
+    dtype: str | None = None  # the only dtype of the class; None = the plan's dtype
+    note: str
+
+    @property
+    def model_kwargs(self) -> dict[str, Any]:
+        """The model class as JSON."""
+        return {"architectures": [self.architecture], **self.config}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +114,129 @@ def _makes_copy(stored: Checkpoint, quantization: str) -> bool:
     if quantization == "fp8" and "FP8" not in stored.algorithm:
         raise ModelError(f"{stored.note}, not as --quantization fp8; leave it out, or take the model's plain weights")
     return False
+
+
+_OUTPUTS = {
+    HeadKind.EMBED: OutputKind.POOLED,
+    HeadKind.SCORE: OutputKind.LOGITS,
+    HeadKind.ANSWER: OutputKind.LOGITS,
+}
+
+# A window is asked for by layers that attend to all, too; `fitness` has seen that no sequence is longer than it.
+_NO_WINDOW = {"mistral": {"sliding_window": None}}
+
+
+def ours(folder: ModelFolder) -> ModelClass:
+    """Our own class for the model. Raises ModelError if its rows would be wrong."""
+    family, head = family_of(folder.architecture), head_of(folder)
+    return ModelClass(
+        architecture=family.architecture,
+        family=family,
+        config={**_NO_WINDOW.get(family.model_type, {}), CONFIG_KEY: head.to_config()},
+        output=_OUTPUTS[head.kind],
+        num_outputs=head.num_outputs,
+        pad_id=pad_id_of(folder),
+        note=f"Embedline's class on {family.backbone}: {_described(head)}",
+    )
+
+
+def _described(head: PlannedHead) -> str:
+    made = {
+        HeadKind.EMBED: "the row",
+        HeadKind.SCORE: "scores",
+        HeadKind.ANSWER: "yes less no",
+    }
+    mask = "each token sees those before it" if head.is_causal else "each token sees all"
+    return f"{made[head.kind]} of the {head.pooling} pooling, {mask}"
+
+
+STOCK = "stock"  # value of --tensorrt-llm-model-class
+KNOWN_CLASSES = frozenset((REWARD,))  # in upstream, but not in transformers
+_BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
+
+
+def stock(folder: ModelFolder) -> ModelClass:
+    """Raises ModelError if upstream has no class for the model, or its rows would be wrong."""
+    if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
+        return _bert(folder)
+    if folder.architectures[:1] == (REWARD,):
+        return _reward(folder)
+    if folder.architecture == "qwen3" and folder.task is Task.EMBED:
+        return _qwen3(folder)
+    raise ModelError(
+        f"--tensorrt-llm-model-class stock has no class for {folder.architecture} with task {folder.task}; it has "
+        f"{_BERT}, {_EMBEDDING} and {REWARD}"
+    )
+
+
+def _bert(folder: ModelFolder) -> ModelClass:
+    _check_bert(folder)
+    return ModelClass(
+        architecture=_BERT,
+        family=None,
+        output=OutputKind.LOGITS,
+        num_outputs=_num_labels(folder),
+        takes_token_types=True,
+        dtype="float16",
+        note=f"upstream's {_BERT}, which computes in float16",
+    )
+
+
+def _reward(folder: ModelFolder) -> ModelClass:
+    """Two layers of scores on the last token: `score.0`, ReLU, `score.2`."""
+    head = head_of(folder)
+    if (folder.architecture, head.kind, head.num_outputs, head.is_causal) != ("qwen2", HeadKind.SCORE, 1, True):
+        raise refusal(f"serves {REWARD} as a causal qwen2 with one score, and config.json says otherwise")
+    return ModelClass(
+        architecture=REWARD,
+        family=None,
+        output=OutputKind.LOGITS,
+        num_outputs=1,
+        pad_id=pad_id_of(folder),  # as in the model's own code
+        note=f"upstream's {REWARD}",
+    )
+
+
+def _qwen3(folder: ModelFolder) -> ModelClass:
+    head = head_of(folder)
+    if (head.kind, head.pooling, head.is_causal) != (HeadKind.EMBED, "last", True) or not folder.normalize:
+        raise ModelError(
+            f"--tensorrt-llm-model-class stock: {_EMBEDDING} gives the last token's row, scaled to length 1, "
+            "of a causal model, and this one is not of that kind; leave the flag out"
+        )
+    return ModelClass(
+        architecture=_EMBEDDING,
+        family=None,
+        output=OutputKind.POOLED,
+        num_outputs=folder.hidden_size,
+        note=f"upstream's {_EMBEDDING}",
+    )
+
+
+def _num_labels(folder: ModelFolder) -> int:
+    (labels,) = [head.labels for head in folder.heads if isinstance(head, SequenceScores)]
+    return len(labels)
+
+
+_BERT_TYPE = "bert"
+
+
+def _check_bert(folder: ModelFolder) -> None:
+    """Raises ModelError if upstream's BERT would differ from transformers', or a tensor is missing.
+
+    It looks every tensor up by the name that transformers writes, computes exact GELU, adds position 0, 1, … and types,
+    pools by the first token, and computes in float16 whatever dtype it is given. Upstream has no other BERT.
+    """
+    config = read_object(folder.path / "config.json")
+    backbone.check_bert_layers(config)
+    if len(folder.heads) != 1 or not isinstance(folder.heads[0], SequenceScores):
+        raise refusal(f"gives one row of scores by BERT, and the model is for {folder.task}")
+    check_plain(tensors_in(folder.path), _bert_names(config))
+
+
+def _bert_names(config: Json) -> Iterator[str]:
+    yield from backbone.backbone_names(config, "bert.")
+    yield from backbone.weight_and_bias("bert.pooler.dense", "classifier")
+
+
+_DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}

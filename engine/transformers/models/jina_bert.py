@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 
-from engine.transformers.distance_bias import for_attention
+from engine.transformers.attention import bias_arguments
 from engine.transformers.models.parts import OurConfig, OurModel, Pooler, attended, in_heads
 
 
@@ -103,7 +103,7 @@ class JinaBertModel(_JinaBert):
         words, types, norm = self.embeddings.values()
         rows = norm(words(input_ids) + types(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids))
         biases = partial(alibi, self.config.num_attention_heads)
-        others |= for_attention(self.config, rows, attention_mask, biases, max_length_q)
+        others |= bias_arguments(self.config, rows, attention_mask, biases, max_length_q)
         for layer in self.encoder["layer"]:
             rows = layer(rows, max_length_q=max_length_q, **others)
         return BaseModelOutputWithPooling(last_hidden_state=rows, pooler_output=self.pooler(rows))

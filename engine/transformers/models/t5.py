@@ -62,7 +62,7 @@ class _Attention(T5Attention):
         return self.o(rows.reshape(*shape[:2], -1)), position_bias, None
 
     def _bias(self, num_tokens: int, max_seqlen: int | None) -> Tensor:
-        """The library's own, [1, N, S, S]; for packed sequences a table: see engine.transformers.distance_bias."""
+        """The library's own, [1, N, S, S]; for packed sequences a table: see attention.py."""
         bias: Tensor
         if max_seqlen is None:
             bias = self.compute_bias(num_tokens, num_tokens)

@@ -169,7 +169,7 @@ def _run_each_as_the_first(model: Any) -> None:
     """Have its transformer forget between texts: some classes keep what changes the next, see engine.transformers."""
     from transformers import PreTrainedModel
 
-    from engine.transformers.state import State
+    from engine.transformers.reference import State
 
     state = State(model)
     for module in model.modules():  # those around it first, since sentence-transformers calls its forward by name

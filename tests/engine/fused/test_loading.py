@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine import messages, registry
 from engine.fused import start as fused
-from engine.fused.checkpoint import from_folder
+from engine.fused import weights
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import gate
 from engine.messages import LoadOptions
@@ -194,9 +194,9 @@ def test_layers_that_stay_plain_where_fp8_was_asked_for_are_warned_of(
 
 @pytest.mark.parametrize("changes", [{"head_dim": 272}, {"hidden_size": 16_400}, {"embedding_size": 16_400}])
 def test_sizes_that_kernels_can_not_take_are_refused(changes: dict[str, int]) -> None:
-    from_folder._check_sizes(QWEN3_8B)
+    weights._check_sizes(QWEN3_8B)
     with pytest.raises(ModelError, match=r"take (256|16384); --engine transformers may serve it$"):
-        from_folder._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
+        weights._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.full

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from engine.fused import first_batches
+from engine.fused import loading
 from engine.fused import start as fused
 from engine.fused.assembly import Model, ModelCompute
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.packing import Packer, Shape, views
+from engine.fused.packing import Packer, Shape, views
 from engine.messages import LoadOptions
 from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
@@ -127,7 +127,7 @@ def test_an_engine_that_fails_is_not_ready(tiny: Path, monkeypatch: pytest.Monke
 def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
     """Batches of more tokens than `above` run out of it; the sizes that were tried."""
     tried: list[int] = []
-    probed = first_batches._probed
+    probed = loading._probed
 
     def smaller(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         tried.append(max_num_tokens)
@@ -135,7 +135,7 @@ def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
             return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
         return probed(model, max_num_tokens)
 
-    monkeypatch.setattr(first_batches, "_probed", smaller)
+    monkeypatch.setattr(loading, "_probed", smaller)
     return tried
 
 
@@ -161,6 +161,6 @@ def test_the_last_try_is_one_sequence_of_the_longest(tiny: Path, monkeypatch: py
 
 def test_any_other_failure_of_the_probe_is_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = EngineError(EngineErrorKind.FATAL, "an illegal memory access was encountered")
-    monkeypatch.setattr(first_batches, "_probed", lambda *_: failed)
+    monkeypatch.setattr(loading, "_probed", lambda *_: failed)
     with pytest.raises(ModelError, match="can't run the model: an illegal memory access"):
         load(tiny)

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fused import choices, first_batches, loading
+from engine.fused import choices, loading
 from engine.fused import start as fused
 from engine.fused.choices import Choices
+from engine.fused.cuda_device import CudaDevice, Graph, on_recorder
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.runner.cuda_device import CudaDevice
-from engine.fused.runner.graphs import Graph, on_recorder
-from engine.fused.runner.packing import Shape
+from engine.fused.packing import Shape
 from engine.messages import LoadOptions
 from engine.selftest import selfcheck
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
@@ -34,7 +33,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     PretendedCuda(monkeypatch)
     monkeypatch.setattr(choices, "choose", choose)
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
-    monkeypatch.setattr(first_batches, "_MAX_QUERY", MAX_QUERY)
+    monkeypatch.setattr(loading, "_MAX_QUERY", MAX_QUERY)
 
 
 @pytest.mark.usefixtures("on_hopper")

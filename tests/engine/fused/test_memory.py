@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from engine.fused.checkpoint import from_folder
-from engine.fused.checkpoint.from_folder import Memory
+from engine.fused import weights
 from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.weights import Memory
 from engine.model.weights import Weights
 from engine.types import DeviceTrouble, ModelError
 
@@ -33,7 +33,7 @@ WEIGHTS = Weights(num_bytes=15_136_000_000, num_parameters={"BF16": 7_568_000_00
 
 def check(free: int, *, itemsize: int = 2, max_seqlen: int = 32_768) -> None:
     there_is = Memory(free=free, total=80 * GB, device="cuda:1")
-    from_folder.check_memory(QWEN3_8B, WEIGHTS, itemsize=itemsize, max_seqlen=max_seqlen, memory=there_is)
+    weights.check_memory(QWEN3_8B, WEIGHTS, itemsize=itemsize, max_seqlen=max_seqlen, memory=there_is)
 
 
 def test_a_model_that_fits_is_let_through() -> None:
@@ -54,10 +54,10 @@ def test_a_share_counts_as_all_there_is() -> None:
     tenth = dataclasses.replace(half, share=0.1)
     assert (half.available, dataclasses.replace(half, free=7).available) == (40 * GB, 7)
 
-    from_folder.check_memory(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=half)
+    weights.check_memory(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=half)
     words = r"cuda:1 has 79\.0 GB free of 80\.0, and the engine's share is 0\.1 of it: raise --gpu-memory-share"
     with pytest.raises(DeviceTrouble, match=words):
-        from_folder.check_memory(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=tenth)
+        weights.check_memory(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=tenth)
 
 
 def test_weights_count_as_they_are_computed_not_as_they_are_stored() -> None:
@@ -77,6 +77,6 @@ def test_long_sequences_that_do_not_fit_are_refused_with_a_length_that_does() ->
 
 def test_what_a_token_takes() -> None:
     """Two rows of the hidden size, and the MLP: gate, up, their product, and what goes back."""
-    assert from_folder.numbers_per_token(QWEN3_8B) == 3 * 4096 + 3 * 12_288
+    assert weights.numbers_per_token(QWEN3_8B) == 3 * 4096 + 3 * 12_288
     narrow = dataclasses.replace(QWEN3_8B, intermediate_size=16)
-    assert from_folder.numbers_per_token(narrow) == 3 * 4096 + (4096 + 2 * 1024) + 4096
+    assert weights.numbers_per_token(narrow) == 3 * 4096 + (4096 + 2 * 1024) + 4096

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import choices, loading
-from engine.fused.checkpoint import from_folder
-from engine.fused.checkpoint.from_folder import Memory
+from engine.fused import choices, loading, weights
 from engine.fused.choices import Choices
+from engine.fused.weights import Memory
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
@@ -51,10 +50,10 @@ class Loading:
 def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Memory] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
-    monkeypatch.setattr(from_folder, "check_memory", lambda *_, memory, **__: seen.append(memory))
+    monkeypatch.setattr(weights, "check_memory", lambda *_, memory, **__: seen.append(memory))
     source: Any = type("FusedWeights", (), {"spec": None})
 
-    from_folder._check_memory(source, chosen)
+    weights._check_memory(source, chosen)
 
     (found,) = seen
     assert (found.free, found.available) == (7 << 30, 2 << 30)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.adapter import activation_of, require
+from engine.fused.adapters.adapter import activation_of, check_rope, require
 from engine.fused.choices import check_outputs
-from engine.fused.model.rotary import check
 from engine.model import model_folder
 from engine.model.tasks import SequenceScores, Task, TokenWeights
 from engine.selftest import selfcheck
@@ -53,7 +52,11 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
     config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
     config.hidden_size = 8
     refused = []
-    for asked in (lambda: activation_of("sine"), lambda: require(config, hidden_size=(16,)), lambda: check(config)):
+    for asked in (
+        lambda: activation_of("sine"),
+        lambda: require(config, hidden_size=(16,)),
+        lambda: check_rope(config),
+    ):
         with pytest.raises(ModelError) as error:
             asked()
         refused.append(str(error.value))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.model import model_folder
 from engine.model.known_code.table import KNOWN
-from engine.transformers.models import OWN
+from engine.transformers.configuration import OWN
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.transformers import engine, findings, reference, selftest
+from engine.transformers import engine, reference, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import PackedForward
 from tests.engine.load_options import load_options
@@ -62,7 +62,7 @@ def test_a_finding_of_another_format_is_found_out_anew(
 ) -> None:
     folder = save("bert", tmp_path / "model")
     load(folder, tmp_path / "cache")
-    monkeypatch.setattr(findings, "_FORMAT", findings._FORMAT + 1)
+    monkeypatch.setattr(selftest, "_FORMAT", selftest._FORMAT + 1)
     load(folder, tmp_path / "cache")
     assert tried[0] == tried[1]
 

@@ -11,7 +11,7 @@ from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.transformers import attention, distance_bias
+from engine.transformers import attention
 from engine.transformers.attention import PACKED, packed_attention
 from engine.transformers.visibility import UnsupportedAttention, Visibility
 
@@ -105,7 +105,7 @@ def test_padded_sequences_have_a_distance_bias_in_their_mask() -> None:
     seen = torch.tensor([[1, 1, 1], [1, 1, 0]])
 
     def arguments(rows: Tensor, max_seqlen: int | None) -> dict[str, Any]:
-        return distance_bias.for_attention(config, rows, seen, lambda distance: distance[None].float(), max_seqlen)
+        return attention.bias_arguments(config, rows, seen, lambda distance: distance[None].float(), max_seqlen)
 
     found = arguments(torch.zeros(2, 3, 4), None)["attention_mask"].expand(2, 1, 3, 3)
     assert found[0, 0].tolist() == [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]

@@ -10,7 +10,7 @@ import torch
 from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward
-from engine.transformers.heads.makers import embeddings
+from engine.transformers.heads import embeddings
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, batch, save

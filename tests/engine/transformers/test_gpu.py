@@ -13,7 +13,7 @@ from engine.model import model_folder
 from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
-from engine.transformers.heads.makers import embeddings
+from engine.transformers.heads import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
 from tests.engine.load_options import load_options

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from engine.model import model_folder
-from engine.transformers import headers
+from engine.transformers import loading
 from engine.transformers.loading import load_model
 from engine.types import ModelError
 from tests.engine import folder_files
@@ -129,7 +129,7 @@ def test_what_headers_do_not_tell_is_told_by_the_loaded_model(
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
 
     make, words = CHANGES[changed]
-    monkeypatch.setattr(headers, "_read", fail)
+    monkeypatch.setattr(loading, "_read", fail)
     load_model(model_folder.read(tiny), dtype=torch.float32)
     change(tiny, make)
     assert words.replace("FILE", str(tiny)).replace("FOLDER", str(tiny)) in refusal(tiny)

@@ -11,10 +11,9 @@ import torch
 from transformers import AutoModel
 
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
-from engine.transformers import engine, selftest
+from engine.transformers import engine, library_heads, selftest
 from engine.transformers.forward import Maker
-from engine.transformers.heads import library_head
-from engine.transformers.heads.makers import Made, makers_of
+from engine.transformers.heads import Made, makers_of
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import Batch, ModelError, OutputKind, Rows
@@ -159,7 +158,7 @@ def test_of_a_model_in_16_bits_scores_are_near(family: str, tmp_path: Path) -> N
 
 def test_a_head_that_needs_its_own_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    monkeypatch.setattr(library_head._StandIn, "_pooled", lambda _, rows: rows[:, 0])
+    monkeypatch.setattr(library_heads._StandIn, "_pooled", lambda _, rows: rows[:, 0])
     assert "BertForSequenceClassification can't be run on its own" in refusal(folder, SequenceScores(labels=LABELS))
 
 
@@ -186,7 +185,7 @@ def test_a_head_shares_what_it_does_not_cast(dtype: torch.dtype, tmp_path: Path)
     whole = load_model(read(folder, VocabularyWeights()), dtype=dtype)
     decoder = whole.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     for asked in (torch.float32, None):
-        copied = library_head.LibraryHead(whole, dtype=asked)._model
+        copied = library_heads.LibraryHead(whole, dtype=asked)._model
         shared = copied.get_output_embeddings().weight is decoder  # type: ignore[no-untyped-call]
         assert shared == (asked in (None, dtype))
         assert {tensor.dtype for tensor in copied.parameters()} == {asked or dtype}
@@ -197,7 +196,7 @@ def test_a_head_shares_what_it_does_not_cast(dtype: torch.dtype, tmp_path: Path)
 def test_a_bare_transformer_has_no_head(tmp_path: Path) -> None:
     model = AutoModel.from_pretrained(save("bert", tmp_path / "model"))
     with pytest.raises(ModelError, match="BertModel has no bare transformer in it"):
-        library_head.LibraryHead(model)
+        library_heads.LibraryHead(model)
 
 
 # --- of tokens

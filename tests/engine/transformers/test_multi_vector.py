@@ -23,7 +23,7 @@ from engine.model import model_folder, tasks
 from engine.model.tasks import LateInteraction, Task, TokenVectors
 from engine.transformers import attention, engine
 from engine.transformers.forward import HidingForward, PackedForward, PaddedForward, hiding
-from engine.transformers.heads.token_vectors import token_vectors
+from engine.transformers.heads import token_vectors
 from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear
 from engine.transformers.selftest import choose_forward

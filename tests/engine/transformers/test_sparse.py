@@ -15,10 +15,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
 from engine.model import model_folder
 from engine.model.tasks import TokenWeights, VocabularyWeights
+from engine.transformers import sparse
 from engine.transformers.forward import PaddedForward
-from engine.transformers.heads import vocabulary
-from engine.transformers.heads.token_weights import token_weights
-from engine.transformers.heads.vocabulary import vocabulary_weights
+from engine.transformers.sparse import token_weights, vocabulary_weights
 from engine.types import ModelError, Rows
 from tests.engine.cpu.engines import difference
 from tests.engine.rows.sentence_models import save_words, text_of
@@ -103,14 +102,14 @@ def test_each_way_in_slices_of_any_size(
     pooling: str, activation: str, max_tokens: int, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that end within a sequence, with one, and with several in them."""
-    monkeypatch.setattr(vocabulary, "_SLICE_NUMBERS", max_tokens * VOCAB_SIZE)
+    monkeypatch.setattr(sparse, "_SLICE_NUMBERS", max_tokens * VOCAB_SIZE)
     head, sequences = VocabularyWeights(pooling=pooling, activation=activation), arbitrary((8, 8, 1, 1, 1, 5, 20, 3))
     whole = AutoModelForMaskedLM.from_pretrained(bert)
     assert difference(made(whole, head, sequences), encoded(bert, head, sequences)) <= 1e-5
 
 
 def test_no_slice_is_larger_than_it_may_be(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "_SLICE_NUMBERS", 9 * VOCAB_SIZE)
+    monkeypatch.setattr(sparse, "_SLICE_NUMBERS", 9 * VOCAB_SIZE)
     whole = AutoModelForMaskedLM.from_pretrained(bert)
     sizes = []
     whole.cls.register_forward_hook(lambda _, __, scores: sizes.append(scores.shape[1]))

@@ -34,7 +34,7 @@ with subprocess.Popen(serve) as server:
     assert urllib.request.urlopen(asked).read().count(b'"embedding"') >= 2
     assert b"embedline_ready 1.0" in urllib.request.urlopen("http://127.0.0.1:8080/metrics").read()
     server.terminate()
-    assert server.wait(PATIENCE) == 0
+    assert server.wait(300) == 0
 try:
     open("/written", "w")
 except OSError:

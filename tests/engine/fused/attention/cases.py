@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.fused.kernels.attention import Sizes
 from engine.fused.model.ops import AttentionRule, Tiles
-from engine.fused.runner.packing import pooled_tile_table, tile_table
+from engine.fused.packing import pooled_tile_table, tile_table
 
 # By D: sizes that a GPU run tries, with keys and values read by tensor descriptors, and with more or fewer keys a step.
 TRIED = {

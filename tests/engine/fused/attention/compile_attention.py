@@ -13,8 +13,7 @@ import sys
 import torch
 from triton.runtime import driver
 
-from engine.fused.kernels.attention import attend, sizes_for
-from engine.fused.kernels.attention_tiles import attend_tiles
+from engine.fused.kernels.attention import attend, attend_tiles, sizes_for
 from engine.fused.model.ops import AttentionRule, Tiles
 from tests.engine.fused.attention.cases import TRIED
 from tests.engine.fused.kernels.compile_kernels import CompilingDriver

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.fused.model.ops import TILE_FIELDS
-from engine.fused.runner.packing import BLOCKS, choose_block, max_num_tiles, pooled_tile_table, tile_table
+from engine.fused.packing import BLOCKS, choose_block, max_num_tiles, pooled_tile_table, tile_table
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=20)
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.fused.checkpoint.tensors import ModuleCheckpoint, SafetensorsCheckpoint
+from engine.fused.checkpoint import ModuleCheckpoint, SafetensorsCheckpoint
 from engine.types import ModelError
 from tests.engine.fused.model.models import CPU
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint.tensors import DequantizedCheckpoint
+from engine.fused.checkpoint import DequantizedCheckpoint
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
 from engine.types import ModelError
 

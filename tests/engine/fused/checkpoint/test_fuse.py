@@ -13,11 +13,11 @@ from transformers import AutoModel, BertConfig, PretrainedConfig
 
 from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers
 from engine.fused.adapters.bert import common_spec
-from engine.fused.checkpoint.fuse import FusedWeights
-from engine.fused.checkpoint.tensors import ModuleCheckpoint
-from engine.fused.model.blocks import Weights
+from engine.fused.checkpoint import ModuleCheckpoint
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.weights import FusedWeights
 from engine.types import ModelError
 from tests.engine.fused.model.models import CPU, save, source_of
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE

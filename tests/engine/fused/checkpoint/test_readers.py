@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.fused.checkpoint.readers import MappedReader, StagedReader, Staging
+from engine.fused.readers import MappedReader, StagedReader, Staging
 from engine.store.tensor_file import places
 from engine.types import ModelError
 

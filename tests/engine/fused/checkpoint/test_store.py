@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.model.blocks import Weights
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.quantization import cache as store_module

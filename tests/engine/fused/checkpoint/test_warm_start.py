@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.fused import start as fused
-from engine.fused.checkpoint import from_folder
+from engine.fused import weights
 from engine.fused.choices import choose
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import cache, gate
@@ -209,5 +209,5 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(from_folder, "find", refuse)
+    monkeypatch.setattr(weights, "open_model", refuse)
     load(folder, cache_dir)

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from engine.fused import start as fused
+from engine.fused.cuda_device import CudaDevice, Graph, Graphs, on_recorder
 from engine.fused.engine import FusedEngine
+from engine.fused.packing import Shape
 from engine.fused.quantization import verify
-from engine.fused.runner.cuda_device import CudaDevice
-from engine.fused.runner.graphs import Graph, Graphs, on_recorder
-from engine.fused.runner.packing import Shape
 from engine.machine import cuda_driver
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fused.checkpoint.readers import CudaTransfer, Staging
-from engine.fused.model.blocks import Weights
+from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, PlainLinear
 from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
+from engine.fused.readers import CudaTransfer, Staging
 from engine.store.cache import Cache
 from tests.engine.fused.checkpoint.test_fuse import flattened
 from tests.engine.fused.checkpoint.test_store import SPEC, model, outcome, same

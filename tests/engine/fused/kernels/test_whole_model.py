@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.forwards import forward_of
+from engine.fused.model.forwards import Blocks, Weights, forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization.quantizing import QuantizableLinears
+from engine.fused.weights import FusedWeights
 from tests.engine.fused.kernels.samples import DEVICE
 from tests.engine.fused.model.models import inputs_of, save, source_of
 from tests.engine.tiny_models import arbitrary, batch

@@ -16,13 +16,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engine.fused.adapters import ADAPTERS
-from engine.fused.checkpoint.fuse import FusedWeights
-from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
-from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.forwards import Forward, forward_of
+from engine.fused.checkpoint import Checkpoint, SafetensorsCheckpoint
+from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
 from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.weights import FusedWeights
 from engine.model.model_folder import read
 from engine.rows.with_numpy import position_ids
 from engine.types import Batch

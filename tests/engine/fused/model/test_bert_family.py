@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, MPNetConfig, MPNetModel
 
 from engine.fused.adapters import ADAPTERS
-from engine.fused.adapters.mpnet import ADAPTERS as MPNET
-from engine.fused.checkpoint.tensors import ModuleCheckpoint
+from engine.fused.checkpoint import ModuleCheckpoint
 from engine.fused.model.linear import PlainLinear
 from engine.types import ModelError
 from tests.engine.fused.model.models import COMPOSITIONS, Fused, inputs_of, load_fused, save
@@ -120,7 +119,7 @@ def test_mpnet_far_beyond_its_buckets(tmp_path: Path) -> None:
     """Distances of more than 128 share a bias, and those up to it have that of transformers' buckets."""
     config = MPNetConfig(hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=9)
     encoder = MPNetModel(config).encoder
-    derive = MPNET["mpnet"].derive
+    derive = ADAPTERS["mpnet"].derive
     assert derive is not None
     (table,) = derive(config, {"relative_bias": encoder.relative_attention_bias.weight}, 0).values()
     expected: Tensor = encoder.compute_position_bias(torch.zeros(1, 300, 8))[0]  # type: ignore[no-untyped-call] # [N, 300, 300]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from engine.fused.model.rotary import angles, check
+from engine.fused.adapters.adapter import angles, check_rope
 from engine.types import ModelError
 
 _SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 4096}
@@ -106,7 +106,7 @@ def test_angles_by_the_type_of_a_layer(architecture: str, class_name: str, layer
 )
 def test_frequencies_that_would_depend_on_a_batch_are_refused(scaling: dict[str, Any], limit: int) -> None:
     config = config_of("llama", rope_parameters={"rope_theta": 1e4, **scaling})
-    check(config)
+    check_rope(config)
     expected = of_transformers(config, "LlamaRotaryEmbedding", limit)
     torch.testing.assert_close(angles(config, num_positions=limit), expected, rtol=0, atol=1e-6)
     with pytest.raises(ModelError, match=f"up to {limit} tokens"):
@@ -126,4 +126,4 @@ def test_unknown_and_incomplete_scaling_is_refused(parameters: dict[str, Any] | 
     config = config_of("llama")
     config.rope_parameters = parameters
     with pytest.raises(ModelError, match=words):
-        check(config)
+        check_rope(config)

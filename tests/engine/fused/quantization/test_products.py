@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused import choices, first_batches, loading
+from engine.fused import choices, loading
 from engine.fused import start as fused
 from engine.fused.model import linear
 from engine.fused.model.linear import ProductSize
 from engine.fused.model.reference import ReferenceOps
+from engine.fused.packing import row_counts
 from engine.fused.quantization import gate, quantizing
-from engine.fused.runner.packing import row_counts
 from engine.types import DeviceTrouble, ModelError, ModelInfo
 from tests.engine.fused.quantization.test_precision import SPEC
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
@@ -126,7 +126,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
     monkeypatch.setattr(loading, "keep_kernels", lambda *_: None)
-    monkeypatch.setattr(first_batches, "_MAX_QUERY", 16)
+    monkeypatch.setattr(loading, "_MAX_QUERY", 16)
     monkeypatch.setattr(quantizing, "MIN_LINEAR_PARAMETERS", 0)
     for limit in ("MIN_MEDIAN", "MIN_P1", "MIN_OVERLAP"):
         monkeypatch.setattr(gate, limit, -1)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.fused import choices
+from engine.fused import choices, weights
 from engine.fused.assembly import Model, assemble
-from engine.fused.checkpoint import from_folder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import quantizing
@@ -28,7 +27,7 @@ SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     chosen = choices.choose(load_options(save("bert", tmp_path / "model")))
-    source = from_folder.find(chosen).source
+    source = weights.open_model(chosen).source
     return Model(
         name="m",
         reason="asked",

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.fused.checkpoint.tensors import DequantizedCheckpoint, SafetensorsCheckpoint
+from engine.fused.checkpoint import DequantizedCheckpoint, SafetensorsCheckpoint
 from engine.model import quantization
 from engine.selftest.fidelity import fidelity
 from tests.engine.fused.model.models import CPU, load_fused, save

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import loading
-from engine.fused.checkpoint import from_folder
+from engine.fused import loading, weights
 from engine.fused.choices import choose
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedCache
@@ -56,7 +55,7 @@ def test_without_memory_there_is_no_noise_floor(tiny: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(from_folder, "find", full)
+    monkeypatch.setattr(weights, "open_model", full)
     assert verify._noise_floor(choose(options(tiny, None))) is None
 
 

@@ -1,4 +1,4 @@
-"""torch.cuda as far as engine.fused.runner.cuda_device uses it, on the CPU: what happens is written down.
+"""torch.cuda as far as engine.fused.cuda_device uses it, on the CPU: what happens is written down.
 
 All happens at once, but for rows on their way out, which arrive as late as they may: when the host waits for them. A
 recorded graph is the work itself, done again at each replay.
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused.runner import cuda_device
-from engine.fused.runner.graphs import Graph
+from engine.fused import cuda_device
+from engine.fused.cuda_device import Graph
 
 
 class PretendedCuda:

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, views
-from engine.fused.runner.runner import NumRows, Runner
+from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, views
+from engine.fused.runner import NumRows, Runner
 from engine.types import Batch, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
 

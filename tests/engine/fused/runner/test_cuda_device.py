@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from engine.fused import cuda_device
 from engine.fused import start as fused
+from engine.fused.cuda_device import CudaDevice, DeviceSizes, Graph, on_recorder
 from engine.fused.engine import FusedEngine
-from engine.fused.runner import cuda_device
-from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.graphs import Graph, on_recorder
-from engine.fused.runner.packing import Shape, layout
-from engine.fused.runner.runner import HostDevice, Runner
+from engine.fused.packing import Shape, layout
+from engine.fused.runner import HostDevice, Runner
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
@@ -35,7 +34,7 @@ SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
 
 
 class Counting:
-    """An engine.fused.runner.runner.Compute."""
+    """An engine.fused.runner.Compute."""
 
     def __init__(self) -> None:
         self.num_calls = 0

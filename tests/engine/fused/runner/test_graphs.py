@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from engine.fused.runner.graphs import Graph, Graphs, on_recorder
-from engine.fused.runner.packing import Shape
+from engine.fused.cuda_device import Graph, Graphs, on_recorder
+from engine.fused.packing import Shape
 from engine.types import OutputKind
 from tests.server_e2e.running import PATIENCE
 

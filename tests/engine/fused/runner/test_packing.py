@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.fused.runner.packing import Layout, Packer, Shape, Shapes, layout, views
+from engine.fused.packing import Layout, Packer, Shape, Shapes, layout, views
 from engine.types import Batch, OutputKind
 
 SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, has_token_types=True, max_graph_tokens=300)

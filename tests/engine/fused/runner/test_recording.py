@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from engine.fused.runner.graphs import Graph, on_recorder, recorded
+from engine.fused.cuda_device import Graph, on_recorder, recorded
 
 FAILED = "CUDA error: operation failed due to a previous error during capture"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fused.runner.packing import Shapes, layout, tile_table, token_buckets
+from engine.fused.packing import Shapes, layout, tile_table, token_buckets
 from engine.types import Batch, OutputKind
 
 LIMITS = [

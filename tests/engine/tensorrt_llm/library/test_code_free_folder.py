@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tensorrt_llm.library.code_free_folder import without_code
+from engine.tensorrt_llm.library.loading import without_code
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm import models, stand_in
 

@@ -8,10 +8,10 @@ import pytest
 
 from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.library.llm_arguments import NO_TELEMETRY, Buckets, arguments, buckets
+from engine.tensorrt_llm.library.loading import NO_TELEMETRY, Buckets, buckets, llm_arguments
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
-from engine.tensorrt_llm.planning.model_class import ours
 from engine.tensorrt_llm.planning.package import Package
+from engine.tensorrt_llm.planning.plan import ours
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import write_model
 
@@ -52,7 +52,7 @@ def chosen(tmp_path: Path) -> Choices:
 
 def test_what_is_said(chosen: Choices) -> None:
     """Sequences are whole: what is a batch's limit here is one there, under the library's names."""
-    assert arguments(chosen, FIELDS) == {
+    assert llm_arguments(chosen, FIELDS) == {
         "encode_only": True,
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
@@ -68,25 +68,25 @@ def test_what_is_said(chosen: Choices) -> None:
 
 def test_what_it_computes_in_is_said_where_the_library_reads_it(chosen: Choices) -> None:
     """It builds layers in the type that the configuration has, under one name or the other, and not in its argument."""
-    config = arguments(dataclasses.replace(chosen, dtype="float16"), FIELDS)["model_kwargs"]
+    config = llm_arguments(dataclasses.replace(chosen, dtype="float16"), FIELDS)["model_kwargs"]
     assert (config["dtype"], config["torch_dtype"]) == ("float16", "float16")
 
 
 def test_a_class_that_computes_in_a_type_of_its_own_is_left_to_it(chosen: Choices) -> None:
     model_class = dataclasses.replace(chosen.model_class, takes_token_types=True)
     assert (
-        arguments(dataclasses.replace(chosen, model_class=model_class), FIELDS)["model_kwargs"]
+        llm_arguments(dataclasses.replace(chosen, model_class=model_class), FIELDS)["model_kwargs"]
         == model_class.model_kwargs
     )
 
 
 def test_graphs_are_handed_on(chosen: Choices) -> None:
     graph_config = object()
-    assert arguments(chosen, FIELDS, graph_config=graph_config)["cuda_graph_config"] is graph_config
+    assert llm_arguments(chosen, FIELDS, graph_config=graph_config)["cuda_graph_config"] is graph_config
 
 
 def test_nothing_else_that_a_version_knows_is_touched(chosen: Choices) -> None:
-    assert set(arguments(chosen, {*FIELDS, "kv_cache_config", "telemetry_config"})) == FIELDS
+    assert set(llm_arguments(chosen, {*FIELDS, "kv_cache_config", "telemetry_config"})) == FIELDS
 
 
 @pytest.mark.parametrize("name", ["skip_tokenizer_init", "attn_backend", "cuda_graph_config"])
@@ -94,14 +94,14 @@ def test_what_a_version_does_not_know_is_left_out_and_told(
     name: str, chosen: Choices, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "embedline.engine"):
-        assert set(arguments(chosen, FIELDS - {name})) == FIELDS - {name}
+        assert set(llm_arguments(chosen, FIELDS - {name})) == FIELDS - {name}
     assert [record.message for record in caplog.records] == [f"tensorrt_llm 1.4.0rc1 does not accept {name}"]
 
 
 @pytest.mark.parametrize("name", ["encode_only", "model_kwargs", "max_seq_len", "trust_remote_code"])
 def test_without_what_is_needed_it_is_refused(name: str, chosen: Choices) -> None:
     with pytest.raises(ModelError, match=rf"^tensorrt_llm 1\.4\.0rc1 takes no {name}; "):
-        arguments(chosen, FIELDS - {name})
+        llm_arguments(chosen, FIELDS - {name})
 
 
 def test_every_word_against_telemetry_that_is_known_is_said() -> None:

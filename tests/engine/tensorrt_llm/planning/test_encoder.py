@@ -12,7 +12,7 @@ from transformers import AutoModel
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore
-from engine.tensorrt_llm.planning.encoder import padding_idx_of
+from engine.tensorrt_llm.planning.backbone import padding_idx_of
 from engine.tensorrt_llm.planning.head import HeadKind, PlannedHead, head_of
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.types import ModelError

@@ -10,7 +10,7 @@ import pytest
 from engine.model.tasks import AnswerScore, Task
 from engine.tensorrt_llm.planning.families import FAMILIES
 from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
-from engine.tensorrt_llm.planning.model_class import ours
+from engine.tensorrt_llm.planning.plan import ours
 from engine.types import ModelError, OutputKind
 from tests.engine.tensorrt_llm.header_models import HIDDEN, VOCAB, plain, write_model
 

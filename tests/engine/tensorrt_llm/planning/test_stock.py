@@ -11,8 +11,7 @@ from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Activation, Task
 from engine.tensorrt_llm.planning.checkpoint import classify
-from engine.tensorrt_llm.planning.plan import ModelFlags, plan
-from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, stock
+from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, ModelFlags, plan, stock
 from engine.types import ModelError, OutputKind
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from engine import registry
-from engine.fused.checkpoint.tensors import DequantizedCheckpoint, SafetensorsCheckpoint
+from engine.fused.checkpoint import DequantizedCheckpoint, SafetensorsCheckpoint
 from engine.model import quantization
 from engine.model.quantization import StoredFp8
 from engine.store.tensor_file import places

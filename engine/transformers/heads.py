@@ -1,13 +1,22 @@
-"""Chooses the maker of each output kind that a model gives."""
+"""Makes the outputs from token rows: chooses the maker of each, and has those of pooled rows and token vectors.
+
+ColBERT's vectors, one for each token, are for late interaction; which tokens count there is decided elsewhere. Scores
+by the library's heads are in library_heads.py, sparse weights in sparse.py.
+
+Shapes: T tokens of a batch, D numbers a row.
+"""
 
 from dataclasses import dataclass
 from typing import assert_never
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import (
+    NORMALIZE_FLOOR,
     AnswerScore,
     Head,
     SequenceScores,
@@ -15,15 +24,13 @@ from engine.model.tasks import (
     TokenVectors,
     TokenWeights,
     VocabularyWeights,
+    output_size,
 )
-from engine.rows.with_torch import Pooling, load_modules
+from engine.rows.with_torch import Pooling, RowModules, load_modules
 from engine.transformers.forward import Maker
-from engine.transformers.heads.answer_score import next_token_score
-from engine.transformers.heads.label_scores import sequence_scores, token_scores
-from engine.transformers.heads.token_vectors import token_vectors
-from engine.transformers.heads.token_weights import token_weights
-from engine.transformers.heads.vocabulary import vocabulary_weights
+from engine.transformers.library_heads import next_token_score, sequence_scores, token_scores
 from engine.transformers.reference import Reference
+from engine.transformers.sparse import token_weights, vocabulary_weights
 from engine.types import Batch, ModelError, OutputKind, Rows
 
 
@@ -90,3 +97,28 @@ class _Pooled:
 
 def _token_rows(token_rows: Tensor, batch: Batch) -> Rows:
     return Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
+
+
+def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device) -> Maker:
+    """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch.
+
+    Raises ModelError if a file of the steps is wrong.
+    """
+    size = output_size(head.steps, folder.hidden_size)
+    assert size == head.dimensions, (size, head.dimensions)
+    return _TokenVectors(load_modules(folder.path, head.steps, device=device), normalizes=head.normalize)
+
+
+class _TokenVectors:
+    """May be called by several threads at the same time."""
+
+    def __init__(self, steps: RowModules, *, normalizes: bool) -> None:
+        self._steps = steps
+        self._normalizes = normalizes
+
+    @torch.inference_mode()
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        vectors = self._steps(token_rows).float()
+        if self._normalizes:
+            vectors = functional.normalize(vectors, dim=-1, eps=NORMALIZE_FLOOR)
+        return Rows(vectors.cpu().numpy(), batch.cu_seqlens)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.fused.checkpoint.readers import reader_for
+from engine.fused.readers import reader_for
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
 from engine.model.weights import StoredTensor, tensors_in
 from engine.store import tensor_file

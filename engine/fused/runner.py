@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes
+from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes
 from engine.machine.failures import engine_error
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Results, Rows
 

@@ -1,9 +1,13 @@
-"""NV-Embed: a bidirectional Mistral, and after it an attention of each token's row to learned latent rows.
+"""NVIDIA's models on decoders that see both ways: NV-Embed, and the reranker llama-nemotron-rerank-1b-v2.
 
-Lee et al., NV-Embed: Improved Techniques for Training LLMs as Generalist Embedding Models, section 3.1; names of
-weights as in the repository's modeling_nvembed.py. The mean of the rows and its scaling to length 1 are the pooling's.
+NV-Embed is a Mistral, and after it an attention of each token's row to learned latent rows: Lee et al., NV-Embed:
+Improved Techniques for Training LLMs as Generalist Embedding Models, section 3.1; names of weights as in the
+repository's modeling_nvembed.py. The mean of the rows and its scaling to length 1 are the pooling's.
 
-Shapes: B sequences, S tokens of the longest, D numbers a row, R latent rows, N heads of C numbers each.
+The reranker is a Llama. It follows LlamaBidirectionalForSequenceClassification in the repository's
+llama_bidirectional_model.py: the score of the mean of all tokens' rows, divided by a temperature.
+
+Shapes: B sequences, S tokens of the longest, D numbers a row, R latent rows, N heads of C numbers each, L labels.
 """
 
 from typing import Any
@@ -11,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import MistralConfig, MistralModel, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import LlamaConfig, LlamaModel, LlamaPreTrainedModel, MistralConfig, MistralModel, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutputWithPast
 
 _WIDENING = 4  # of the layers after the attention
 
@@ -112,3 +116,41 @@ class _Gated(nn.Module):
         values, gates = self.net[0](rows).chunk(2, dim=-1)
         rows = self.net[2](values * functional.gelu(gates))
         return rows
+
+
+class LlamaBidirecConfig(LlamaConfig):
+    """Llama's with `is_causal` (False), and the head's `score_temperature`."""
+
+    model_type = "llama_bidirec"
+
+
+class LlamaBidirecForSequenceClassification(LlamaPreTrainedModel):
+    """Mean pooling, a layer without a bias, a temperature."""
+
+    config_class = LlamaBidirecConfig
+
+    def __init__(self, config: LlamaBidirecConfig) -> None:
+        super().__init__(config)
+        self.model = LlamaModel(config)
+        self.score = nn.Linear(config.hidden_size, len(config.id2label or ()), bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Scores [B, L]. attention_mask: int64 [B, S], 0 where there is padding; None = there is none."""
+        output = self.model(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **others)
+        rows = _mean(output.last_hidden_state, attention_mask)
+        return SequenceClassifierOutputWithPast(logits=self.score(rows) / self.config.score_temperature)
+
+
+def _mean(rows: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """[B, D] of [B, S, D]."""
+    if attention_mask is None:
+        return rows.mean(dim=1)
+    counts = attention_mask[:, :, None].to(rows.dtype)
+    return (rows * counts).sum(dim=1) / counts.sum(dim=1)

@@ -1,0 +1,182 @@
+"""Sparse rows: a weight for each entry of the vocabulary that fits a text.
+
+SPLADE: the scores of a few thousand tokens would take a gigabyte. So the head of the masked language model computes
+slices of the tokens, and keeps only the maxima or sums of each sequence, and of these only the nonzero ones. It
+computes in the model's dtype, because the head is large. bge-m3 has one weight for each token instead, of which each
+id keeps the largest. Some models look up the weights of queries in a table and compute those of documents alone.
+
+Shapes: T tokens of a batch, B sequences, D numbers a row, V entries of the vocabulary, P parts of sequences in a slice,
+N entries that are not zero.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import TokenWeights, VocabularyWeights
+from engine.model.weights import read_query_weights
+from engine.rows.with_numpy import largest_of_each_id
+from engine.rows.with_torch import RowModules, load_modules
+from engine.transformers.forward import Maker
+from engine.transformers.library_heads import LibraryHead
+from engine.types import QUERY_TOKEN, Batch, OutputKind, Results, Rows
+
+_SLICE_NUMBERS = 1 << 23  # scores in a slice: 32 MiB in float32
+_TIMES_ON_GPU = 4  # larger slices on a GPU, because each one waits for its result
+
+
+def vocabulary_weights(whole: PreTrainedModel, head: VocabularyWeights) -> tuple[Maker, str]:
+    """The maker of SPARSE, and a note about it. It gives ragged rows [N, 2]: vocabulary ids in order, and weights.
+
+    `whole` is the library's …ForMaskedLM. Raises ModelError if it has no bare transformer inside.
+    """
+    note = f"sparse: the {head.pooling} over the tokens of what {type(whole).__name__} scores its vocabulary"
+    slice_numbers = _SLICE_NUMBERS * (_TIMES_ON_GPU if whole.device.type == "cuda" else 1)
+    max_tokens = max(1, slice_numbers // whole.config.get_text_config().vocab_size)
+    return _VocabularyWeights(LibraryHead(whole, dtype=None), head, max_tokens=max_tokens), note
+
+
+class _VocabularyWeights:
+    """May be called by several threads at the same time."""
+
+    def __init__(self, library_head: LibraryHead, head: VocabularyWeights, *, max_tokens: int) -> None:
+        self._library_head = library_head
+        self._max_tokens = max_tokens  # in a slice
+        self._sums = head.pooling == "sum"
+        self._is_log_twice = head.activation == "log1p_relu"
+
+    @torch.inference_mode()
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        entries, counts = [], []
+        for weights in self._weights(token_rows, batch.cu_seqlens.tolist()):
+            places = weights.nonzero()  # of NaN, too, to be noticed
+            found = weights[places[:, 0], places[:, 1]]
+            entries.append(torch.stack((places[:, 1].float(), found), dim=1).cpu().numpy())
+            counts.append(np.bincount(places[:, 0].cpu().numpy(), minlength=len(weights)))
+        offsets = np.cumsum([0, *np.concatenate(counts)], dtype=np.int32)
+        return Rows(np.concatenate(entries), offsets)
+
+    def _weights(self, token_rows: Tensor, bounds: list[int]) -> Iterator[Tensor]:
+        """Weights [P, V] of some sequences at a time, in order."""
+        unfinished: Tensor | None = None  # [V], of a sequence that continues in the next slice
+        number = 0
+        for start in range(0, len(token_rows), self._max_tokens):
+            scores = self._scores(token_rows[start : start + self._max_tokens])
+            parts: list[Tensor] = []
+            while number < len(bounds) - 1 and bounds[number] < start + len(scores):
+                part = self._reduced(scores[max(bounds[number] - start, 0) : bounds[number + 1] - start])
+                part = part if unfinished is None else self._reduced(torch.stack((unfinished, part)))
+                is_finished = bounds[number + 1] <= start + len(scores)
+                unfinished = None if is_finished else part
+                if not is_finished:
+                    break
+                parts.append(part)
+                number += 1
+            if parts:
+                found = torch.stack(parts)
+                yield found if self._sums else self._activated(found)
+
+    def _scores(self, token_rows: Tensor) -> Tensor:
+        """The scores of a slice, in float32. For maxima the activation comes later: the same, for less work."""
+        scores = self._library_head(token_rows[None])[0].float()
+        return self._activated(scores) if self._sums else scores
+
+    def _reduced(self, rows: Tensor) -> Tensor:
+        """Rows [P, V] reduced to one row [V]."""
+        return rows.sum(dim=0) if self._sums else rows.amax(dim=0)
+
+    def _activated(self, scores: Tensor) -> Tensor:
+        """The weights of scores, computed in place."""
+        scores = scores.relu_().log1p_()
+        return scores.log1p_() if self._is_log_twice else scores
+
+
+def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device) -> Maker:
+    """Gives ragged rows [N, 2]: each token id of a sequence and its weight, in order of the ids.
+
+    Raises ModelError if the head's file is wrong.
+    """
+    return _TokenWeights(load_modules(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
+
+
+class _TokenWeights:
+    """May be called by several threads at the same time."""
+
+    def __init__(self, modules: RowModules, unused_ids: tuple[int, ...]) -> None:
+        self._modules = modules
+        self._unused_ids = np.array(unused_ids, np.int32)
+
+    @torch.inference_mode()
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        weights = self._modules(token_rows)[:, 0].cpu().numpy()
+        seqlens = np.diff(batch.cu_seqlens)
+        return Rows(*largest_of_each_id(weights, batch.token_ids, seqlens, unused_ids=self._unused_ids))
+
+
+Compute = Callable[[Batch], Results]
+
+
+class QueryTable:
+    """A weight for each token id of a query. Several threads may call it at the same time."""
+
+    def __init__(self, weights: NDArray[np.float32], surrounding_ids: tuple[int, ...]) -> None:
+        self._weights = weights  # [V]
+        self._surrounding_ids = frozenset(surrounding_ids)
+
+    def __call__(self, batch: Batch, compute: Compute) -> Results:
+        """SPARSE of the whole batch: of queries from the table, of documents from one call of `compute`."""
+        is_query = _queries(batch)
+        if not is_query.any():
+            return compute(batch)
+        documents: Iterator[NDArray[np.float32]] = iter(())
+        if not is_query.all():
+            documents = _each(compute(_taken(batch, ~is_query))[OutputKind.SPARSE])
+        bounds = zip(is_query.tolist(), pairwise(batch.cu_seqlens.tolist()), strict=True)
+        found = [self._of(batch.token_ids[start:end]) if own else next(documents) for own, (start, end) in bounds]
+        offsets = np.cumsum([0, *map(len, found)], dtype=np.int32)
+        return {OutputKind.SPARSE: Rows(np.concatenate(found), offsets)}
+
+    def _of(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """[n, 2] of one query: each id once, without surrounding special tokens and zero weights."""
+        first = int(token_ids[0]) in self._surrounding_ids
+        last = len(token_ids) > first and int(token_ids[-1]) in self._surrounding_ids
+        ids = np.unique(token_ids[first : len(token_ids) - last])
+        ids = ids[ids < len(self._weights)]
+        ids = ids[self._weights[ids] != 0]
+        return np.stack((ids.astype(np.float32), self._weights[ids]), axis=1)
+
+
+def query_table(folder: ModelFolder) -> QueryTable | None:
+    """None if queries are computed like documents. Raises ModelError if the table's file is wrong."""
+    table = folder.query_table
+    if table is None:
+        return None
+    return QueryTable(read_query_weights(folder.path / table.folder), table.surrounding_ids)
+
+
+def _queries(batch: Batch) -> NDArray[np.bool_]:
+    """Whether each sequence [B] is a query."""
+    if batch.token_type_ids is None:
+        return np.zeros(batch.num_seqs, np.bool_)
+    is_query: NDArray[np.bool_] = (batch.token_type_ids[batch.cu_seqlens[:-1]] & QUERY_TOKEN) != 0
+    return is_query
+
+
+def _taken(batch: Batch, is_taken: NDArray[np.bool_]) -> Batch:
+    """A batch of these sequences only."""
+    assert batch.token_type_ids is not None
+    seqlens = np.diff(batch.cu_seqlens)
+    tokens = np.repeat(is_taken, seqlens)
+    cu_seqlens = np.cumsum([0, *seqlens[is_taken]], dtype=np.int32)
+    return Batch(batch.model, batch.outputs, batch.token_ids[tokens], cu_seqlens, batch.token_type_ids[tokens])
+
+
+def _each(rows: Rows) -> Iterator[NDArray[np.float32]]:
+    assert rows.offsets is not None
+    yield from (rows.values[start:end] for start, end in pairwise(rows.offsets.tolist()))
