@@ -14,8 +14,9 @@ Lane = RequestClass | None  # of an engine: its urgent batches (INTERACTIVE), it
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
 _LEAST_BEYOND_FIXED = 0.125  # of a batch's seconds
-# Simulated with the costs of an H100 and 50 queries a second: an 8B model in FP8 (3.4 ms a batch) keeps 0.86 of its
-# bulk and answers 99 % of the queries within 50 ms; without them 0.62, within 20 ms. 0.6B (0.9 ms) hardly sees them.
+# Simulated with the costs of an H100 and 50 queries a second (tests/batch_manager/test_simulation.py): an 8B model in
+# FP8 (3.4 ms a batch) keeps 0.86 of its bulk and answers 99 % of the queries within 46 ms; without these two 0.59 to
+# 0.62, within 19 ms. One of 0.6B (0.9 ms) hardly differs.
 _JOINED_FIXED_COSTS, _MIXED_FIXED_COSTS = 2, 9
 # An engine is within 5 % of its best speed at its target; by the cost that every batch has, at an eighth of it about
 # within 30 %.

@@ -260,7 +260,7 @@ class Simulator:
                     held = self._held[effect.engine_id]
                     slices = effect.batch.slices
                     assert all(piece.request.request_id in self._open for piece in slices), "computed for nobody"
-                    held.append(effect.batch)
+                    held.insert(self._place(held, effect.batch), effect.batch)
                     if len(held) == 1:
                         self._begin(effect.engine_id)
                 case Restart():
@@ -268,6 +268,12 @@ class Simulator:
                 case Refuse():
                     for outcome in self._outcomes(self._close(effect.request_id).load):
                         outcome.refusals.append(effect.reason)
+
+    def _place(self, held: Sequence[Batch], batch: Batch) -> int:
+        """Behind all others; an urgent one behind the first and other urgent ones where the engine has it so."""
+        if not (batch.is_urgent and self._limits.puts_urgent_first):
+            return len(held)
+        return next((at for at, one in enumerate(held) if at and not one.is_urgent), len(held))
 
     def _restart(self, restart: Restart) -> None:
         engine_id = restart.engine_id
@@ -279,7 +285,8 @@ class Simulator:
         self._later(BACK_SECONDS, partial(self._revive, engine_id))
 
     def _begin(self, engine_id: int) -> None:
-        seconds = FIXED_SECONDS + self._held[engine_id][0].num_tokens / (self._speeds[engine_id] * TOKENS_PER_SECOND)
+        fixed = self._limits.fixed_batch_seconds or FIXED_SECONDS
+        seconds = fixed + self._held[engine_id][0].num_tokens / (self._speeds[engine_id] * TOKENS_PER_SECOND)
         if engine_id in self._sick and self._sick[engine_id].kind is not None:
             seconds = FAILING_SECONDS
         self.busy_seconds[engine_id] += seconds if self.now < self.seconds else 0.0

@@ -1,12 +1,14 @@
 """Seeded runs of the simulator: what two classes, small batches and retries come to over many seconds."""
 
 import dataclasses
+import math
 from collections import Counter
 
 import pytest
 
 from batch_manager.messages import Policy, Refusal
 from engine.types import EngineLimits
+from server.requests.admission import WaitBudgets
 from tests.batch_manager.simulator import TOKENS_PER_SECOND, Load, Simulator
 from wire.vocabulary import RequestClass
 
@@ -111,3 +113,47 @@ def test_the_same_seed_gives_the_same_run() -> None:
         simulator.run([queries(0.3), bulk(0.5)], 2.0)
         runs.append((simulator.now, simulator.outcomes[INTERACTIVE].latencies, simulator.outcomes[BULK].latencies))
     assert runs[0] == runs[1]
+
+
+# An H100 with an 8B model in FP8, and with one of 0.6B: seconds that a batch costs, and tokens a second beyond them.
+OF_8B, OF_06B = (0.0034, 85_000.0), (0.0009, 530_000.0)
+
+
+def on_a_gpu(costs: tuple[float, float], seqlen: int, *, queries_a_second: float) -> tuple[float, float]:
+    """Tokens a second of too much bulk, in requests of 8 texts, and seconds within which 99 % of the queries are
+    answered, of 32 tokens each; 0 without any."""
+    fixed_seconds, tokens_per_second = costs
+    speed = tokens_per_second / TOKENS_PER_SECOND
+    limits = EngineLimits(
+        max_num_tokens=16_384,
+        max_num_seqs=1024,
+        max_seqlen=8192,
+        token_buckets=(512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384),
+        puts_urgent_first=True,
+        tokens_per_second=2048 / (fixed_seconds + 2048 / tokens_per_second) / speed,
+        fixed_batch_seconds=fixed_seconds,
+        max_batch_seconds=0.030,
+        max_batch_seconds_mixed=0.010,
+    )
+    budgets = WaitBudgets(interactive=1e9, bulk=1e9)
+    simulator = Simulator(POLICY, limits, seed=1, speeds=(speed,), budgets=budgets)
+    loads = [Load(BULK, 1.5 * tokens_per_second, 8, (seqlen, seqlen), math.inf)]
+    if queries_a_second:
+        loads.append(Load(INTERACTIVE, 32 * queries_a_second, 1, (32, 32), math.inf))
+    simulator.run(loads, 8.0)
+    of_queries = simulator.outcomes[INTERACTIVE]
+    slowest = of_queries.percentile(0.99) if of_queries.latencies else 0.0
+    return simulator.outcomes[BULK].tokens / simulator.seconds, slowest
+
+
+@pytest.mark.holds("Two classes of work")
+@pytest.mark.parametrize("seqlen", [512, 128])
+@pytest.mark.parametrize(("costs", "slowest"), [(OF_8B, 0.050), (OF_06B, 0.013)], ids=["8B", "0.6B"])
+def test_a_gpu_keeps_bulk_beside_queries_and_answers_them_soon(
+    costs: tuple[float, float], slowest: float, seqlen: int
+) -> None:
+    """In batches as long as its own costs ask for, and no query waits for a second batch of bulk."""
+    alone, _ = on_a_gpu(costs, seqlen, queries_a_second=0.0)
+    beside, taken = on_a_gpu(costs, seqlen, queries_a_second=50.0)
+    assert beside >= 0.85 * alone
+    assert taken <= slowest
