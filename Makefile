@@ -140,7 +140,7 @@ docs: $(VENV)/.test ## write the pages of docs/ that are made from the source
 	$(BIN)/python -m tests.generated_pages
 
 proto: $(VENV)/.test ## make the modules of gRPC's messages from tei.proto
-	cd server/grpc && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tei.proto
+	cd server/features/grpc && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tei.proto
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

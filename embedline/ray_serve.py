@@ -19,9 +19,9 @@ def application(args: Mapping[str, Any]) -> Any:
         raise ValueError(f"args must have config alone, and have: {', '.join(map(repr, args)) or 'nothing'}")
     bundled = os.path.join(_HERE, "_app")
     sys.path.insert(0, bundled if os.path.isdir(bundled) else os.path.dirname(_HERE))
-    from server.ray.serving import application as of_config
-    from server.ray.serving import check_version
-    from server.ray.settings import read_ray
+    from server.features.ray.serving import application as of_config
+    from server.features.ray.serving import check_version
+    from server.features.ray.settings import read_ray
 
     check_version()
     with tempfile.TemporaryDirectory() as folder:

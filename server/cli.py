@@ -124,7 +124,7 @@ def verify(
     With --quantization fp8 they are held against the same model with plain weights instead, as a start does that finds
     nothing in its cache: exit code 0 if the model can be served so, at least in part.
     """
-    from server.commands.verify.command import verify as run
+    from server.features.verify.command import verify as run
 
     sys.exit(run(_of_model(model, words), as_json=json))
 
@@ -245,13 +245,13 @@ def make_app(*, only: str | None = None) -> typer.Typer:
             app.command()(bench)
             continue
         if name == _BACKFILL:
-            from server.commands.backfill import backfill  # has options of its own beside those of the engine
+            from server.features.backfill.command import backfill  # has options of its own beside those of the engine
 
             app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(backfill), _OF_BACKFILL))
             continue
         if name in _GROUPS:
             group = typer.Typer(help=_GROUPS[name])
-            for its_name, its_command in import_module(f"server.commands.{name}").COMMANDS.items():
+            for its_name, its_command in import_module(f"server.features.{name}.command").COMMANDS.items():
                 group.command(its_name)(_one_line_for_errors()(its_command))
             app.add_typer(group, name=name)
             continue

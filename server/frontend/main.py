@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from batch_manager.client import BatchManagers
+from server.features.jobs.http.async_predict import AsyncPredict
+from server.features.jobs.rpc import JobsClient
+from server.features.pipelines.client import PipelinesClient
+from server.features.pipelines.routes import RunPipeline
 from server.frontend.reporting import Logged, RequestLog, RequestMetrics
 from server.frontend.start import FrontendStart
 from server.http.acceptor import Share
@@ -21,12 +25,8 @@ from server.http.body import BodyReader
 from server.http.get_routes import make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
-from server.http.jobs.async_predict import AsyncPredict
-from server.http.pipelines import RunPipeline
 from server.http.tls import Certificate
-from server.jobs.rpc import JobsClient
 from server.metrics.registry import MetricsSource
-from server.pipelines.client import PipelinesClient
 from server.requests.admission import Admission
 from server.requests.inputs import GivenIds, TokenIds
 from server.requests.models import ServerState
@@ -42,7 +42,7 @@ from wire.metrics import Recorder
 from wire.page import Page
 
 if TYPE_CHECKING:
-    from server.grpc.server import GrpcServer
+    from server.features.grpc.server import GrpcServer
 
 _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
 
@@ -216,8 +216,8 @@ def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
 
 def _make_grpc(start: FrontendStart, shared: _Shared, address: str) -> "GrpcServer":
     """Raises StartError. Its packages are those of an extra, and loading them takes a while."""
-    from server.grpc.calls import Calls
-    from server.grpc.server import GrpcServer, server_credentials
+    from server.features.grpc.calls import Calls
+    from server.features.grpc.server import GrpcServer, server_credentials
 
     certificate = None
     if start.ssl_certfile is not None:

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.error_shapes import openai_error
+from server.features.jobs.http.batch_routes import IS_HEAD, OWNER
 from server.http import compression
 from server.http.auth import Keys
 from server.http.body import (
@@ -32,7 +33,6 @@ from server.http.body import (
 )
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
-from server.http.jobs.batch_routes import IS_HEAD, OWNER
 from server.http.line_streams import LineStreams, check_head, has_lines
 from server.http.paths import Paths, Place
 from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, num_marked

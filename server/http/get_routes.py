@@ -15,14 +15,14 @@ from starlette.routing import Match
 from embedline import __version__
 from server.dialects.route import PlainRoute
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
+from server.features.jobs.http.routes import add_job_routes
+from server.features.jobs.rpc import JobsClient
+from server.features.pipelines.client import PipelinesClient
+from server.features.pipelines.routes import add_pipeline_routes
 from server.http.info import info as describe
 from server.http.info import model_cards
-from server.http.jobs.routes import add_job_routes
 from server.http.openapi import describe as describe_api
-from server.http.pipelines import add_pipeline_routes
-from server.jobs.rpc import JobsClient
 from server.metrics.registry import MetricsSource
-from server.pipelines.client import PipelinesClient
 from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod
 from server.requests.models import ServerState
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from engine.machine import cores
 from engine.types import MAX_CACHE_BYTES
+from server.features.jobs.flags import JobsFlags
 from server.settings.flag import SettingsError, check_flags, flag
 from server.settings.http_flags import MAX_PORT
-from server.settings.jobs_flags import JobsFlags
 from server.settings.model import ModelSettings
 
 MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything

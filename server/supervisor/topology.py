@@ -15,9 +15,9 @@ from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
+from server.features.jobs.messages import JobsStart
+from server.features.pipelines.messages import PipelinesStart
 from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
-from server.jobs.messages import JobsStart
-from server.pipelines.messages import PipelinesStart
 from server.requests.admission import WaitBudgets
 from server.requests.row_memory import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
@@ -327,7 +327,7 @@ def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
     return Plan(
         role="jobs",
         index=0,
-        module="server.jobs.main",
+        module="server.features.jobs.main",
         python=sys.executable,
         fds=(start.listener_fd,),
         start=start,
@@ -367,7 +367,7 @@ def pipelines_process(sockets: PipelinesSockets, settings: Settings) -> Plan:
     return Plan(
         role="pipelines",
         index=0,
-        module="server.pipelines.main",
+        module="server.features.pipelines.main",
         python=sys.executable,
         fds=(start.listener_fd,),
         start=start,

@@ -103,10 +103,10 @@ def notes_of(rows: Rows) -> dict[Key, str]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_all_of_it_is_measured_once(tmp_path: Path) -> None:
     command = ["make", "first-gpu-server", f"OUT={tmp_path}", f"GPU_PYTHON={sys.executable}"]
-    command += ["ARGS=--device cpu --tiny --seconds 280"]
+    command += ["ARGS=--device cpu --tiny --seconds 900"]  # enough on a busy machine
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = read(tmp_path)

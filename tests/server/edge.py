@@ -16,14 +16,14 @@ from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.writing.error_shapes import openai_error
+from server.features.jobs.http.async_predict import AsyncPredict
+from server.features.jobs.rpc import JobsClient
+from server.features.pipelines.routes import RunPipeline
 from server.frontend.reporting import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
 from server.http.hosts import Hosts
-from server.http.jobs.async_predict import AsyncPredict
-from server.http.pipelines import RunPipeline
-from server.jobs.rpc import JobsClient
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.concurrency import OpenRequest
 from server.requests.models import ModelTable, ServedModel, ServerState

@@ -6,9 +6,9 @@ from functools import cache, cached_property
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
+from server.features.jobs.rpc import JobsClient
 from server.http.body import Receive, Scope, Send
 from server.http.get_routes import make_app
-from server.jobs.rpc import JobsClient
 from server.requests.models import ServerState
 from wire.page import Page
 

@@ -20,11 +20,7 @@ from tests.structure.sources import PACKAGES, ROOT, Source, dotted, is_within, s
 
 # What the core does without: features, by their parts that stand in the core's folders as well.
 FEATURES = (
-    *("server.jobs", "server.http.jobs", "server.commands.jobs", "server.settings.jobs_flags"),
-    *("server.pipelines", "server.http.pipelines"),
-    *("embedline.pipelines", "server.grpc"),
-    *("server.backfill", "server.commands.backfill", "server.commands.verify"),
-    *("server.ray", "server.commands.ray", "embedline.ray_serve"),
+    *("server.features", "embedline.pipelines", "embedline.ray_serve"),
     *("embedline.bench", "server.commands.bench"),
 )
 # Engines that no computer of the core's users needs, and the tools that make model folders.
@@ -33,7 +29,7 @@ GUESTS = (*FEATURES, *OTHER_GUESTS)
 # Modules that are a list of others: what they import is there because of its row, and has no second importer.
 REGISTRIES = {
     "server.dialects.table": "dialects",
-    "server.grpc.methods": "methods of gRPC",
+    "server.features.grpc.methods": "methods of gRPC",
     "server.cli": "commands",
     "engine.model.known_code.table": "known code",
     "engine.transformers.heads": "heads",

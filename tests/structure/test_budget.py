@@ -21,7 +21,7 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_400, 241_700),
+    "server": (27_400, 242_150),
     "engine": (17_900, 168_200),
     "batch_manager": (2_180, 21_250),
     "tokenizer_pool": (2_370, 22_400),
@@ -34,7 +34,7 @@ LIMITS = {
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
     "lines of the tests": 103_800,
     "files of the product": 409,
-    "folders of the product": 54,
+    "folders of the product": 55,
     "files with one importer that no registry names": 82,
     "imports of features by the core": 31,
     "lines of the longest file": 600,

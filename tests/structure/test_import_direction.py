@@ -17,7 +17,7 @@ ALLOWED = {
 }
 LAUNCHERS = {
     "embedline.__main__": ("server.cli",),
-    "embedline.ray_serve": ("server.ray.serving", "server.ray.settings"),
+    "embedline.ray_serve": ("server.features.ray.serving", "server.features.ray.settings"),
 }
 TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
@@ -26,17 +26,13 @@ IMPORTS_A_TOOL = {"engine/fp8_copy.py"}
 # Inside server, each layer may import those after it. `settings` and `metrics` do not know each other.
 LAYERS = (
     "cli",
+    "features",
     "commands",
-    "ray",
-    "backfill",
     "supervisor",
     "frontend",
-    "grpc",
     "http",
-    "pipelines",
     "dialects",
     "requests",
-    "jobs",
     "settings",
     "metrics",
 )
@@ -86,7 +82,8 @@ def wrong_layers(source: Source) -> list[str]:
     if own not in LAYERS:
         return [f"{source.module} is in no layer"] if own else []
     below = LAYERS[LAYERS.index(own) + 1 :] if own != "settings" else ()
-    allowed = tuple(f"server.{layer}" for layer in (own, *below))
+    # what the core still imports of features is counted by the budget
+    allowed = tuple(f"server.{layer}" for layer in (own, *below, "features"))
     return [name for name in source.imports() if name.startswith("server") and not is_within(name, allowed)]
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedline.client.preference import CancellationToken
-from server.backfill.job import Job, Options
+from server.features.backfill.job import Job, Options
 from tests.server_e2e.expected import ids_of, row_of_ids
 from tests.server_e2e.running import CACHE_HOME, PATIENCE, ROOT, Server
 

@@ -6,7 +6,7 @@ from typing import Any
 from qdrant_client import QdrantClient
 
 from server import cli
-from server.backfill import qdrant
+from server.features.backfill import qdrant
 
 
 def _client(**_: Any) -> QdrantClient:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.backfill.errors import RefusedJob
-from server.backfill.sinks import check_ids
-from server.backfill.source import Source
+from server.features.backfill.errors import RefusedJob
+from server.features.backfill.sinks import check_ids
+from server.features.backfill.source import Source
 
 
 def planned(path: Path, keys: list[Any], text: str | None = "a") -> Source:

@@ -16,9 +16,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from server.backfill.errors import InputChanged, RefusedJob
-from server.backfill.readers import BadText
-from server.backfill.source import Source
+from server.features.backfill.errors import InputChanged, RefusedJob
+from server.features.backfill.readers import BadText
+from server.features.backfill.source import Source
 
 TEXTS = [f"text {number}" for number in range(600)]
 IDS = [f"k{number}" for number in range(600)]

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedline.client.preference import CancellationToken
-from server.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
-from server.backfill.job import Job, print_status
-from server.backfill.output import files_at, read_manifest
+from server.features.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
+from server.features.backfill.job import Job, print_status
+from server.features.backfill.output import files_at, read_manifest
 from tests.server.backfill.jobs import BAD, Place, check, errors, options, run, texts, url_of, write_jsonl, written
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import Server

@@ -7,12 +7,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from embedline.client.preference import CancellationToken
-from server.backfill import parts
-from server.backfill.errors import BackfillError, RefusedJob
-from server.backfill.job import Job
-from server.backfill.locations import lies_in
-from server.backfill.output import files_at
-from server.backfill.sinks import kind_of
+from server.features.backfill import parts
+from server.features.backfill.errors import BackfillError, RefusedJob
+from server.features.backfill.job import Job
+from server.features.backfill.locations import lies_in
+from server.features.backfill.output import files_at
+from server.features.backfill.sinks import kind_of
 from tests.server.backfill.jobs import Place, check, options, run, texts, url_of, write_jsonl
 from tests.server_e2e.running import Server
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from embedline.client.preference import CancellationToken
-from server.backfill import sinks
-from server.backfill.errors import BackfillError, RefusedJob
-from server.backfill.job import Job
-from server.backfill.pgvector import PgvectorSink
+from server.features.backfill import sinks
+from server.features.backfill.errors import BackfillError, RefusedJob
+from server.features.backfill.job import Job
+from server.features.backfill.pgvector import PgvectorSink
 from tests.server.backfill.jobs import BAD, command, end, errors, kill_amid, options, run, texts, url_of, write_jsonl
 from tests.server.backfill.postgres import Postgres
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
@@ -234,7 +234,7 @@ def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
 
 
 def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, url: str) -> None:
-    from server.backfill.errors import SinkAway, Stopped
+    from server.features.backfill.errors import SinkAway, Stopped
 
     class Away:
         def put(self, content: Any) -> None:

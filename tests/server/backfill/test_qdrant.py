@@ -12,10 +12,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from server.backfill import qdrant
-from server.backfill.errors import BackfillError, RefusedJob, SinkAway
-from server.backfill.parts import Content
-from server.backfill.sinks import kind_of
+from server.features.backfill import qdrant
+from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway
+from server.features.backfill.parts import Content
+from server.features.backfill.sinks import kind_of
 from tests.server.backfill.jobs import BAD, command, end, kill_amid, options, run, texts, url_of, write_jsonl
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
 from tests.server_e2e.running import Server

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from server.backfill import work as shards_module
-from server.backfill.plan import Plan
-from server.backfill.readers import BadText, Rows, Text
-from server.backfill.source import InputFile
-from server.backfill.work import Shards
+from server.features.backfill import work as shards_module
+from server.features.backfill.plan import Plan
+from server.features.backfill.readers import BadText, Rows, Text
+from server.features.backfill.source import InputFile
+from server.features.backfill.work import Shards
 
 TEXTS: Sequence[Text] = ["aa", "aaaa", BadText("the text is null"), "a", "aaa", "aaaaaa", "aaaaa"]
 

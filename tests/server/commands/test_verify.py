@@ -19,8 +19,8 @@ from engine.machine import cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
 from server import cli
-from server.commands.verify import command as verify_command
-from server.commands.verify.command import verify
+from server.features.verify import command as verify_command
+from server.features.verify.command import verify
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

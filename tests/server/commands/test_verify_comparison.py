@@ -25,10 +25,10 @@ from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
 from engine.model.tasks import Task
 from engine.types import ModelError
-from server.commands.verify import command
-from server.commands.verify import library as references
-from server.commands.verify.command import verify
-from server.commands.verify.inputs import Inputs
+from server.features.verify import command
+from server.features.verify import library as references
+from server.features.verify.command import verify
+from server.features.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_plan import ModelPlan

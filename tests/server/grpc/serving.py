@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from server.grpc import tei_pb2
-from server.grpc.calls import Calls
-from server.grpc.server import GrpcServer
+from server.features.grpc import tei_pb2
+from server.features.grpc.calls import Calls
+from server.features.grpc.server import GrpcServer
 from server.http.auth import Keys
 from server.http.body import BodyReader
 from server.requests.trace import Trace

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.grpc import tei_pb2
+from server.features.grpc import tei_pb2
 from tests.server.edge import Edge, call, state_with_everything
 from tests.server.grpc.serving import MAX_BYTES, Port, serving
 

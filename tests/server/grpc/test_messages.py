@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.grpc import methods, tei_pb2
+from server.features.grpc import methods, tei_pb2
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.rerank import Ranked
 from server.requests.work import Embedded

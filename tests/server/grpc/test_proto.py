@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from server.grpc import tei_pb2
-from server.grpc.method import Reads
-from server.grpc.methods import METHODS
+from server.features.grpc import tei_pb2
+from server.features.grpc.method import Reads
+from server.features.grpc.methods import METHODS
 
 FOLDER = Path(tei_pb2.__file__).parent
 # Of what names and numbers TEI's own proto/tei.proto has, as `outline` lists them; read from its commit 0d124dc.

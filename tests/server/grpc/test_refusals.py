@@ -12,9 +12,9 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from server.grpc import calls, server, tei_pb2
-from server.grpc.calls import CODES
-from server.grpc.method import Method
+from server.features.grpc import calls, server, tei_pb2
+from server.features.grpc.calls import CODES
+from server.features.grpc.method import Method
 from server.requests import errors
 from server.requests.models import ServerState
 from server.settings.api_keys import ApiKey, digest

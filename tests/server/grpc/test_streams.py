@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from server.grpc import calls, tei_pb2
+from server.features.grpc import calls, tei_pb2
 from server.http.body import BodyReader
 from server.requests.time_slices import SharedSlice
 from tests.server.edge import Edge

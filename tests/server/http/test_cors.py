@@ -77,7 +77,7 @@ _WRITTEN = re.compile(r'\(b"([a-z]+(?:-[a-z0-9]+)*)",\s')
 def written_headers() -> set[str]:
     """The headers that the source puts into answers: pairs of bytes in a list of headers. Jobs write none."""
     folder = Path(server.__file__).parent
-    files = (path for path in folder.rglob("*.py") if not path.is_relative_to(folder / "jobs"))
+    files = (path for path in folder.rglob("*.py") if not path.is_relative_to(folder / "features" / "jobs"))
     return {name for path in files for name in _WRITTEN.findall(path.read_text())}
 
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from server.jobs.rpc import Handler, JobsClient, Service
+from server.features.jobs.rpc import Handler, JobsClient, Service
 
 
 def listening(path: Path) -> socket.socket:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import rpc as rpc_module
-from server.jobs.messages import CHUNK_BYTES, Call, Reason, Refused, Reply
-from server.jobs.rpc import JobsClient, Service
+from server.features.jobs import rpc as rpc_module
+from server.features.jobs.messages import CHUNK_BYTES, Call, Reason, Refused, Reply
+from server.features.jobs.rpc import JobsClient, Service
 from tests.server.jobs.connected import connected, listening
 
 

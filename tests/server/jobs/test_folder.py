@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import disk as folder_module
-from server.jobs.disk import Folder, FolderTaken, opened
+from server.features.jobs import disk as folder_module
+from server.features.jobs.disk import Folder, FolderTaken, opened
 from server.settings.flag import SettingsError
 
 

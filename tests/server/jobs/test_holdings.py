@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from server.commands import jobs as command
-from server.jobs.calls import Holdings
-from server.jobs.disk import Folder
-from server.jobs.store.store import RequestStore
+from server.features.jobs import command as command
+from server.features.jobs.calls import Holdings
+from server.features.jobs.disk import Folder
+from server.features.jobs.store.store import RequestStore
 from server.settings.flag import SettingsError
 from tests.server.jobs.batches.fake_batches import FakeServer, ended, input_lines, joined, opened
 from tests.server.jobs.connected import connected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
+from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Some: a\r\n\r\nhi"
 CLOSING = b"HTTP/1.1 503 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.jobs.http_client import HttpAnswer
-from server.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.pace import Lane, Pace, Postponed
 
 
 class Clock(asyncio.SelectorEventLoop):

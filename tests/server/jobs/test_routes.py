@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from server.features.jobs import files as files_module
+from server.features.jobs.batches.batches import BatchProblem
+from server.features.jobs.calls import Documents
+from server.features.jobs.disk import read_at
+from server.features.jobs.http.batch_routes import in_pieces
 from server.http.app import HeldSend
 from server.http.body import Message
 from server.http.get_routes import make_app
-from server.http.jobs.batch_routes import in_pieces
-from server.jobs import files as files_module
-from server.jobs.batches.batches import BatchProblem
-from server.jobs.calls import Documents
-from server.jobs.disk import read_at
 from server.requests.row_memory import Room
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call

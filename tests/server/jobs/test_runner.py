@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import runner as runner_module
-from server.jobs.pace import Pace
-from server.jobs.runner import Runner, Target
-from server.jobs.store.sqlite import open_sqlite
-from server.jobs.store.store import RequestStore, StoreFull
-from server.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
+from server.features.jobs import runner as runner_module
+from server.features.jobs.pace import Pace
+from server.features.jobs.runner import Runner, Target
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import RequestStore, StoreFull
+from server.features.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
 from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
 

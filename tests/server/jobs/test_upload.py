@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from server.features.jobs.http import batch_routes
+from server.features.jobs.http.batch_routes import PIECE_BYTES
+from server.features.jobs.messages import Reply
+from server.features.jobs.rpc import JobsClient
 from server.http.body import ClientLeft, Message
-from server.http.jobs import batch_routes
-from server.http.jobs.batch_routes import PIECE_BYTES
-from server.jobs.messages import Reply
-from server.jobs.rpc import JobsClient
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
 pytestmark = pytest.mark.asyncio

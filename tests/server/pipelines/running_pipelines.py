@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from embedline import RequestFailed
 from embedline.pipelines import InvalidInput, pipeline, step
-from server.pipelines.client import PipelinesClient
-from server.pipelines.main import Service
-from server.pipelines.messages import Run
-from server.pipelines.runs import Clients, Runs
+from server.features.pipelines.client import PipelinesClient
+from server.features.pipelines.main import Service
+from server.features.pipelines.messages import Run
+from server.features.pipelines.runs import Clients, Runs
 from wire.metrics import Recorder
 
 Rows = NDArray[np.float32]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from embedline.pipelines import pipeline, step
 from server.dialects.reading.json_body import MAX_LISTS
-from server.pipelines.bodies import MAX_VALUES, Bodies, _numbers, _pass, check_msgpack
-from server.pipelines.loading import PipelinesUnusable
+from server.features.pipelines.bodies import MAX_VALUES, Bodies, _numbers, _pass, check_msgpack
+from server.features.pipelines.loading import PipelinesUnusable
 from server.requests.errors import InvalidRequest, MalformedBody
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.pipelines.loading import PipelinesUnusable, load
+from server.features.pipelines.loading import PipelinesUnusable, load
 
 GOOD = """
 from embedline.pipelines import pipeline, step

@@ -8,7 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.ray.manifest import manifest
+from server.features.ray.manifest import manifest
 from server.settings.flag import SettingsError
 from tests.server.ray.test_serving import config
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.backfill.errors import BackfillError
-from server.ray.backfill import Room
+from server.features.backfill.errors import BackfillError
+from server.features.ray.backfill import Room
 
 
 class Clock:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.ray import serving
-from server.ray.replica import QueuedTokens
-from server.ray.settings import RayConfig, read_ray
+from server.features.ray import serving
+from server.features.ray.replica import QueuedTokens
+from server.features.ray.settings import RayConfig, read_ray
 from server.settings.flag import SettingsError
 
 

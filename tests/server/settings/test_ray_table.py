@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.ray.settings import read_ray
+from server.features.ray.settings import read_ray
 from server.settings.flag import SettingsError
 from server.settings.precedence import settings_from
 

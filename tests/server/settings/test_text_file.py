@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embedline.bench.requests import read_texts
-from server.jobs.webhooks import read_secrets
+from server.features.jobs.webhooks import read_secrets
 from server.settings import precedence
 from server.settings.api_keys import api_keys
 from server.settings.flag import SettingsError

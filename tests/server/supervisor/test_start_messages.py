@@ -9,8 +9,8 @@ from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
+from server.features.jobs.messages import JobsStart
 from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
-from server.jobs.messages import JobsStart
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart

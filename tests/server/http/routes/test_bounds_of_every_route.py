@@ -15,11 +15,11 @@ import pytest
 from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.features.jobs.messages import Reply
+from server.features.jobs.rpc import JobsClient
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
-from server.jobs.messages import Reply
-from server.jobs.rpc import JobsClient
 from server.requests.concurrency import OpenRequest
 from server.requests.row_memory import Held
 from server.settings.api_keys import ApiKey, digest

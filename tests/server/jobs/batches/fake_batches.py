@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server.jobs.batches.batches import Batches
-from server.jobs.batches.state import Holder
-from server.jobs.files import Files
-from server.jobs.http_client import HttpAnswer
-from server.jobs.objects import Objects
-from server.jobs.pace import Lane
-from server.jobs.store.sqlite import open_sqlite
-from server.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
+from server.features.jobs.batches.batches import Batches
+from server.features.jobs.batches.state import Holder
+from server.features.jobs.files import Files
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.objects import Objects
+from server.features.jobs.pace import Lane
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
 from tests.server.jobs.store.stores import Clock
 
 LEASE = 60.0

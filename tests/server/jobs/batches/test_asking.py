@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.batches import answers as asking_module
-from server.jobs.batches.answers import Asking
-from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
-from server.jobs.pace import Lane, Pace
+from server.features.jobs.batches import answers as asking_module
+from server.features.jobs.batches.answers import Asking
+from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
+from server.features.jobs.pace import Lane, Pace
 from tests.server.jobs.test_runner import LOST, OK, Server
 from tests.server_e2e.running import PATIENCE
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from server.jobs.batches import batches as batches_module
-from server.jobs.batches import lines as batch_lines
-from server.jobs.batches import run as batch_run
-from server.jobs.batches import run as slots_module
-from server.jobs.batches.answers import LineAnswers
-from server.jobs.batches.batches import TooManyBatches
-from server.jobs.batches.run import Slots
-from server.jobs.gauges import BatchGauges
-from server.jobs.http_client import HttpAnswer
-from server.jobs.pace import Lane, Pace
-from server.jobs.store.store import StoreLimits
+from server.features.jobs.batches import batches as batches_module
+from server.features.jobs.batches import lines as batch_lines
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.batches import run as slots_module
+from server.features.jobs.batches.answers import LineAnswers
+from server.features.jobs.batches.batches import TooManyBatches
+from server.features.jobs.batches.run import Slots
+from server.features.jobs.gauges import BatchGauges
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.pace import Lane, Pace
+from server.features.jobs.store.store import StoreLimits
 from tests.server.jobs.batches.fake_batches import (
     JSON,
     FakeServer,
@@ -258,7 +258,7 @@ async def test_a_batch_that_the_server_fails_on_ends_as_failed(
             raise RuntimeError("a bug")
         return request_of(line, endpoint)
 
-    monkeypatch.setattr("server.jobs.batches.answers.request_of", broken)
+    monkeypatch.setattr("server.features.jobs.batches.answers.request_of", broken)
     metrics = Recorder()
     async with opened(tmp_path, FakeServer()) as place:
         place.batches._saved = BatchGauges(place.batches._documents, metrics, title="jobs 0").saved

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from server.jobs.batches import batches as batches_module
-from server.jobs.batches import lines as batch_lines
-from server.jobs.batches import run as batch_run
-from server.jobs.batches.batches import BatchProblem, FileInUse, TooManyBatches
-from server.jobs.batches.outputs import Output
-from server.jobs.http_client import HttpAnswer
-from server.jobs.pace import Lane
+from server.features.jobs.batches import batches as batches_module
+from server.features.jobs.batches import lines as batch_lines
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.batches.batches import BatchProblem, FileInUse, TooManyBatches
+from server.features.jobs.batches.outputs import Output
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio

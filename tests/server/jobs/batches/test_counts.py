@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from server.jobs import gauges
-from server.jobs.batches.batches import Batches
-from server.jobs.calls import DocumentCounts
-from server.jobs.files import Files
-from server.jobs.gauges import BatchGauges
-from server.jobs.http_client import HttpAnswer
-from server.jobs.messages import Call
-from server.jobs.store.sqlite import open_sqlite
+from server.features.jobs import gauges
+from server.features.jobs.batches.batches import Batches
+from server.features.jobs.calls import DocumentCounts
+from server.features.jobs.files import Files
+from server.features.jobs.gauges import BatchGauges
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.messages import Call
+from server.features.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, when_ended
 from wire.metrics import Recorder
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.batches import batches as expiry_module
-from server.jobs.batches.batches import Expiry
+from server.features.jobs.batches import batches as expiry_module
+from server.features.jobs.batches.batches import Expiry
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, running, shared, when_ended
 from tests.server.jobs.store.stores import Clock
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import files as files_module
-from server.jobs.batches import run as batch_run
-from server.jobs.files import FileProblem, TooManyUploads
-from server.jobs.store.store import StoreFull, StoreLimits
-from server.jobs.types import Document
+from server.features.jobs import files as files_module
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.files import FileProblem, TooManyUploads
+from server.features.jobs.store.store import StoreFull, StoreLimits
+from server.features.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.batches import lines as batch_lines
-from server.jobs.batches import run as batch_run
-from server.jobs.http_client import HttpAnswer
-from server.jobs.pace import Lane
+from server.features.jobs.batches import lines as batch_lines
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio

@@ -9,13 +9,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from server.jobs import objects as objects_module
-from server.jobs.batches import answers
-from server.jobs.batches import batches as batches_module
-from server.jobs.batches import run as batch_run
-from server.jobs.objects import Objects
-from server.jobs.store.store import StoreUnavailable, StoreUnusable
-from server.jobs.types import Document
+from server.features.jobs import objects as objects_module
+from server.features.jobs.batches import answers
+from server.features.jobs.batches import batches as batches_module
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.objects import Objects
+from server.features.jobs.store.store import StoreUnavailable, StoreUnusable
+from server.features.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
     FakeServer,
     Gate,

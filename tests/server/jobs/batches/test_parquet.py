@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from server.jobs.batches import outputs
-from server.jobs.batches.batches import BatchProblem
-from server.jobs.http_client import HttpAnswer
-from server.jobs.pace import Lane
+from server.features.jobs.batches import outputs
+from server.features.jobs.batches.batches import BatchProblem
+from server.features.jobs.http_client import HttpAnswer
+from server.features.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio

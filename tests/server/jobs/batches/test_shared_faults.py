@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.jobs.batches import batches as batches_module
-from server.jobs.batches import run as batch_run
-from server.jobs.batches.lines import Scan, scan
-from server.jobs.batches.outputs import Output
-from server.jobs.batches.state import state_of
-from server.jobs.store.store import StoreUnavailable
-from server.jobs.types import Document
+from server.features.jobs.batches import batches as batches_module
+from server.features.jobs.batches import run as batch_run
+from server.features.jobs.batches.lines import Scan, scan
+from server.features.jobs.batches.outputs import Output
+from server.features.jobs.batches.state import state_of
+from server.features.jobs.store.store import StoreUnavailable
+from server.features.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
     LEASE,
     FakeServer,

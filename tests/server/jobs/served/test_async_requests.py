@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.jobs.messages import MAX_BODY_BYTES
+from server.features.jobs.messages import MAX_BODY_BYTES
 from tests.server.jobs.served.asking import accepted, ended, result, view
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import PATIENCE, Server, serving

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from server.jobs.store.redis import open_redis
-from server.jobs.store.sqlite import open_sqlite
-from server.jobs.store.store import Store, StoreLimits
+from server.features.jobs.store.redis import open_redis
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import Store, StoreLimits
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server.jobs.store.stores import Clock, Stores
 

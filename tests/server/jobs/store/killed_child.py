@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from server.jobs.store.sqlite import open_sqlite
-from server.jobs.store.store import Store
-from server.jobs.types import Finished, Result, Status
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import Store
+from server.features.jobs.types import Finished, Result, Status
 from tests.server.jobs.store.stores import request
 
 

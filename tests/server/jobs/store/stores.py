@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.jobs.store.store import Store, StoreLimits
-from server.jobs.types import Finished, NewRequest, Result, Status
+from server.features.jobs.store.store import Store, StoreLimits
+from server.features.jobs.types import Finished, NewRequest, Result, Status
 
 BEGIN = 1_800_000_000.0  # unix seconds
 ANSWER = Result(200, (("x-embedline-shape", "1,4"),), b"\x00\xff" * 8, "application/octet-stream")

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.store.sqlite import FILE, open_sqlite
-from server.jobs.store.store import StoreUnusable
+from server.features.jobs.store.sqlite import FILE, open_sqlite
+from server.features.jobs.store.store import StoreUnusable
 from tests.server.jobs.store.stores import request
 
 pytestmark = pytest.mark.asyncio
 _KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from server.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.store.stores import request
 
 async def main():

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.jobs.store.store import Store, StoreError
-from server.jobs.types import Document
+from server.features.jobs.store.store import Store, StoreError
+from server.features.jobs.types import Document
 from tests.server.jobs.store.stores import Stores
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.store.stores import request
 from tests.structure.sources import ROOT
 from tests.tiers import full

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from server.jobs.store.redis import PREFIX, open_redis
-from server.jobs.store.store import StoreFull, StoreLimits, StoreUnavailable, StoreUnusable
-from server.jobs.types import Document, Finished, Status
+from server.features.jobs.store.redis import PREFIX, open_redis
+from server.features.jobs.store.store import StoreFull, StoreLimits, StoreUnavailable, StoreUnusable
+from server.features.jobs.types import Document, Finished, Status
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server.jobs.store.stores import ANSWER, SUCCESS, Stores, request
 
@@ -68,7 +68,7 @@ async def test_what_is_renewed_is_not_taken_over(redis_stores: Stores, redis_url
 async def test_a_claim_that_would_be_too_large_leaves_the_rest(
     redis_stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.jobs.store.redis.MAX_BYTES_AT_ONCE", 5000)
+    monkeypatch.setattr("server.features.jobs.store.redis.MAX_BYTES_AT_ONCE", 5000)
     store = await redis_stores.open()
     ids = [await store.requests.add(request(body=b"x" * 2000)) for _ in range(3)]
     assert [[one.request_id for one in await store.requests.claim(10)] for _ in ids] == [[one] for one in ids]

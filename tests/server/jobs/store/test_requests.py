@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.jobs.store.store import IdempotencyConflict, Store, StoreUnavailable
-from server.jobs.types import Finished, JobError, QueueCounts, Result, RetryPolicy, Status, WebhookStatus
+from server.features.jobs.store.store import IdempotencyConflict, Store, StoreUnavailable
+from server.features.jobs.types import Finished, JobError, QueueCounts, Result, RetryPolicy, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 
 pytestmark = pytest.mark.asyncio

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from server.jobs.store.store import OVERHEAD_BYTES, StoreFull, StoreLimits
-from server.jobs.types import Document, Finished, Result, Status
+from server.features.jobs.store.store import OVERHEAD_BYTES, StoreFull, StoreLimits
+from server.features.jobs.types import Document, Finished, Result, Status
 from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, request
 
 pytestmark = pytest.mark.asyncio

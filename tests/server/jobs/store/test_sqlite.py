@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs.store.sqlite import FILE, SqliteStore, open_sqlite
-from server.jobs.store.sqlite_writer import Transaction
-from server.jobs.store.store import StoreFull, StoreUnusable
-from server.jobs.types import Finished, Result, Status
+from server.features.jobs.store.sqlite import FILE, SqliteStore, open_sqlite
+from server.features.jobs.store.sqlite_writer import Transaction
+from server.features.jobs.store.store import StoreFull, StoreUnusable
+from server.features.jobs.types import Finished, Result, Status
 from tests.server.jobs.small_disk import small_disk
 from tests.server.jobs.store.stores import SUCCESS, request
 

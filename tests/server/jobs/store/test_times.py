@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.jobs.store.store import Store, StoreLimits
-from server.jobs.types import Finished, Status, WebhookStatus
+from server.features.jobs.store.store import Store, StoreLimits
+from server.features.jobs.types import Finished, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 
 pytestmark = pytest.mark.asyncio

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from server.jobs.store.redis import PREFIX
-from server.jobs.store.sqlite import FILE, open_sqlite
-from server.jobs.store.store import Store, Turns
-from server.jobs.types import Claimed, Delivery
+from server.features.jobs.store.redis import PREFIX
+from server.features.jobs.store.sqlite import FILE, open_sqlite
+from server.features.jobs.store.store import Store, Turns
+from server.features.jobs.types import Claimed, Delivery
 from tests.server.jobs.store.stores import SUCCESS, Stores, request
 
 pytestmark = pytest.mark.asyncio

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from server.jobs.webhook_addresses import AddressRefused, AddressRules, CheckedNetwork, is_public
+from server.features.jobs.webhook_addresses import AddressRefused, AddressRules, CheckedNetwork, is_public
 
 PRIVATE = [
     "0.0.0.0",

@@ -7,8 +7,8 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 import pytest_asyncio
 
-from server.jobs.webhook_addresses import AddressRules
-from server.jobs.webhooks import Outcome, Sender
+from server.features.jobs.webhook_addresses import AddressRules
+from server.features.jobs.webhooks import Outcome, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving, redirect
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.jobs.webhook_addresses import Resolver
+from server.features.jobs.webhook_addresses import Resolver
 
 pytestmark = pytest.mark.asyncio
 PORT = 443

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from server.jobs import webhooks
-from server.jobs.store.sqlite import open_sqlite
-from server.jobs.store.store import RequestStore
-from server.jobs.types import Delivery, Finished, JobError, NewRequest, Result, Status, WebhookStatus
-from server.jobs.webhook_addresses import AddressRules
-from server.jobs.webhooks import Outbox, Sender
+from server.features.jobs import webhooks
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import RequestStore
+from server.features.jobs.types import Delivery, Finished, JobError, NewRequest, Result, Status, WebhookStatus
+from server.features.jobs.webhook_addresses import AddressRules
+from server.features.jobs.webhooks import Outbox, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
 from tests.server_e2e.running import PATIENCE
 

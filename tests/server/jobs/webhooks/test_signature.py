@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from server.jobs import webhooks
-from server.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
+from server.features.jobs import webhooks
+from server.features.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
 from server.settings import files
 from server.settings.flag import SettingsError
 

@@ -1,0 +1,184 @@
+"""What becomes of a batch's lines: each is asked for, of this very server as a client does, until there is an answer
+that counts. It is a line of output or of errors, as OpenAI has them.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from server.features.jobs.batches.lines import Line, LineProblem, LineRequest, custom_id_of, request_of
+from server.features.jobs.batches.outputs import RAW, rows_of
+from server.features.jobs.batches.state import BatchState
+from server.features.jobs.http_client import (
+    BUSY,
+    FAILED_FOR_NOW,
+    AnswerTooLarge,
+    ConnectionLost,
+    HttpAnswer,
+    HttpConnection,
+)
+from server.features.jobs.pace import Lane, Pace, Postponed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_ANSWER_BYTES = 8 << 20  # of one line
+_MAX_ATTEMPTS = 3  # that were computed, or lost on the way
+_MAX_LOST = 10
+_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0  # seconds between two attempts, doubling
+_JSON = "application/json"
+
+
+class Ask(Protocol):
+    """The server's answer after all attempts. Raises AnswerTooLarge, ConnectionLost, Postponed."""
+
+    def __call__(
+        self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str
+    ) -> Awaitable[HttpAnswer]: ...
+
+
+class Asking:
+    """Shares the pace with async requests.
+
+    path, secret  as `server.features.jobs.runner.Target` has them
+    """
+
+    def __init__(self, path: str, secret: str, pace: Pace) -> None:
+        self._path = path
+        self._secret = secret
+        self._pace = pace
+        self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
+
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge, Postponed."""
+        headers = [
+            ("accept", accept),
+            ("x-embedline-class", "bulk"),
+            ("x-embedline-jobs", self._secret),
+            ("x-embedline-owner", lane.owner),
+            ("x-request-id", request_id),
+        ]
+        attempts, lost, pause = 0, 0, _FIRST_PAUSE
+        while True:
+            try:
+                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
+                    answer = await self._answer(route, headers, body)
+                    self._pace.learn(lane.owner, answer)
+                if answer.status in BUSY:
+                    continue  # the pace waits
+                attempts += 1
+                if answer.status not in FAILED_FOR_NOW or attempts == _MAX_ATTEMPTS:
+                    return answer
+            except ConnectionLost:
+                lost += 1
+                if lost == _MAX_LOST:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+
+    async def _answer(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
+        connection = self._idle.pop() if self._idle else HttpConnection(self._path)
+        try:
+            return await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
+        finally:
+            self._idle.append(connection)  # one that was lost connects again
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A line that is done."""
+
+    line: Line
+    content: bytes  # a line of one of the outputs
+    has_failed: bool
+    has_expired: bool = False
+
+
+class LineAnswers:
+    """Of the lines of one batch, while it runs."""
+
+    def __init__(
+        self, state: BatchState, ask: Ask, dtype: "np.dtype[Any] | None", *, clock: Callable[[], float]
+    ) -> None:
+        """dtype  of a Parquet file; None = JSONL"""
+        self._batch_id = state.id.removeprefix("batch-")
+        self._endpoint = state.endpoint
+        self._expires_at = state.expires_at
+        self._longest = state.expires_at - state.created_at
+        self._ask = ask
+        self._dtype = dtype
+        self._clock = clock
+        self._latest = math.inf
+
+    def begin(self) -> None:
+        """The window is no longer than it is now, on the loop's clock: the other one may be set back."""
+        left = min(self._expires_at - self._clock(), self._longest)
+        self._latest = asyncio.get_running_loop().time() + left
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the window."""
+        return min(self._latest - asyncio.get_running_loop().time(), self._expires_at - self._clock())
+
+    async def of(self, line: Line, lane: Lane, *, is_repeated: bool) -> Answered | None:
+        """None if it was not asked for before the lane was closed."""
+        line_id = f"batch_req_{self._batch_id}_{line.number}"
+        try:
+            request = request_of(line, self._endpoint)
+            if is_repeated:
+                raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
+            return await self._asked(line, line_id, request, lane)
+        except Postponed:
+            return None
+        except LineProblem as error:
+            problem = error
+        except TimeoutError:
+            problem = LineProblem("batch_expired", "the completion window was over before this line was answered")
+        except AnswerTooLarge as error:
+            problem = LineProblem("answer_too_large", str(error))
+        except ConnectionLost:
+            problem = LineProblem("server_error", "the server's process ended at every attempt")
+        content = refused(line_id, custom_id_of(line), line.number, problem)
+        return Answered(line, content, True, problem.code == "batch_expired")
+
+    async def _asked(self, line: Line, line_id: str, request: LineRequest, lane: Lane) -> Answered:
+        if (seconds := self.seconds_left) <= 0:
+            raise TimeoutError
+        async with asyncio.timeout(seconds):
+            accept = RAW if self._dtype else _JSON
+            answer = await self._ask(lane, request.url, bytes(request.body), line_id, accept=accept)
+        if self._dtype is None or answer.status != 200:
+            return Answered(line, answered(line_id, request.custom_id, answer), answer.status != 200)
+        return Answered(line, rows_of(request.custom_id, answer, self._dtype), False)
+
+
+def answered(line_id: str, custom_id: str, answer: HttpAnswer) -> bytes:
+    """A line of output, or of errors where the status is not 200, as OpenAI has it."""
+    if answer.headers.get("content-type", "").partition(";")[0] == _JSON:
+        body: object = msgspec.Raw(msgspec.json.format(answer.body, indent=-1) if b"\n" in answer.body else answer.body)
+    else:
+        body = answer.body  # as base64
+    response = {
+        "status_code": answer.status,
+        "request_id": answer.headers.get("x-request-id", line_id),
+        "body": body,
+    }
+    return _line({"id": line_id, "custom_id": custom_id, "response": response, "error": None})
+
+
+def refused(line_id: str, custom_id: str | None, number: int, problem: LineProblem) -> bytes:
+    """A line of errors for what was not computed."""
+    error = {"code": problem.code, "message": str(problem), "line": number}
+    return _line({"id": line_id, "custom_id": custom_id, "response": None, "error": error})
+
+
+def _line(content: object) -> bytes:
+    return msgspec.json.encode(content) + b"\n"

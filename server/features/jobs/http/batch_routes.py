@@ -1,0 +1,294 @@
+"""OpenAI's routes of files and batches, on FastAPI. An upload is OpenAI's form of one file and its purpose, passed on
+in pieces as it comes and never held whole.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
+
+from server.dialects.reading.json_body import parse_body
+from server.features.jobs.http.async_predict import NO_JOBS, calling
+from server.features.jobs.messages import Fields, Refused, Reply
+from server.features.jobs.rpc import JobsClient
+from server.http.body import ClientLeft
+from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge, UnsupportedMedia
+from wire.frames import Buffer
+
+OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
+IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
+PIECE_BYTES = 256 * 1024  # of a file whose client may not go on
+_MAX_BODY_BYTES = 256 * 1024  # of a new batch: its metadata may be written with escapes
+# In a query: no sign, no zeros before it, ASCII alone; `2.0` too, as in bodies.
+_INTEGER = re.compile(r"[1-9][0-9]{0,8}(\.0{1,9})?")
+_DEFAULT_LIMIT = 20
+_MAX_LIMIT = 100
+_MAX_FIELD_BYTES = 1024
+_MAX_HEAD_BYTES = 8192  # of all headers of a part
+_MAX_PARTS = 2  # the file and its purpose: each more would cost time and no byte that counts
+_OTHER_FORM = "the form may have one file and one purpose, and nothing else"
+_MAX_NAME = 255  # characters of a file's name
+_PURPOSE = "batch"
+_END_SECONDS = 900.0  # for all of it to be put where --jobs-files says
+
+
+class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+_NEW_BATCH = msgspec.json.Decoder(NewBatch)
+
+
+class BatchRoutes:
+    """Each raises RequestError."""
+
+    def __init__(self, jobs: JobsClient | None) -> None:
+        self._jobs = jobs
+
+    async def upload(self, request: Request) -> Response:
+        with calling():
+            return JSONResponse(await received(request, self._there(), request.scope[OWNER]))
+
+    async def files(self, request: Request) -> Response:
+        return await self._page("file_list", request)
+
+    async def file(self, request: Request) -> Response:
+        return JSONResponse((await self._call("file_view", request, request.path_params)).fields)
+
+    async def delete_file(self, request: Request) -> Response:
+        await self._call("file_delete", request, request.path_params)
+        return JSONResponse({"id": request.path_params["file_id"], "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        """All bytes, a piece at a time."""
+        info = (await self._call("file_view", request, request.path_params)).fields
+        is_head = request.scope.get(IS_HEAD, False)
+        asked = {"file_id": info["id"], "offset": 0, **({"count": 1} if is_head else {})}
+        first = (await self._call("file_read", request, asked)).body
+        headers = {"content-type": "application/octet-stream"}
+        if is_head:
+            return Response(headers={**headers, "content-length": str(info["bytes"])})
+        jobs = self._there()
+
+        async def more(offset: int) -> Buffer:
+            return (await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})).body
+
+        return in_pieces(first, info["bytes"], more, headers=headers)
+
+    async def create(self, request: Request) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
+        new = parse_body(_NEW_BATCH, bytes(body))
+        fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
+        return JSONResponse((await self._call("batch_create", request, fields)).fields)
+
+    async def batches(self, request: Request) -> Response:
+        return await self._page("batch_list", request)
+
+    async def batch(self, request: Request) -> Response:
+        return JSONResponse((await self._call("batch_view", request, request.path_params)).fields)
+
+    async def cancel(self, request: Request) -> Response:
+        return JSONResponse((await self._call("batch_cancel", request, request.path_params)).fields)
+
+    async def delete_batch(self, request: Request) -> Response:
+        await self._call("batch_delete", request, request.path_params)
+        return JSONResponse({"id": request.path_params["batch_id"], "object": "batch", "deleted": True})
+
+    async def _page(self, what: str, request: Request) -> Response:
+        _check_list(request)
+        limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
+        fields = {"after": request.query_params.get("after"), "limit": limit}
+        return JSONResponse((await self._call(what, request, fields)).fields)
+
+    async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
+        with calling():
+            return await self._there().call(what, request.scope[OWNER], dict(fields))
+
+    def _there(self) -> JobsClient:
+        if self._jobs is None:
+            raise NoSuchRoute(NO_JOBS)
+        return self._jobs
+
+
+def _check_list(request: Request) -> None:
+    """Raises InvalidRequest for what would choose or order what is listed in another way."""
+    for name, value in request.query_params.multi_items():
+        if name not in ("limit", "after") and (name, value) != ("order", "desc"):
+            raise InvalidRequest("a list takes limit, after and order=desc, the newest first", param=name)
+
+
+def _integer(request: Request, name: str, default: int, *, most: int) -> int:
+    """A number of the query, from 1. Raises InvalidRequest."""
+    text = request.query_params.get(name, str(default))
+    if not _INTEGER.fullmatch(text) or float(text) > most:
+        raise InvalidRequest(f"{name} must be 1 to {most}", param=name)
+    return int(float(text))
+
+
+def in_pieces(
+    first: Buffer,
+    num_bytes: int,
+    more: Callable[[int], Awaitable[Buffer]],
+    *,
+    status: int = 200,
+    headers: Mapping[str, str],
+) -> Response:
+    """An answer of which one piece is here at a time: its client may not read it. `more` gives the piece from there."""
+
+    content = _pieces(first, num_bytes, more)
+    return StreamingResponse(content, status_code=status, headers={**headers, "content-length": str(num_bytes)})
+
+
+async def _pieces(piece: Buffer, num_bytes: int, more: Callable[[int], Awaitable[Buffer]]) -> AsyncIterator[memoryview]:
+    offset = 0
+    while piece:
+        yield memoryview(piece)
+        offset += len(piece)
+        piece = b""  # it is not kept while the next one is read
+        if offset < num_bytes:
+            try:
+                piece = await more(offset)
+            except Refused:
+                return  # fewer bytes than announced: the client sees that it is not whole
+
+
+@dataclass(slots=True)
+class _Form:
+    """What the parser has found so far; `chunks` is emptied as it is passed on."""
+
+    name: str = ""  # of the part that is being read
+    filename: str | None = None  # of the file, once its part has begun
+    fields: dict[str, bytearray] = field(default_factory=dict)
+    chunks: bytearray = field(default_factory=bytearray)
+    header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
+    num_head_bytes: int = 0
+    num_parts: int = 0
+    has_ended: bool = False
+
+    def begin_part(self) -> None:
+        self.name, self.num_head_bytes, self.num_parts = "", 0, self.num_parts + 1
+
+    def end_head(self) -> None:
+        if self.num_parts > _MAX_PARTS:
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
+
+    def header_piece(self, which: int, data: bytes, start: int, end: int) -> None:
+        self.num_head_bytes += end - start
+        if self.num_head_bytes > _MAX_HEAD_BYTES:
+            raise MalformedBody("a part of the form has headers that are too long")
+        self.header[which].extend(data[start:end])
+
+    def end_header(self) -> None:
+        name, value = (bytes(piece) for piece in self.header)
+        for piece in self.header:
+            piece.clear()
+        if name.lower() != b"content-disposition":
+            return
+        options = parse_options_header(value)[1]
+        self.name = options.get(b"name", b"").decode(errors="replace")
+        if self.name == "file":
+            if self.filename is not None:
+                raise InvalidRequest("the form has more than one file", param="file")
+            self.filename = options.get(b"filename", b"file").decode(errors="replace")[:_MAX_NAME]
+        elif self.name == "purpose" and self.name not in self.fields:
+            self.fields[self.name] = bytearray()
+        else:
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
+
+    def data(self, data: bytes, start: int, end: int) -> None:
+        if self.name == "file":
+            self.chunks.extend(data[start:end])
+            return
+        if not self.name or len(self.fields[self.name]) + end - start > _MAX_FIELD_BYTES:
+            raise MalformedBody("a part of the form has no name, or is too long")
+        self.fields[self.name].extend(data[start:end])
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
+    """What is known of the file, once all of it is kept. Raises RequestError, Refused, ClientLeft."""
+    form = _Form()
+    parser = _parser(request, form)
+    length = request.headers.get("content-length")
+    if length is None:
+        raise InvalidRequest("an upload must say its length", param="content-length")
+    file_id = None
+    try:
+        async for chunk in _chunks(request):
+            _write(parser, chunk)
+            if form.filename is not None and file_id is None:
+                begun = await jobs.call("file_begin", owner, {"filename": form.filename, "most": int(length)})
+                file_id = str(begun.fields["file_id"])
+            while len(form.chunks) >= PIECE_BYTES or (form.has_ended and form.chunks):
+                piece = bytes(form.chunks[:PIECE_BYTES])
+                del form.chunks[:PIECE_BYTES]
+                await jobs.call("file_append", owner, {"file_id": file_id}, piece)
+        if not form.has_ended or file_id is None:
+            raise MalformedBody("the form has no file, or no end")
+        if bytes(form.fields.get("purpose", b"")) != _PURPOSE.encode():
+            raise InvalidRequest(f"purpose must be {_PURPOSE}", param="purpose")
+        ended = (await jobs.call("file_end", owner, {"file_id": file_id}, seconds=_END_SECONDS)).fields
+        file_id = None
+        return ended
+    finally:
+        if file_id is not None:
+            await _abandon(jobs, owner, file_id)
+
+
+async def _abandon(jobs: JobsClient, owner: str, file_id: str) -> None:
+    try:
+        await jobs.call("file_abandon", owner, {"file_id": file_id})
+    except Refused:
+        return  # the process has ended, and forgets it by itself
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise ClientLeft from None
+
+
+def _parser(request: Request, form: _Form) -> MultipartParser:
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary")
+    if kind != b"multipart/form-data" or not boundary:
+        raise UnsupportedMedia("an upload must be multipart/form-data with a boundary")
+    return MultipartParser(
+        boundary,
+        {
+            "on_part_begin": form.begin_part,
+            "on_header_field": lambda data, start, end: form.header_piece(0, data, start, end),
+            "on_header_value": lambda data, start, end: form.header_piece(1, data, start, end),
+            "on_header_end": form.end_header,
+            "on_headers_finished": form.end_head,
+            "on_part_data": form.data,
+            "on_end": form.end,
+        },
+    )
+
+
+def _write(parser: MultipartParser, chunk: bytes) -> None:
+    try:
+        parser.write(chunk)
+    except MultipartParseError:
+        raise MalformedBody("the form can't be read") from None

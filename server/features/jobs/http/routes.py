@@ -1,0 +1,265 @@
+"""All routes of jobs but one, as FastAPI and its OpenAPI page have them. Those of async requests stand here: what
+became of one, its result, its end, and the queue. The functions after them say what the page tells of each.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from server.dialects.writing.error_shapes import openai_error
+from server.features.jobs.http.async_predict import NO_JOBS, PLACE, Accepted, AsyncPredictBody, calling
+from server.features.jobs.http.batch_routes import IS_HEAD, OWNER, BatchRoutes, NewBatch, in_pieces
+from server.features.jobs.messages import Fields, Reply
+from server.features.jobs.rpc import JobsClient
+from server.features.jobs.types import Status
+from server.http.openapi import error_statuses
+from server.requests.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    MalformedBody,
+    NoSuchRoute,
+    NotFound,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    Unauthorized,
+    UnsupportedMedia,
+    WrongMethod,
+)
+from wire.frames import Buffer
+
+_UNENDED = ("QUEUED", "IN_PROGRESS")
+_ASK_AGAIN = {"retry-after": "1"}  # seconds
+Schema = dict[str, Any]
+ALWAYS: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, WrongMethod, NotReady)
+_OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
+_FORM = {
+    "type": "object",
+    "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
+    "required": ["purpose", "file"],
+}
+_FILE = {"multipart/form-data": {"schema": _FORM, "example": {"purpose": "batch", "file": "{}"}}}
+_VIEW = {
+    "type": "object",
+    "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
+    "required": ["request_id", "status"],
+}
+_COUNTS = {"type": "object"}
+_EXAMPLE = {"model_input": {"input": "The ferry leaves at seven.", "model": "any"}, "priority": 1}
+_KEY = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "A second request with the same key and body is answered with the first one's id",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+_SUMMARIES = {
+    PLACE: "Keep a request for any route of this server, and run it later (Baseten's async inference)",
+    ("GET", "/async_request/{request_id}"): "What became of an async request",
+    ("GET", "/async_request/{request_id}/result"): "What its route answered, byte for byte; 202 until then",
+    ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
+    ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
+    ("GET", "/jobs"): "The same by priority, with the age of the oldest, the room they take, open batches, files",
+    ("POST", "/v1/files"): "Upload the lines of a batch, of any size that has room (OpenAI's)",
+    ("GET", "/v1/files"): "The files of this API key, the newest first",
+    ("GET", "/v1/files/{file_id}"): "What is known of a file",
+    ("DELETE", "/v1/files/{file_id}"): "Remove a file",
+    ("GET", "/v1/files/{file_id}/content"): "The bytes of a file",
+    ("POST", "/v1/batches"): "Run each line of a file as a request (OpenAI's)",
+    ("GET", "/v1/batches"): "The batches of this API key, the newest first",
+    ("GET", "/v1/batches/{batch_id}"): "How far a batch has come",
+    ("DELETE", "/v1/batches/{batch_id}"): "Forget a batch that has ended; its files stay",
+    ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
+}
+
+
+def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
+    """Without `jobs` each of them answers how to have it."""
+    routes, of_batches = _Routes(jobs), BatchRoutes(jobs)
+    for method, path, endpoint in (
+        (*PLACE, routes.unreached),
+        ("GET", "/async_request/{request_id}", routes.view),
+        ("GET", "/async_request/{request_id}/result", routes.result),
+        ("DELETE", "/async_request/{request_id}", routes.cancel),
+        ("GET", "/async_queue_status", routes.queue_status),
+        ("GET", "/jobs", routes.jobs),
+        ("POST", "/v1/files", of_batches.upload),
+        ("GET", "/v1/files", of_batches.files),
+        ("GET", "/v1/files/{file_id}", of_batches.file),
+        ("DELETE", "/v1/files/{file_id}", of_batches.delete_file),
+        ("GET", "/v1/files/{file_id}/content", of_batches.content),
+        ("POST", "/v1/batches", of_batches.create),
+        ("GET", "/v1/batches", of_batches.batches),
+        ("GET", "/v1/batches/{batch_id}", of_batches.batch),
+        ("DELETE", "/v1/batches/{batch_id}", of_batches.delete_batch),
+        ("POST", "/v1/batches/{batch_id}/cancel", of_batches.cancel),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], **documented(method, path))
+
+
+class _Routes:
+    """Each raises RequestError."""
+
+    def __init__(self, jobs: JobsClient | None) -> None:
+        self._jobs = jobs
+
+    async def unreached(self, request: Request) -> Response:
+        """It is answered in front of FastAPI, and stands here for the OpenAPI page."""
+        raise AssertionError
+
+    async def view(self, request: Request) -> Response:
+        """Status, webhook's status, times and errors."""
+        return JSONResponse(_shown((await self._call("view", request)).fields))
+
+    async def result(self, request: Request) -> Response:
+        """What the route answered, byte for byte and a piece at a time; 202 until then."""
+        reply = await self._call("result", request)
+        result = reply.fields.get("result")
+        if result is None:
+            view = reply.fields["view"]
+            if view["status"] in _UNENDED:
+                return JSONResponse(_shown(view), status_code=202, headers=_ASK_AGAIN)
+            raise Conflict(f"this request has no result: its status is {view['status']}")
+        headers = {**dict(result["headers"]), "content-type": result["content_type"]}
+        if request.scope.get(IS_HEAD, False):
+            headers["content-length"] = str(result["bytes"])
+            return Response(status_code=result["status_code"], headers=headers)
+
+        async def more(offset: int) -> Buffer:
+            assert self._jobs is not None
+            fields = {**request.path_params, "offset": offset}
+            return (await self._jobs.call("result", request.scope[OWNER], fields)).body
+
+        return in_pieces(reply.body, result["bytes"], more, status=result["status_code"], headers=headers)
+
+    async def cancel(self, request: Request) -> Response:
+        """Only while it is QUEUED."""
+        fields = (await self._call("cancel", request)).fields
+        if not fields["canceled"]:
+            raise Conflict(f"only a request that is QUEUED can be canceled, and this one is {fields['view']['status']}")
+        return JSONResponse({**_shown(fields["view"]), "canceled": True})
+
+    async def queue_status(self, request: Request) -> Response:
+        """In Baseten's words."""
+        counts = (await self._call("counts", request)).fields
+        return JSONResponse(
+            {
+                "model_id": "embedline",
+                "deployment_id": "embedline",
+                "num_queued_requests": sum(counts["queued"]),
+                "num_in_progress_requests": counts["in_progress"],
+            }
+        )
+
+    async def jobs(self, request: Request) -> Response:
+        """What waits, by priority, how long, and how much room it takes; the batches that are open, and the files."""
+        counts = (await self._call("counts", request)).fields
+        queued = {str(priority): number for priority, number in enumerate(counts.pop("queued"))}
+        documents = (await self._call("document_counts", request)).fields
+        return JSONResponse({"queued": queued, **counts, **documents})
+
+    async def _call(self, what: str, request: Request) -> Reply:
+        if self._jobs is None:
+            raise NoSuchRoute(NO_JOBS)
+        with calling():
+            return await self._jobs.call(what, request.scope[OWNER], dict(request.path_params))
+
+
+def _shown(view: Fields) -> dict[str, Any]:
+    """As Baseten shows it, with route and priority beside it."""
+    times = {name: datetime.fromtimestamp(view[name], UTC).isoformat() for name in ("created_at", "status_at")}
+    return {**view, "model_id": "embedline", "deployment_id": "embedline", **times}
+
+
+def documented(method: str, path: str) -> dict[str, Any]:
+    """What FastAPI is told of a route."""
+    place = (method, path)
+    return {
+        "summary": _SUMMARIES[place],
+        "operation_id": "_".join([method.lower(), *path.strip("/").replace("{", "").replace("}", "").split("/")]),
+        "openapi_extra": _accepting() if place == PLACE else _asking(method, path),
+        "status_code": 202 if place == PLACE else 200,
+    }
+
+
+def _accepting() -> Schema:
+    return {
+        "parameters": [_KEY],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _schema(AsyncPredictBody), "example": _EXAMPLE}},
+        },
+        "responses": {
+            "202": _answer("It is kept", _schema(Accepted)),
+            **_errors(NoSuchRoute, Conflict, *_OF_A_BODY),
+        },
+    }
+
+
+def _schema(body: type[msgspec.Struct]) -> Schema:
+    """Without references: these types are on no other route."""
+    (schema,), components = msgspec.json.schema_components([body], ref_template="{name}")
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict):
+            return (
+                whole(components[value["$ref"]]) if "$ref" in value else {key: whole(one) for key, one in value.items()}
+            )
+        return [whole(one) for one in value] if isinstance(value, list) else value
+
+    found: Schema = whole(schema)
+    return found
+
+
+def _asking(method: str, path: str) -> Schema:
+    if path.startswith("/v1/"):
+        return _of_batches(method, path)
+    if "{" not in path:
+        return {"responses": {"200": _answer("The numbers", _COUNTS), **_errors(NoSuchRoute)}}
+    responses = {"200": _answer("It is there", _VIEW), **_errors(NoSuchRoute, NotFound, Conflict)}
+    if path.endswith("/result"):
+        responses["202"] = _answer("It has not ended yet", _VIEW)
+    return {"parameters": _ids(path), "responses": responses}
+
+
+def _of_batches(method: str, path: str) -> Schema:
+    """In OpenAI's words."""
+    responses = {
+        "200": _answer("It is there", {"type": "object"}),
+        **_errors(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),
+    }
+    if path.endswith("/content"):
+        bytes_there = {"schema": {"type": "string", "format": "binary"}}
+        responses["200"] = {"description": "The bytes", "content": {"application/octet-stream": bytes_there}}
+    documented = {"parameters": _ids(path), "responses": responses}
+    if method == "POST" and "{" not in path:
+        documented["requestBody"] = {"required": True, "content": _FILE if path == "/v1/files" else _batch()}
+    return documented
+
+
+def _batch() -> Schema:
+    example = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    return {"application/json": {"schema": _schema(NewBatch), "example": example}}
+
+
+def _ids(path: str) -> list[Schema]:
+    """The parameters in a path."""
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _answer(description: str, schema: Schema) -> Schema:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _errors(*kinds: type[RequestError]) -> Schema:
+    found = error_statuses([openai_error], of=[*ALWAYS, *kinds])
+    return {
+        status: _answer(" ".join(texts), {"$ref": f"#/components/schemas/{names[0]}"})
+        for status, (texts, names) in sorted(found.items())
+    }

@@ -1,0 +1,185 @@
+"""The jobs process: `python -P -m server.features.jobs.main <control fd> <supervisor pid>`. It alone owns the folder of
+--jobs, unless its requests lie in Redis.
+
+If it is killed, nothing that was accepted is lost: its successor opens the same store and goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from server.features.jobs.batches.answers import Asking
+from server.features.jobs.batches.batches import Batches, Expiry
+from server.features.jobs.batches.state import Holder
+from server.features.jobs.calls import DocumentCounts, Documents, Holdings, Requests
+from server.features.jobs.disk import Folder, opened
+from server.features.jobs.files import Files
+from server.features.jobs.gauges import BatchGauges, QueueGauges
+from server.features.jobs.messages import JobsStart
+from server.features.jobs.objects import Objects
+from server.features.jobs.pace import Pace
+from server.features.jobs.rpc import Service
+from server.features.jobs.runner import Housekeeping, Runner, Target
+from server.features.jobs.store.sqlite import open_sqlite
+from server.features.jobs.store.store import Store, StoreLimits, StoreUnusable
+from server.features.jobs.webhook_addresses import AddressRules
+from server.features.jobs.webhooks import MAX_PARALLEL, Outbox, Secret, SecretFile, Sender
+from server.settings.flag import SettingsError
+from wire.child import Child, StartError, run
+from wire.control import Json, Request
+
+_STORE, _FILES = "requests", "files"  # the folders in --jobs
+_WEBHOOK_SECONDS = 10.0  # of one attempt
+_WEBHOOK_LEASE = 30.0  # seconds, after which an attempt that a kill cut short is made again
+_WEBHOOK_STOP = 1.0  # seconds for the attempts that are on their way at a stop: a receiver that is well needs less
+
+logger = logging.getLogger("embedline.server")
+
+
+async def serve(child: Child, start: JobsStart) -> None:
+    """The role. Raises StartError."""
+    stopping = asyncio.create_task(child.stopping.wait())
+    opening = asyncio.create_task(_opened(start))
+    await asyncio.wait((stopping, opening), return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():  # stopped while another server had the folder
+        opening.cancel()
+        return
+    folder, store = opening.result()
+    try:
+        await _serve(child, start, folder, store)
+    finally:
+        await store.close()
+        folder.close()
+
+
+async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -> None:
+    requests = store.requests
+    pace = Pace(start.max_in_flight)
+    gauges = QueueGauges(requests, child.metrics, title=child.title)
+    runner = Runner(
+        requests,
+        Target(start.http_path, start.secret),
+        pace,
+        most=start.max_in_flight,
+        metrics=child.metrics,
+        changed=gauges.changed,
+    )
+    addresses = AddressRules(allows_private=start.private_webhooks)
+    sender = Sender(addresses, max_connections=MAX_PARALLEL, timeout_s=_WEBHOOK_SECONDS)
+    webhooks = Outbox(
+        requests,
+        sender,
+        secrets=_secrets(start),
+        model_id="embedline",
+        clock=time.time,
+        counted=partial(child.metrics.count, "embedline_jobs_webhook_attempts_total"),
+        changed=gauges.changed,
+    )
+    accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
+    asking = Asking(start.http_path, start.secret, pace)
+    is_shared = start.redis is not None
+    is_ready = bool((await child.request(Request.STATE))["ready"])  # so this process is started again
+    objects = await asyncio.to_thread(_objects, start, folder, checks=not is_ready)
+    files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
+    batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
+    holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
+    batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved, holder=holder)
+    await files.open()
+    documents = Documents(files, batches)
+    counts = DocumentCounts(store.documents, time.time)
+    holdings = Holdings(requests, files, batches)
+    handlers = (accepting.handlers(), documents.handlers(), counts.handlers(), holdings.handlers())
+    service = Service({name: handler for some in handlers for name, handler in some.items()})
+    housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
+    expiry = Expiry(store.documents, ttl=start.batch_ttl, clock=time.time)
+    child.holds = lambda: {"running": runner.num_running}
+    listener = socket.socket(fileno=start.listener_fd)
+    await asyncio.to_thread(folder.note_socket, listener.getsockname())
+    await service.start(listener)
+    await _follow_state(child, runner, batches)
+    child.ready()
+    loops = (runner, housekeeping, gauges, webhooks, batches, expiry, batch_gauges, files.removal)
+    async with _together(*(one.run() for one in loops)):
+        await child.stopping.wait()
+    await batches.release()
+    await runner.stop()
+    await webhooks.stop(_WEBHOOK_STOP)
+    asking.close()
+    await sender.close()
+    await service.stop()
+
+
+def _objects(start: JobsStart, folder: Folder, *, checks: bool) -> Objects | None:
+    """checks  whether a store that is away is refused; later it only delays. Raises StartError."""
+    try:
+        objects = Objects(start.files) if start.files is not None else None
+        if objects is not None and checks:
+            objects.check()
+        folder.check_files(start.files)  # a place that can't be used is not the folder's first
+    except (SettingsError, StoreUnusable) as error:
+        raise StartError(str(error)) from None
+    return objects
+
+
+def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:
+    """What webhooks are signed with now. Raises StartError."""
+    if start.webhook_secrets is None:
+        return list
+    try:
+        return SecretFile(start.webhook_secrets).secrets
+    except SettingsError as error:
+        raise StartError(str(error)) from None
+
+
+async def _follow_state(child: Child, runner: Runner, batches: Batches) -> None:
+    """New requests and batches are begun while the server is ready: not while it starts or stops."""
+
+    def changed(newest: Json) -> None:
+        batches.begin_more(bool(newest["ready"]))
+        if newest["ready"]:
+            runner.may_claim.set()
+        else:
+            runner.may_claim.clear()
+
+    child.on_state = changed
+    changed(await child.request(Request.STATE))
+
+
+@contextlib.asynccontextmanager
+async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
+    """These run while the block does. If one fails, this process ends with it."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in loops]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _opened(start: JobsStart) -> tuple[Folder, Store]:
+    """Raises StartError."""
+    try:
+        folder = await opened(start.folder, waits=start.waits_for_folder, is_shared=start.redis is not None)
+        limits = StoreLimits(
+            quota_bytes=start.quota,
+            key_share=start.key_share,
+            result_ttl=start.result_ttl,
+            delivery_lease=_WEBHOOK_LEASE,
+        )
+        if start.redis is None:
+            return folder, await open_sqlite(folder.path / _STORE, limits)
+        from server.features.jobs.store.redis import open_redis  # its library is an extra
+
+        return folder, await open_redis(start.redis, limits, folder_id=folder.shared_id())
+    except (SettingsError, StoreUnusable) as error:
+        raise StartError(str(error)) from None
+
+
+if __name__ == "__main__":
+    run(serve, JobsStart)

@@ -1,0 +1,318 @@
+"""Runs what was accepted: claims requests, sends each to this very server as a client would, keeps what it answered.
+
+Nothing here decides for good before the store has it: a process that is killed leaves its requests in progress, and its
+successor queues them again. So a request may be computed twice, but it ends once. How it ends is told in Baseten's
+words. Housekeeping does what falls due without anybody asking.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from server.features.jobs.http_client import (
+    BUSY,
+    FAILED_FOR_NOW,
+    AnswerTooLarge,
+    ConnectionLost,
+    HttpAnswer,
+    HttpConnection,
+)
+from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.store.store import RequestStore, StoreError, Turns, delay_until
+from server.features.jobs.types import Claimed, Finished, JobError, Result, Status
+from wire.metrics import Recorder
+
+_MAX_RESULT_BYTES = 64 << 20  # of an answer: what has more belongs into a batch
+_MAX_RUN_SECONDS = 3600.0  # of a request, all attempts and waits together
+_MAX_LOST = 10  # connections that ended before a request's answer: its frontend died each time
+_LOST_SECONDS = 0.2  # until the next is tried, doubling; restarting a frontend takes about a second
+_STORE_SECONDS = 1.0  # until a store that failed is asked again
+_IDLE_SECONDS = 60.0  # to wait for a request at a time
+_CLAIMS_PER_PLACE = 2  # requests in memory for each that may be sent, as some wait for their next attempt
+_RETRY_SECONDS = 5.0  # of housekeeping, after the store failed
+_LEAST_SECONDS = 0.05  # between two of its looks
+_MOST_SECONDS = 15.0  # claims on a store that several servers share are renewed so often
+_CODES = {
+    **dict.fromkeys((400, 413, 415, 422), "MODEL_INVALID_INPUT"),
+    404: "MODEL_DOES_NOT_EXIST",
+    504: "MODEL_PREDICT_TIMEOUT",
+    **dict.fromkeys((424, 500, 502), "MODEL_PREDICT_ERROR"),
+}
+_KEPT_HEADERS = ("x-embedline-", "x-compute-", "metadata", "content-encoding")  # what their names begin with
+_MAX_MESSAGE = 500  # characters
+_T = TypeVar("_T")
+logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that computes: this one."""
+
+    path: str  # of the Unix socket
+    secret: str  # which lets this process act for an API key
+
+
+class Runner:
+    """Call `run` once; `may_claim` says whether new requests are begun."""
+
+    def __init__(
+        self,
+        store: RequestStore,
+        target: Target,
+        pace: Pace,
+        *,
+        most: int,
+        metrics: Recorder,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`most` requests are sent at a time. `changed` is called when the numbers of the queue have changed."""
+        self.may_claim = asyncio.Event()
+        self._store = store
+        self._target = target
+        self._pace = pace
+        self._max_claimed = _CLAIMS_PER_PLACE * most
+        self._metrics = metrics
+        self._changed = changed
+        self._running: dict[asyncio.Task[None], Claimed] = {}
+        self._held: dict[str, int] = {}  # of each owner, who had its turn longest ago first
+        self._lanes: dict[str, Lane] = {}  # of the same owners
+        self._idle: list[HttpConnection] = []  # connections, the latest used last
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are claimed."""
+        return len(self._running)
+
+    async def run(self) -> None:
+        """Claim and run until cancelled."""
+        while True:
+            await self.may_claim.wait()
+            self._pace.changed.clear()
+            try:
+                claimed = await self._store.claim(*self._wanted())
+                if not claimed:
+                    await self._until_more()
+            except StoreError as error:
+                logger.error("the store of --jobs gives no requests: %s", error)
+                await asyncio.sleep(_STORE_SECONDS)
+                continue
+            for one in claimed:
+                self._begin(one)
+            if claimed:
+                self._changed()
+                await asyncio.sleep(0)  # they ask for their turns before it is asked how many are free
+
+    async def stop(self) -> None:
+        """Put back what has not ended."""
+        running = dict(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        left = [claimed.request_id for task, claimed in running.items() if task.cancelled()]
+        if left:
+            await self._store.release(left)
+            logger.info("%d async request(s) go on after the next start", len(left))
+        for connection in self._idle:
+            connection.close()
+
+    def claimed_ids(self) -> list[str]:
+        """Of the requests that run, for a store whose claims have to be renewed."""
+        return [claimed.request_id for claimed in self._running.values()]
+
+    def _wanted(self) -> tuple[int, Turns]:
+        """How many requests to claim now, and whose.
+
+        Those of one owner may fill all places, while it waits for its ceiling say. So one that has none here may always
+        claim one, and an owner whose requests are refused loses its places one after another.
+        """
+        free = min(self._pace.num_free, self._max_claimed - len(self._running))
+        known = {*self._held, *self._pace.owners}
+        room = {owner: 0 if self._pace.is_paused(owner) else self._places_left(owner) for owner in known}
+        if free > 0:
+            return free, Turns(dict(self._held), room)
+        return 1, Turns(dict(self._held), {**room, **dict.fromkeys(self._held, 0)})
+
+    def _places_left(self, owner: str) -> int:
+        return _CLAIMS_PER_PLACE * self._pace.limit(owner) - self._held.get(owner, 0)
+
+    async def _until_more(self) -> None:
+        """Until there is something new, or more of what there was may be claimed."""
+        loop = asyncio.get_running_loop()
+        signs = [self._store.claimable(_IDLE_SECONDS), self._pace.changed.wait(None)]
+        waits = [loop.create_task(sign) for sign in signs]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _begin(self, claimed: Claimed) -> None:
+        self._held[claimed.owner] = self._held.pop(claimed.owner, 0) + 1  # the last from now on
+        self._lanes.setdefault(claimed.owner, Lane(claimed.owner))
+        task = asyncio.get_running_loop().create_task(self._run_one(claimed))
+        self._running[task] = claimed
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        owner = self._running.pop(task).owner
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner], self._lanes[owner]
+        self._pace.changed.set()
+        self._changed()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error  # in the loop's handler, which ends this process: its successor queues the request again
+
+    async def _run_one(self, claimed: Claimed) -> None:
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(_MAX_RUN_SECONDS):
+                outcome = await self._outcome(claimed)
+        except TimeoutError:
+            outcome = failed("MODEL_PREDICT_TIMEOUT", f"it ran for more than {_MAX_RUN_SECONDS:.0f} s")
+        except Postponed:
+            return await self._kept(claimed.request_id, "put back", lambda: self._store.release([claimed.request_id]))
+        if await self._kept(claimed.request_id, "ended", lambda: self._store.finish(claimed.request_id, outcome)):
+            self._note(claimed, outcome, time.perf_counter() - began)
+
+    def _note(self, claimed: Claimed, outcome: Finished, seconds: float) -> None:
+        word = "succeeded" if outcome.status is Status.SUCCEEDED else "failed"
+        self._metrics.count("embedline_jobs_total", word)
+        self._metrics.observe("embedline_jobs_run_seconds", value=seconds)
+        log = logger.debug if outcome.status is Status.SUCCEEDED else logger.warning
+        why = "".join(f": {error.code}: {error.message}" for error in outcome.errors)
+        log("async request %s %s after %.3f s%s", claimed.request_id, word, seconds, why)
+
+    async def _kept(self, request_id: str, what: str, keep: Callable[[], Awaitable[_T]]) -> _T:
+        """Until the store has it: there may be no room on the disk for a while, and then the log may have none."""
+        is_noted = False
+        while True:
+            try:
+                return await keep()
+            except StoreError as error:
+                if not is_noted:
+                    logger.error("async request %s has %s and can't be kept yet: %s", request_id, what, error)
+                is_noted = True
+            await asyncio.sleep(_STORE_SECONDS)
+
+    async def _outcome(self, claimed: Claimed) -> Finished:
+        """Attempts that the server had no room for are not counted. Raises Postponed."""
+        attempts, lost, delay = 0, 0, claimed.retry.initial_delay_ms / 1000
+        while True:
+            try:
+                answer = await self._attempt(claimed, self._lanes[claimed.owner])
+            except AnswerTooLarge as error:
+                return failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
+            except ConnectionLost:
+                lost += 1
+                if lost == _MAX_LOST:
+                    return failed("MODEL_PREDICT_ERROR", "the server's process ended at every attempt")
+                await asyncio.sleep(_LOST_SECONDS * 2 ** min(lost, 4))
+                continue
+            if answer.status in BUSY:
+                if not (attempts or lost) and self._places_left(claimed.owner) < 0:
+                    raise Postponed
+                continue
+            attempts += 1
+            if answer.status not in FAILED_FOR_NOW or attempts >= claimed.retry.max_attempts:
+                return outcome_of(answer)
+            await asyncio.sleep(min(delay, claimed.retry.max_delay_ms / 1000))
+            delay *= 2
+
+    async def _attempt(self, claimed: Claimed, lane: Lane) -> HttpAnswer:
+        """Raises ConnectionLost and AnswerTooLarge."""
+        async with self._pace.turn(lane):
+            answer = await self._send(claimed)
+            self._pace.learn(claimed.owner, answer)
+            return answer
+
+    async def _send(self, claimed: Claimed) -> HttpAnswer:
+        connection = self._idle.pop() if self._idle else HttpConnection(self._target.path)
+        headers = [
+            *claimed.headers,
+            ("x-embedline-class", "bulk"),
+            ("x-embedline-jobs", self._target.secret),
+            ("x-embedline-owner", claimed.owner),
+            ("x-request-id", claimed.request_id),
+        ]
+        try:
+            return await connection.post(claimed.route, headers, claimed.body, max_bytes=_MAX_RESULT_BYTES)
+        finally:
+            self._idle.append(connection)  # one that was lost connects again
+
+
+def outcome_of(answer: HttpAnswer) -> Finished:
+    """How a request with this answer ends. Its errors have the answer too, as the route gave it."""
+    result = Result(
+        status_code=answer.status,
+        headers=tuple((name, value) for name, value in answer.headers.items() if name.startswith(_KEPT_HEADERS)),
+        body=answer.body,
+        content_type=answer.headers.get("content-type", "application/octet-stream"),
+    )
+    if answer.status == 200:
+        return Finished(Status.SUCCEEDED, result)
+    code = _CODES.get(answer.status, "INTERNAL_SERVER_ERROR")
+    return Finished(Status.FAILED, result, (JobError(code, f"status {answer.status}: {_message(answer.body)}"),))
+
+
+def failed(code: str, message: str) -> Finished:
+    """The end of a request that got no answer."""
+    return Finished(Status.FAILED, errors=(JobError(code, message),))
+
+
+def _message(body: bytes) -> str:
+    """Of an error in any dialect's shape; they never repeat what the client sent."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        fields = {}
+    texts = (text for text in (fields.get("message"), fields.get("error")) if isinstance(text, str))
+    return next(texts, "an error without a message")[:_MAX_MESSAGE]
+
+
+class Housekeeping:
+    """Ends requests that waited too long, forgets results whose time is over, and renews the claims of those that run.
+
+    Sleeps until the store says that something is due.
+    """
+
+    def __init__(
+        self,
+        store: RequestStore,
+        claimed_ids: Callable[[], Sequence[str]],
+        *,
+        metrics: Recorder,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when the numbers of the queue have changed."""
+        self._store = store
+        self._claimed_ids = claimed_ids
+        self._metrics = metrics
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._once()
+                delay = delay_until(await self._store.next_due(), time.time(), longest=_MOST_SECONDS)
+            except StoreError as error:
+                logger.error("the store of --jobs can't be tidied: %s", error)
+                delay = _RETRY_SECONDS
+            await asyncio.sleep(max(delay, _LEAST_SECONDS))
+
+    async def _once(self) -> None:
+        if claimed := self._claimed_ids():
+            await self._store.renew(claimed)
+        if num_expired := await self._store.expire():
+            self._metrics.count("embedline_jobs_total", "expired", by=num_expired)
+            logger.warning("%d async request(s) expired: they waited longer than they may", num_expired)
+            self._changed()
+        if await self._store.purge():
+            self._changed()
