@@ -17,9 +17,8 @@ from pathlib import Path
 
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import RESULTS, Table
-from embedline.bench.load import Load
+from embedline.bench.load import Load, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.report import Summary, summarize
 from embedline.bench.requests import Request, built_in_texts, prepare
 
 NAME = "against"

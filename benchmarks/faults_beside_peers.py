@@ -28,8 +28,7 @@ from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import ROUTE, Recipe, RunningServer, embedline, infinity, plain, running
 from benchmarks.measuring.texts import Corpus, Prose
 from benchmarks.peers.models import minilm
-from embedline.bench.load import Load
-from embedline.bench.report import percentile, summarize
+from embedline.bench.load import Load, percentile, summarize
 
 _NUM_CLIENTS = 64
 _PATIENCE = 20.0  # seconds for an answer

@@ -23,9 +23,8 @@ from benchmarks.measuring.load import drive, measure_together, requests_of
 from benchmarks.measuring.report import PACKAGES, Report, parse
 from benchmarks.measuring.servers import RunningServer, embedline, running
 from benchmarks.measuring.texts import Corpus, Prose
-from embedline.bench.load import Load
+from embedline.bench.load import Load, percentile
 from embedline.bench.options import Options, parse_url
-from embedline.bench.report import percentile
 from embedline.bench.requests import Request, post, prepare
 from engine.store.model_source import resolve
 

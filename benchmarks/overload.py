@@ -19,9 +19,8 @@ from batch_manager.messages import Policy
 from benchmarks.measuring.load import drive, drive_together
 from benchmarks.measuring.loop_lag import heartbeats, lag_percentile
 from benchmarks.measuring.report import Report
-from embedline.bench.load import Load, Sample
+from embedline.bench.load import Load, Sample, percentile
 from embedline.bench.options import Target
-from embedline.bench.report import percentile
 from embedline.bench.requests import Request, post
 from engine.types import EngineLimits
 from server.requests.admission import WaitBudgets

@@ -23,9 +23,8 @@ from benchmarks.engines.__main__ import MODEL
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import embedline, running
-from embedline.bench.load import Load
+from embedline.bench.load import Load, percentile
 from embedline.bench.options import parse_url
-from embedline.bench.report import percentile
 from embedline.bench.requests import Request, post
 from embedline.pipelines import pipeline, step
 

@@ -21,8 +21,7 @@ from benchmarks.measuring.report import PACKAGES, Report
 from benchmarks.measuring.servers import ROOT, RunningServer, embedline
 from benchmarks.measuring.texts import Corpus, Prose
 from benchmarks.peers.models import MINILM
-from embedline.bench.load import Load
-from embedline.bench.report import percentile
+from embedline.bench.load import Load, percentile
 from embedline.bench.requests import Request
 from engine.store.model_source import resolve
 

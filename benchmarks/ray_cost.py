@@ -19,9 +19,8 @@ import numpy as np
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import ROOT, Recipe, RunningServer, embedline, free_port, running
-from embedline.bench.load import Load
+from embedline.bench.load import Load, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.report import Summary, summarize
 from embedline.bench.requests import Request, prepare
 
 DIMENSIONS = 384

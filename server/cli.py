@@ -9,8 +9,7 @@ import contextlib
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NoReturn
 
@@ -18,46 +17,28 @@ import typer
 from typer.core import TyperCommand
 
 from embedline import __version__
-from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
+from server.feature import Command, Group, loaded
+from server.settings.flag import HUB_FLAGS, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import CONFIG as CONFIG_VARIABLE
 from server.settings.precedence import SAGEMAKER_WORD, Words, of_platform, settings_from
-from server.settings.settings import Settings
+from server.settings.settings import Settings, by_group, server_flags
 
 _WORDS: dict[type, Any] = {bool: bool | None, tuple: list[str] | None}  # kind of flag -> what typer makes; else text
 _METAVARS: dict[type, str] = {int: "N", float: "NUMBER"}
 _EXIT_SETTINGS = 2
-_BENCH = "bench"
-_BACKFILL = "backfill"
-_GROUPS = {"jobs": "What API keys hold at a running server.", "ray": "Whole servers on a Ray cluster."}
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
-)
-_AS_CLASSIFIER_HELP = (
-    "Make a …ForSequenceClassification of a generative reranker instead: its one score is that of the answer yes less "
-    "that of no, so that nothing keeps or computes the rest of the vocabulary. The template stays in config.json."
 )
 _SOURCE_HELP = (
     "Instead, hold a tensorrt_llm against what its engine relies on: an unpacked wheel or repository, a site-packages "
     "folder, or the package's own. It is read as text; nothing of it is run. Exit code 1 where something is missing."
 )
 _OF_ENGINES = frozenset({"torch", "transformers", "safetensors"})  # an image that serves may have them elsewhere alone
-_MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), flags_of(Settings)
-_HUB = ("revision", "huggingface_hub_cache", "hf_token")  # what finding a model takes
+_MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), server_flags()
 _OF_REAL_MODELS = tuple(flag.name for flag in _MODEL_FLAGS if flag.group != "Testing")
-_CHANGE_ROWS = (
-    "template",
-    "pooling",
-    "max_input_length",
-    "engine",
-    "devices",
-    "dtype",
-    "quantization",
-    "tensorrt_llm_model_class",
-    "convert",
-)
 _CHANGE_GRAPHS = (
     "task",
     "template",
@@ -110,41 +91,6 @@ def inspect(
     from server.commands.inspect import inspect as run
 
     sys.exit(run(_of_model(model, words), as_json=json))
-
-
-def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
-    *,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    **words: Any,
-) -> None:
-    """Hold a model's rows of fixed texts against those of the library it was made with: exit code 1 if they differ.
-
-    That is sentence-transformers or transformers, one text at a time; the engine is the one that a start would take.
-    With --quantization fp8 they are held against the same model with plain weights instead, as a start does that finds
-    nothing in its cache: exit code 0 if the model can be served so, at least in part.
-    """
-    from server.features.verify.command import verify as run
-
-    sys.exit(run(_of_model(model, words), as_json=json))
-
-
-def convert(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder: one that is not there yet, or is empty.")],
-    *,
-    as_classifier: Annotated[bool, typer.Option("--as-classifier", help=_AS_CLASSIFIER_HELP)] = False,
-    **words: Any,
-) -> None:
-    """Make safetensors of a model's pytorch_model.bin and *.pt files, and a folder that can be served.
-
-    Such files can run code when they are read. They are read as weights alone, by a process of their own that has no
-    network, where the kernel permits that; a file that wants more is refused.
-    """
-    from server.commands import model_copies
-
-    run = model_copies.convert_to_classifier if as_classifier else model_copies.convert
-    sys.exit(run(_of_model(model, words), out))
 
 
 def quantize(
@@ -210,16 +156,20 @@ def _of_model(model: str, words: Words) -> Settings:
 @contextlib.contextmanager
 def _one_line_for_errors() -> Iterator[None]:
     """Exit with 2 and one line where settings, the model or a missing package stop a command."""
-    from engine.types import ModelError
-
     try:
         yield
-    except (SettingsError, ModelError) as error:
+    except SettingsError as error:
         _exit_with(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _OF_ENGINES:
             raise
         _exit_with(f"this command needs {error.name}, which is not installed here: pip install 'embedline[server]'")
+    except Exception as error:
+        from engine.types import ModelError  # imports numpy, which some commands do without
+
+        if not isinstance(error, ModelError):
+            raise
+        _exit_with(str(error))
 
 
 def _exit_with(message: str) -> NoReturn:
@@ -237,30 +187,51 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
-    names = [*_COMMANDS, _BACKFILL, _BENCH, *_GROUPS]
+    if only in _COMMANDS:
+        _add(app, only, *_COMMANDS[only])
+        return app
+    of_features = _of_features()
+    names = _in_order(of_features)
     for name in [only] if only in names else names:
-        if name == _BENCH:
-            from server.commands.bench import bench  # has options of its own, not flags of the server
-
-            app.command()(bench)
-            continue
-        if name == _BACKFILL:
-            from server.features.backfill.command import backfill  # has options of its own beside those of the engine
-
-            app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(backfill), _OF_BACKFILL))
-            continue
-        if name in _GROUPS:
-            group = typer.Typer(help=_GROUPS[name])
-            for its_name, its_command in import_module(f"server.features.{name}.command").COMMANDS.items():
-                group.command(its_name)(_one_line_for_errors()(its_command))
-            app.add_typer(group, name=name)
-            continue
-        command, flags = _COMMANDS[name]
-        if flags:
-            app.command(name, cls=GroupedCommand)(with_flags(_one_line_for_errors()(command), flags))
+        if name in of_features:
+            _add_of_feature(app, name, of_features[name])
         else:
-            app.command()(command)
+            _add(app, name, *_COMMANDS[name])
     return app
+
+
+def _of_features() -> dict[str, Command | Group]:
+    from server.features.table import FEATURES  # the core's commands do without
+
+    return {name: command for feature in FEATURES for name, command in feature.commands.items()}
+
+
+def _in_order(of_features: Mapping[str, Command | Group]) -> list[str]:
+    """The names of all commands as help lists them."""
+    names = list(_COMMANDS)
+    for name, command in of_features.items():
+        before = command.before if isinstance(command, Command) else ""
+        names.insert(names.index(before) if before else len(names), name)
+    return names
+
+
+def _add_of_feature(app: typer.Typer, name: str, command: Command | Group) -> None:
+    if isinstance(command, Command):
+        of_model = [flag.name for flag in _MODEL_FLAGS] if command.is_of_model else []
+        _add(app, name, loaded(command.function), _named(*of_model, *command.flags))
+        return
+    group = typer.Typer(help=command.help)
+    for its_name, function in command.functions.items():
+        _add(group, its_name, loaded(function))
+    app.add_typer(group, name=name)
+
+
+def _add(app: typer.Typer, name: str, function: Callable[..., None], flags: Sequence[Flag] = ()) -> None:
+    run = _one_line_for_errors()(function)
+    if flags:
+        app.command(name, cls=GroupedCommand)(with_flags(run, flags))
+    else:
+        app.command(name)(run)
 
 
 def _nothing() -> None:
@@ -291,7 +262,7 @@ def with_flags(command: Callable[..., None], flags: Iterable[Flag]) -> Callable[
     """A command whose `**words` are these flags, by group, for typer to read off its signature."""
     own = signature(command).parameters.values()
     named = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
-    parameters = [*named, *map(_parameter, sorted(flags, key=lambda flag: GROUPS.index(flag.group)))]
+    parameters = [*named, *map(_parameter, by_group(flags))]
 
     def typed(**values: Any) -> None:
         command(**values)
@@ -356,21 +327,13 @@ def names_of(flags: Sequence[Flag]) -> set[str]:
 
 _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "serve": (serve, [*_MODEL_FLAGS, *_SERVER_FLAGS]),
-    "inspect": (inspect, _named(*_HUB, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
-    "verify": (verify, _named(*_HUB, *_CHANGE_ROWS, "compiled_cache")),
-    "compile": (compile_model, _named(*_HUB, *_CHANGE_GRAPHS, "compiled_cache", "cpu_threads")),
-    "doctor": (doctor, _named(*_HUB, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
-    "convert": (convert, _named(*_HUB, "template")),
-    "quantize": (quantize, _named(*_HUB)),
+    "inspect": (inspect, _named(*HUB_FLAGS, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
+    "compile": (compile_model, _named(*HUB_FLAGS, *_CHANGE_GRAPHS, "compiled_cache", "cpu_threads")),
+    "doctor": (doctor, _named(*HUB_FLAGS, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
+    "quantize": (quantize, _named(*HUB_FLAGS)),
     "health": (health, []),
     "version": (version, []),
 }
-
-
-_OF_BACKFILL = _named(
-    *(flag.name for flag in _MODEL_FLAGS),
-    *(*_HUB, "compiled_cache", "cpu_threads", "engine_python", "tokenization_workers", "batch_managers"),
-)
 
 
 def main() -> None:

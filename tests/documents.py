@@ -9,10 +9,12 @@ from pathlib import Path
 
 from server import cli
 from server.cli import names_of
-from server.commands.bench import bench
+from server.features.bench.command import bench
+from server.features.convert.command import convert
+from server.features.verify.command import verify
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -56,7 +58,7 @@ def flags_in(text: str) -> set[str]:
 
 def known_flags() -> set[str]:
     """The flags of all commands."""
-    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, cli.verify, cli.doctor, cli.convert)
+    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, verify, cli.doctor, convert)
     return flags_of_serve().union(*map(own_flags, commands))
 
 
@@ -69,4 +71,4 @@ def own_flags(command: Callable[..., None]) -> set[str]:
 
 def flags_of_serve() -> set[str]:
     """The flags of `embedline serve`."""
-    return {"--help", "--config"} | names_of([*flags_of(Settings), *flags_of(ModelSettings)])
+    return {"--help", "--config"} | names_of([*server_flags(), *flags_of(ModelSettings)])

@@ -20,13 +20,13 @@ from server.dialects.tei import shared as tei
 from server.dialects.writing import error_shapes
 from server.http import body as asgi
 from server.http import connection, headers, line_streams, protocol
-from server.metrics.declared import ALL
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
+from server.metrics.registry import ALL
 from server.requests import errors, pipeline, row_memory, rows
 from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 from server.supervisor import shutdown, supervisor, topology, watchdog
 from server.supervisor import takeover as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
@@ -163,7 +163,7 @@ def test_limits_are_as_documented(words: str, value: object, expected: object) -
 @pytest.mark.holds("Limits", "Back-pressure", "When a process dies", "Shutdown")
 @pytest.mark.parametrize(("name", "default"), re.findall(r"`(--[\w-]+)` \[([^\]]+)\]", BEHAVIOUR))
 def test_defaults_are_as_documented(name: str, default: str) -> None:
-    (flag,) = [one for one in (*flags_of(Settings), *flags_of(ModelSettings)) if name in one.spellings]
+    (flag,) = [one for one in (*server_flags(), *flags_of(ModelSettings)) if name in one.spellings]
     number = default.replace(",", "").removesuffix(" s")
     assert flag.shown_default in (number, f"{number}.0")
 

@@ -25,8 +25,8 @@ from benchmarks.attacks.watched import RATE, Period, Watched
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import Recipe, RunningServer, embedline, free_port, running
 from benchmarks.peers.models import MINILM
+from embedline.bench.load import percentile
 from embedline.bench.options import Target
-from embedline.bench.report import percentile
 from embedline.bench.requests import Request, post
 from engine.store.model_source import resolve
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks.measuring.load import drive
 from benchmarks.measuring.processes import forget_tree_peaks, tree, tree_peak_rss_mb, tree_pss_mb
 from benchmarks.measuring.servers import RunningServer, ServerFailed
-from embedline.bench.load import Load
-from embedline.bench.report import summarize
+from embedline.bench.load import Load, summarize
 from embedline.bench.requests import Request
 
 RATE = 200.0  # requests a second, at random times

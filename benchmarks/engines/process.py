@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measuring.processes import machine_cpu_seconds
-from embedline.bench.report import percentile
+from embedline.bench.load import percentile
 from engine import registry
 from engine.messages import LoadOptions
 from engine.selftest.warmup import warm_up

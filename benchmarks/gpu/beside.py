@@ -21,7 +21,7 @@ from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.random_models import batch_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import Shape
-from embedline.bench.report import percentile
+from embedline.bench.load import percentile
 from engine.types import Batch, Engine, EngineError, EngineLimits
 
 KIND = "beside bulk"

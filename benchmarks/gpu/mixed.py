@@ -24,7 +24,7 @@ from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import SENTENCE_TRANSFORMERS
 from benchmarks.gpu.throughput import note_ratios
-from embedline.bench.report import percentile
+from embedline.bench.load import percentile
 from engine.fused.cuda_device import on_recorder
 from engine.types import Batch, Engine, EngineError, OutputKind
 

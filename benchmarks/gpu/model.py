@@ -15,7 +15,7 @@ from benchmarks.gpu.random_models import batch_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import BF16, COMPILED, FP8, GRAPH, PRODUCT_OF, TRANSFORMERS
-from embedline.bench.report import percentile
+from embedline.bench.load import percentile
 
 _FLOOR = 12.0  # seconds, of a model; with less left it is left to the run that goes on
 _QUERY = 32  # tokens

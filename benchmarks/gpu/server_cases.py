@@ -30,8 +30,7 @@ from benchmarks.gpu.server_shares import BULK_RATE, KIND, TOKENS_A_BATCH, both_k
 from benchmarks.gpu.server_start import engine_of
 from benchmarks.gpu.shapes import Shape
 from benchmarks.measuring.servers import RunningServer, ServerFailed
-from embedline.bench.load import Phase
-from embedline.bench.report import Summary, summarize
+from embedline.bench.load import Phase, Summary, summarize
 
 _NEXT_SECONDS = 5.0  # that a single text may take between loads; a server that needs more is given up
 _POLL_SECONDS = 0.02

@@ -10,9 +10,8 @@ from benchmarks.gpu.random_models import batch_of, text_of
 from benchmarks.gpu.rows import Figure
 from benchmarks.gpu.shapes import Shape
 from benchmarks.measuring.servers import RunningServer, ServerFailed
-from embedline.bench.load import Generator, Load, Phase
+from embedline.bench.load import Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.report import Summary, summarize
 from embedline.bench.requests import Request, post, prepare
 from embedline.bench.run import run_on_loop
 

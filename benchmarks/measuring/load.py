@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.measuring.processes import machine_cpu_seconds, tree_cpu_seconds
-from embedline.bench.load import Generator, Load, Phase
+from embedline.bench.load import Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.report import Summary, summarize
 from embedline.bench.requests import Request, prepare
 from embedline.bench.run import run_on_loop
 

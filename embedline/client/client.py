@@ -17,7 +17,6 @@ from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import EmbedlineError
 from embedline.client.pool import InFlight
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.progress import Progress
 from embedline.client.responses import (
     BatchPostResponse,
     ClassifyResponse,
@@ -40,6 +39,7 @@ from embedline.client.tasks import (
     ValuePart,
     without_none,
 )
+from embedline.progress import InputProgress
 
 _MAX_CONNECTIONS = 128
 _DEFAULT = RequestProcessingPreference()
@@ -47,7 +47,7 @@ R = TypeVar("R")
 P = TypeVar("P", bound=Part)
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Inputs = str | Iterable[str | TokenIds]
-_Bar = AbstractContextManager[Progress | None]
+_Bar = AbstractContextManager[InputProgress | None]
 
 
 class Client:
@@ -329,7 +329,7 @@ def _as_list(input: Any) -> Sequence[Any]:
 def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
     if not is_wanted:
         return nullcontext()
-    return Progress(len(items) if isinstance(items, Sized) else None)
+    return InputProgress(len(items) if isinstance(items, Sized) else None)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""`embedline convert`, `quantize` and `compile`: a copy of a model in a new folder. They start no server.
+"""`embedline quantize` and `compile`: a copy of a model in a new folder. They start no server.
 
-The copy has pickled weights as safetensors, linear layers as FP8, or a graph compiled for any CPU, which starts
-elsewhere take.
+The copy has linear layers as FP8, or a graph compiled for any CPU, which starts elsewhere take.
 """
 
 import contextlib
@@ -12,11 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.store.hub_cache import PICKLED_PATTERNS
+from embedline.progress import shown
 from engine.store.model_source import resolve
-from engine.tools.convert import classifier, conversion
-from engine.tools.convert.conversion import Conversion, new_folder, unfinished
-from server.commands.progress import shown
+from engine.store.output_folder import new_folder, unfinished
 from server.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,61 +21,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _MAX_ERROR = 0.03  # what rounding to e4m3 costs arbitrary weights is 0.026
-
-
-def convert(settings: Settings, out: str) -> int:
-    """Make the folder `out` from the first model and print what it has. Returns the exit code.
-
-    Raises ModelError with one line where that can't be done, and leaves nothing then.
-    """
-    model, cache = settings.models[0], settings.huggingface_hub_cache
-    target = conversion.new_folder(Path(out))  # before anything is fetched
-    with clean_exit_on_sigterm():
-        cache_dir = Path(cache) if cache else None
-        found = resolve(
-            model.model_id,
-            model.revision,
-            cache_dir=cache_dir,
-            token=settings.hf_token,
-            more=PICKLED_PATTERNS,
-            needs_modules=model.needs_modules,
-        )
-        done = conversion.convert(found.path, target)
-    if not done.without_network:
-        print(
-            "embedline: the weights were read in a process that could reach the network: this kernel or container "
-            "permits no network namespace",
-            file=sys.stderr,
-        )
-    print("\n".join(_conversion_lines(done)))
-    return 0
-
-
-def convert_to_classifier(settings: Settings, out: str) -> int:
-    """Make the folder `out` from the first model, a generative reranker, and print what it has. Returns the exit code.
-
-    Raises ModelError with one line where that can't be done, and leaves nothing then.
-    """
-    model, cache = settings.models[0], settings.huggingface_hub_cache
-    target = conversion.new_folder(Path(out))
-    with clean_exit_on_sigterm():
-        cache_dir = Path(cache) if cache else None
-        found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
-        done = classifier.convert(found.path, target, template=model.template)
-    print(done.folder)
-    print(f"  {classifier.HEAD}: token {' less token '.join(map(str, done.entries))}")
-    print(f"  embedline puts pairs into the template of {done.template}; with another server, the client must do that")
-    return 0
-
-
-def _conversion_lines(done: Conversion) -> Iterator[str]:
-    yield str(done.folder)
-    for each in done.converted:
-        size = f"{each.num_bytes / _MIB:,.1f} MiB"
-        yield f"  {', '.join(each.files)}: {each.num_tensors:,} tensors, {size}"
-    yield f"  {done.num_copied} more files as they were"
-    if done.left_out:
-        yield f"  left out: {', '.join(done.left_out)}"
 
 
 def quantize(settings: Settings, out: str) -> int:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from embedline.progress import Progress, Report, shown
 from engine.machine import cores
-from engine.tools.convert.cached import Progress
-from server.commands.progress import Report, shown
 from server.http.auth import Keys
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
@@ -34,7 +33,6 @@ from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.topology import Topology
-from server.supervisor.watchdog import Watchdog
 from tokenizer_pool import cl100k
 from wire.control import Json
 from wire.process import begin, dump_stacks_on_signal, formatter
@@ -186,8 +184,8 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.ports.http.address
     beside = " and on the socket of --uds" if prepared.ports.uds is not None else ""
-    if prepared.ports.grpc is not None:
-        beside += f", over gRPC on {host_and_port(prepared.ports.grpc)}"
+    for name, kept in prepared.ports.features.items():
+        beside += f", over {name} on {host_and_port(kept)}"
     for model in prepared.models:
         logger.info("serving %s on %s://%s:%d%s", model.name, scheme, host, port, beside)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
@@ -214,22 +212,19 @@ async def _supervise(
         folder=folder,
         http=ports.http.sockets,
         uds=ports.uds.socket if ports.uds is not None else None,
-        grpc_address=host_and_port(ports.grpc) if ports.grpc is not None else None,
+        feature_ports={name: host_and_port(kept) for name, kept in ports.features.items()},
         keys=prepared.keys,
         key_file=prepared.key_file,
         ssl_copies=prepared.ssl_copies,
         hosts=prepared.hosts,
         cache_dir=prepared.cache_dir,
     )
-    watchdog = Watchdog(
-        topology.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
-    )
     supervisor = Supervisor(
         topology,
         prepared.models,
+        settings,
         http=[ports.http] if ports.uds is None else [ports.http, ports.uds],
         limits=_limits(settings),
-        watchdog=watchdog,
         accepts_at_once=ports.predecessor is None,
     )
     loop = asyncio.get_running_loop()

@@ -5,28 +5,24 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
 
 from batch_manager.client import BatchManagers
-from server.features.jobs.http.async_predict import AsyncPredict
-from server.features.jobs.rpc import JobsClient
-from server.features.pipelines.client import PipelinesClient
-from server.features.pipelines.routes import RunPipeline
+from server.feature import loaded
+from server.features.table import FEATURES
+from server.frontend.parts import Off, Part, Shared
 from server.frontend.reporting import Logged, RequestLog, RequestMetrics
 from server.frontend.start import FrontendStart
 from server.http.acceptor import Share
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import BodyReader
-from server.http.get_routes import make_app
+from server.http.get_routes import MetricsSource, make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
-from server.metrics.registry import MetricsSource
 from server.requests.admission import Admission
 from server.requests.inputs import GivenIds, TokenIds
 from server.requests.models import ServerState
@@ -41,26 +37,9 @@ from wire.control import Json, Request
 from wire.metrics import Recorder
 from wire.page import Page
 
-if TYPE_CHECKING:
-    from server.features.grpc.server import GrpcServer
-
 _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
 
 logger = logging.getLogger("embedline.server")
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What HTTP and gRPC have in common."""
-
-    state: ServerState
-    admission: Admission
-    pipeline: Pipeline
-    bodies: BodyReader
-    keys: Keys
-    finished: "_Finished"
-    jobs: JobsClient | None
-    pipelines: PipelinesClient | None
 
 
 async def serve(child: Child, start: FrontendStart) -> None:
@@ -70,31 +49,30 @@ async def serve(child: Child, start: FrontendStart) -> None:
     managers = BatchManagers(start.managers, page)
     log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
     shared = _share(child, start, page, tokenizers, managers, log)
-    app = _make_app(start, shared, _make_fallback(child, start, shared))
-    server = _make_server(start, app, Share(page, child.index))
-    steps = HttpServer(app, [socket.socket(fileno=start.pipelines.listener_fd)]) if start.pipelines else None
-    grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
+    parts = _parts(start, shared)
+    app = _make_app(start, shared, parts, _make_fallback(child, start, shared, parts))
+    server = _make_server(start, app, parts, Share(page, child.index))
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: shared.admission.requests.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
     own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
-    others: list[TokenizerPool | BatchManagers | JobsClient | PipelinesClient] = [tokenizers, managers]
-    others += [each for each in (shared.jobs, shared.pipelines) if each is not None]
-    for other in others:
-        other.open()
-    may_accept = await _follow_state(child, shared.state, server, grpc)
-    if steps is not None:
-        await steps.start()
-    accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
+    tokenizers.open()
+    managers.open()
+    may_accept = await _follow_state(child, shared.state, server, parts)
+    for part in parts:
+        await part.open(app)
+    accepting = asyncio.create_task(_accept(child, server, parts, may_accept))
     child.ready()
     await child.stopping.wait()
     shared.state.draining = True
     accepting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await accepting
-    await _stop(server, grpc, steps, seconds=start.shutdown_timeout)
-    for other in others:
-        other.close()
+    await _stop(server, parts, seconds=start.shutdown_timeout)
+    tokenizers.close()
+    managers.close()
+    for part in parts:
+        part.close()
     if own is not None:
         own[1].close()
         await own[0].finish()
@@ -102,12 +80,12 @@ async def serve(child: Child, start: FrontendStart) -> None:
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
 
-async def _stop(server: HttpServer, grpc: "GrpcServer | None", steps: HttpServer | None, *, seconds: float) -> None:
+async def _stop(server: HttpServer, parts: Sequence[Part], *, seconds: float) -> None:
     """Open requests have so many seconds to finish, all together."""
     deadline = time.monotonic() + seconds
-    await asyncio.gather(*(each.stop(seconds) for each in (server, grpc) if each is not None))
-    if steps is not None:  # only now: the runs that were open needed it
-        await steps.stop(max(0.0, deadline - time.monotonic()))
+    await asyncio.gather(server.stop(seconds), *(part.stop(seconds) for part in parts))
+    for part in parts:
+        await part.stop_last(max(0.0, deadline - time.monotonic()))
 
 
 def _share(
@@ -117,7 +95,7 @@ def _share(
     tokenizers: TokenizerPool,
     managers: BatchManagers,
     log: RequestLog,
-) -> _Shared:
+) -> Shared:
     rule = TokenIds(start.token_ids)
     vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
     admission = Admission(
@@ -128,7 +106,8 @@ def _share(
         max_held_bytes=start.max_held_bytes,
         keys=start.keys,
     )
-    return _Shared(
+    return Shared(
+        start=start,
         state=ServerState(page, strict_model_name=start.strict_model_name, decodes_ids=vocabulary is not None),
         admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary)),
@@ -142,21 +121,26 @@ def _share(
             metrics_need_a_key=start.metrics_auth,
             file=start.key_file,
             renewed=admission.renew_keys,
-            jobs_secret=start.jobs.secret if start.jobs else None,
-            pipelines_secret=start.pipelines.secret if start.pipelines else None,
         ),
         finished=_Finished(child.metrics, log),
-        jobs=JobsClient(start.jobs.path) if start.jobs else None,
-        pipelines=PipelinesClient(start.pipelines.path) if start.pipelines else None,
     )
 
 
-def _make_fallback(child: Child, start: FrontendStart, shared: _Shared) -> FastAPI:
+def _parts(start: FrontendStart, shared: Shared) -> list[Part]:
+    """One of each feature that a frontend takes part in. Raises StartError."""
+    on = {each.name: each for each in start.features}
+    return [
+        loaded(feature.frontend)(on[feature.name], shared) if feature.name in on else Off(feature)
+        for feature in FEATURES
+        if feature.frontend
+    ]
+
+
+def _make_fallback(child: Child, start: FrontendStart, shared: Shared, parts: Sequence[Part]) -> FastAPI:
     return make_app(
         shared.state,
         _metrics(child),
-        jobs=shared.jobs,
-        pipelines=shared.pipelines,
+        features=[part.add_routes for part in parts],
         needs_key=bool(start.keys),
         metrics_need_a_key=start.metrics_auth,
     )
@@ -184,7 +168,7 @@ def _metrics(child: Child) -> MetricsSource:
     return metrics
 
 
-def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
+def _make_app(start: FrontendStart, shared: Shared, parts: Sequence[Part], fallback: FastAPI) -> App:
     return App(
         state=shared.state,
         admission=shared.admission,
@@ -197,15 +181,15 @@ def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
         keys=shared.keys,
         finished=shared.finished,
         fallback=fallback,
-        passed_on=(AsyncPredict(shared.jobs), RunPipeline(shared.pipelines, shared.bodies)),
+        passed_on=[part.passed_on for part in parts if part.passed_on is not None],
         url_prefix=start.url_prefix,
     )
 
 
-def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
+def _make_server(start: FrontendStart, app: App, parts: Sequence[Part], share: Share) -> HttpServer:
     return HttpServer(
         with_cors(app, start.cors_allow_origin),
-        [socket.socket(fileno=fd) for fd in start.listener_fds],
+        [*(socket.socket(fileno=fd) for fd in start.listener_fds), *(one for part in parts for one in part.listeners)],
         on_refused=app.refused,
         certificate=_certificate(start),
         max_connections=start.max_connections,
@@ -214,41 +198,7 @@ def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
     )
 
 
-def _make_grpc(start: FrontendStart, shared: _Shared, address: str) -> "GrpcServer":
-    """Raises StartError. Its packages are those of an extra, and loading them takes a while."""
-    from server.features.grpc.calls import Calls
-    from server.features.grpc.server import GrpcServer, server_credentials
-
-    certificate = None
-    if start.ssl_certfile is not None:
-        try:
-            certificate = server_credentials(start.ssl_certfile, start.ssl_keyfile, copies=start.ssl_copies)
-        except SettingsError as error:  # as in _certificate
-            raise StartError(str(error)) from None
-    calls = Calls(
-        state=shared.state,
-        admission=shared.admission,
-        pipeline=shared.pipeline,
-        bodies=shared.bodies,
-        max_items=start.max_client_batch_size,
-        keys=shared.keys,
-        finished=shared.finished,
-    )
-    return GrpcServer(
-        address,
-        calls,
-        state=shared.state,
-        keys=shared.keys,
-        max_message_bytes=start.payload_limit,
-        max_rpcs=start.max_concurrent_requests,
-        max_connections=start.max_connections,
-        credentials=certificate,
-    )
-
-
-async def _follow_state(
-    child: Child, state: ServerState, server: HttpServer, grpc: "GrpcServer | None"
-) -> asyncio.Event:
+async def _follow_state(child: Child, state: ServerState, server: HttpServer, parts: Sequence[Part]) -> asyncio.Event:
     """Apply what the supervisor says, now and from now on; the event is set once connections may be accepted."""
     may_accept = asyncio.Event()
 
@@ -258,8 +208,8 @@ async def _follow_state(
             may_accept.set()
         if newest["draining"]:
             server.drain()
-        if grpc is not None:
-            grpc.state_changed()
+        for part in parts:
+            part.state_changed()
 
     child.on_state = changed
     changed(await child.request(Request.STATE))
@@ -284,14 +234,13 @@ def _certificate(start: FrontendStart) -> Certificate | None:
         raise StartError(str(error)) from None
 
 
-async def _accept(child: Child, server: HttpServer, grpc: "GrpcServer | None", may_accept: asyncio.Event) -> None:
+async def _accept(child: Child, server: HttpServer, parts: Sequence[Part], may_accept: asyncio.Event) -> None:
     """Accept connections once it is allowed: while another server is taken over, not before the models are loaded."""
     await may_accept.wait()
     await server.start()
-    if grpc is None:
-        return
     try:
-        await grpc.start()
+        for part in parts:
+            await part.start()
     except OSError as error:
         logger.critical("%s", error)
         child.stopping.set()  # this process ends in order, and is started again

@@ -9,35 +9,36 @@ from tokenizer_pool.messages import TokenizerStart
 
 
 @dataclass(frozen=True, slots=True)
-class JobsAddress:
-    """How a frontend reaches the jobs process, and knows its requests."""
+class ProcessAddress:
+    """How a frontend reaches the process of a feature, and knows its requests."""
 
     path: str  # of a Unix socket
     secret: str  # which its requests carry
+    listener_fd: int  # where they come in
 
 
 @dataclass(frozen=True, slots=True)
-class PipelinesAddress:
-    """How a frontend reaches the pipelines process, and knows the requests of its steps."""
+class FeatureStart:
+    """A feature that is on."""
 
-    path: str  # of a Unix socket
-    secret: str  # which these requests carry
-    listener_fd: int  # where they come in
+    name: str
+    process: ProcessAddress | None = None  # None = it has none
+    port: str | None = None  # host:port, where all frontends listen for it; None = it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fds: list[int]  # of the HTTP port, the Unix socket, and that of the jobs process
-    grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
+    listener_fds: list[int]  # of the HTTP port, and the Unix socket
+    features: list[FeatureStart]
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
     tokenizer: TokenizerStart | None  # of one on the frontend's own event loop, where there are no tokenizer processes
     max_seqlens: list[int]  # tokens of a text, for each model
     managers: list[ManagerAddress]
     wait_budgets: WaitBudgets
-    max_connections: int  # over HTTP, and as many over gRPC
+    max_connections: int  # over HTTP, and as many on the port of each feature
     max_concurrent_requests: int
     max_held_bytes: int  # of large requests' rows and answers
     max_client_batch_size: int  # items of a request
@@ -61,5 +62,3 @@ class FrontendStart:
     ssl_copies: list[int]  # descriptors of what these files had at the server's start
     request_log: str  # all, errors, off
     request_log_sample_rate: float  # of the requests that were answered
-    jobs: JobsAddress | None  # None = no --jobs
-    pipelines: PipelinesAddress | None  # None = no --pipelines

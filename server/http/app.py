@@ -16,10 +16,11 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.error_shapes import openai_error
-from server.features.jobs.http.batch_routes import IS_HEAD, OWNER
 from server.http import compression
 from server.http.auth import Keys
 from server.http.body import (
+    IS_HEAD,
+    OWNER,
     WHOLE_BODY,
     WRITE_BUFFER_BYTES,
     BodyReader,
@@ -195,7 +196,7 @@ class App:
         await self._fall_back(request, place)
 
     async def _answer_of(self, request: HttpRequest, answer: PassOn) -> Answer:
-        """The answer of another process: that a request was kept for later, or what a pipeline gave."""
+        """The answer of another process: that it has kept the request, or what it made of it."""
         trace = request.trace
         try:
             self._hosts.check(trace.method, trace.route, request.headers)

@@ -13,8 +13,10 @@ HEALTH_PATHS = frozenset(
     {"/livez", "/readyz", "/startupz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}
 )
 METRICS_PATHS = frozenset({"/metrics", "/load"})  # open, unless --metrics-auth closes them
-_JOBS_SECRET, _JOBS_OWNER = b"x-embedline-jobs", b"x-embedline-owner"  # headers
 _SCHEMES = (b"bearer ", b"api-key ")
+# Gives, by a request's headers, the owner of the key that another process acts for, b"" where it may not; None if the
+# request is nobody else's.
+Authority = Callable[[Mapping[bytes, bytes]], bytes | None]
 
 logger = logging.getLogger("embedline.server")
 
@@ -34,21 +36,18 @@ class Keys:
         metrics_need_a_key: bool,
         file: KeyFile | None = None,
         renewed: Callable[[Sequence[ApiKey]], None] = lambda keys: None,
-        jobs_secret: str | None = None,
-        pipelines_secret: str | None = None,
     ) -> None:
-        """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called.
-
-        `jobs_secret` is what requests of the jobs process carry: it acts for the key that the accepted request had. So
-        does the pipelines process, with `pipelines_secret`, a dot and the owner in place of a key.
-        """
+        """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called."""
         self._keys = keys
         self._are_metrics_open = not metrics_need_a_key
         self._file = file
         self._renewed = renewed
-        self._jobs_secret = jobs_secret.encode() if jobs_secret is not None else None
-        self._pipelines_secret = pipelines_secret.encode() if pipelines_secret is not None else None
+        self._authorities: list[Authority] = []
         self._watched = WatchedFiles({file.path: file.version} if file else {})
+
+    def let_act(self, authority: Authority) -> None:
+        """From now on a process of this server may act for keys: of requests that it accepted with them."""
+        self._authorities.append(authority)
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
         """The name of the request's key, "" if none is needed. Raises Unauthorized."""
@@ -56,15 +55,11 @@ class Keys:
             return ""
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)
-        if self._jobs_secret is not None and (secret := headers.get(_JOBS_SECRET)) is not None:
-            return self._name_of_owner(secret, self._jobs_secret, headers.get(_JOBS_OWNER, b""))
-        values = _given(headers)
-        if self._pipelines_secret is not None:
-            for secret, dot, owner in (value.partition(b".") for value in values):
-                if dot and hmac.compare_digest(secret, self._pipelines_secret):
-                    return self._name_of_owner(secret, self._pipelines_secret, owner)
+        for authority in self._authorities:
+            if (owner := authority(headers)) is not None:
+                return self._name_of_owner(owner)
         found = None
-        for given in map(digest, values):
+        for given in map(digest, given_keys(headers)):
             for key in self._keys:  # always all of them, so that the time shows nothing
                 if hmac.compare_digest(given, key.digest):
                     found = key.name
@@ -76,10 +71,10 @@ class Keys:
         """What async requests of the key with this name are kept under; "" where none is needed."""
         return next((key.owner for key in self._keys if key.name == name), "")
 
-    def _name_of_owner(self, secret: bytes, expected: bytes, owner: bytes) -> str:
+    def _name_of_owner(self, owner: bytes) -> str:
         """Of the key that another process acts for. Raises Unauthorized, also where that key is accepted no more."""
         name = next((key.name for key in self._keys if key.owner.encode() == owner), None)
-        if name is None or not hmac.compare_digest(secret, expected):
+        if name is None:
             raise Unauthorized("the API key that this request acts for is not accepted any more")
         return name
 
@@ -96,7 +91,7 @@ class Keys:
             logger.info("requests need one of %d API key(s) from now on", len(self._keys))
 
 
-def _given(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def given_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
     """All values that may be keys: in `authorization` (Bearer, Api-Key or bare), `x-api-key` and `api-key`.
 
     All of them, since a proxy in between may need an `authorization` of its own.

@@ -20,6 +20,8 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
+OWNER = "embedline.owner"  # in a scope: whose data is shown, by the request's key
+IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
 SMALL_BYTES = 64 * 1024  # a body up to this size is never refused because of other bodies
 

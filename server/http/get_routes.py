@@ -1,7 +1,7 @@
 """The routes without a body, on FastAPI: health, what is served, metrics, the OpenAPI page, and those of dialects."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
@@ -10,21 +10,21 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from embedline import __version__
 from server.dialects.route import PlainRoute
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
-from server.features.jobs.http.routes import add_job_routes
-from server.features.jobs.rpc import JobsClient
-from server.features.pipelines.client import PipelinesClient
-from server.features.pipelines.routes import add_pipeline_routes
+from server.feature import loaded
+from server.features.table import FEATURES
 from server.http.info import info as describe
 from server.http.info import model_cards
 from server.http.openapi import describe as describe_api
-from server.metrics.registry import MetricsSource
 from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod
 from server.requests.models import ServerState
+
+AddRoutes = Callable[[FastAPI], None]
+MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
 _RETRY = {"retry-after": "2"}  # seconds
@@ -36,12 +36,12 @@ def make_app(
     state: ServerState,
     metrics: MetricsSource,
     *,
-    jobs: JobsClient | None = None,
-    pipelines: PipelinesClient | None = None,
+    features: Sequence[AddRoutes] = (),
     needs_key: bool = False,
     metrics_need_a_key: bool = False,
 ) -> FastAPI:
-    """The FastAPI application of one frontend. It checks no key; its OpenAPI page says where one is needed."""
+    """The FastAPI application of one frontend, with the routes of features. It checks no key; its OpenAPI page says
+    where one is needed."""
     app = FastAPI(
         title="Embedline",
         version=__version__,
@@ -50,16 +50,33 @@ def make_app(
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestError, _request_error)
-    app.openapi = describe_api(app, state, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
-
+    app.openapi = describe_api(  # type: ignore[method-assign]  # FastAPI's own way of extending it
+        app,
+        state,
+        routes=lambda: _documented(state, metrics),
+        needs_key=needs_key,
+        metrics_need_a_key=metrics_need_a_key,
+    )
     _add_openapi(app)
+    _add_routes(app, state, metrics, features)
+    return app
+
+
+def _documented(state: ServerState, metrics: MetricsSource) -> list[BaseRoute]:
+    """All routes, as the page shows them: those of features too that are off, and of which little is loaded else."""
+    page = FastAPI()
+    _add_routes(page, state, metrics, [loaded(feature.documents) for feature in FEATURES if feature.documents])
+    return page.routes
+
+
+def _add_routes(app: FastAPI, state: ServerState, metrics: MetricsSource, features: Sequence[AddRoutes]) -> None:
     for route in PLAIN_ROUTES:
         app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)
 
     _add_health(app, state)
     _add_models(app, state)
-    add_job_routes(app, jobs)
-    add_pipeline_routes(app, pipelines)
+    for add_routes in features:
+        add_routes(app)
 
     @app.get("/load", summary="How much there is to do, for balancers")
     async def load(model: str | None = None) -> Response:
@@ -81,8 +98,6 @@ def make_app(
         except TimeoutError:
             return PlainTextResponse("the supervisor does not answer", status_code=503, headers={"retry-after": "5"})
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return app
 
 
 def _add_openapi(app: FastAPI) -> None:

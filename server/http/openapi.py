@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from server.dialects.reading.prompts import max_prompt_chars, purpose_words, side_words
 from server.dialects.reading.row_options import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
@@ -89,13 +90,21 @@ _BEFORE_A_ROUTE = frozenset((MalformedBody, BodyTooSlow, HeadTooLarge))
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_a_key: bool) -> Callable[[], Schema]:
-    """The function that FastAPI calls for its schema, which is made once, when the first model is loaded."""
+def describe(
+    app: FastAPI,
+    state: ServerState,
+    *,
+    routes: Callable[[], Sequence[BaseRoute]],
+    needs_key: bool,
+    metrics_need_a_key: bool,
+) -> Callable[[], Schema]:
+    """The function that FastAPI calls for its schema, which is made once, when the first model is loaded. `routes`
+    gives those that FastAPI can describe."""
 
     def openapi() -> Schema:
         is_complete = state.models is not None  # the limits of the model are there
         if app.openapi_schema is None or app.openapi_schema["x-is-complete"] != is_complete:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes())
             components = _add_dialects(schema)
             schema["x-is-complete"] = is_complete
             refine(

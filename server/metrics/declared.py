@@ -1,18 +1,22 @@
 """The metrics that processes count and send: name, labels, help and when to look. One declaration each.
 
-What is read only when Prometheus asks is declared where it is read: gauges.py.
+What is read only when Prometheus asks is declared where it is read: gauges.py. What the process of a feature counts is
+declared by the feature.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from server.features.table import FEATURES
 from wire.metrics import POWERS, RATIOS, SECONDS, Edges
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+# Of all processes that a server may have, in the order of starting.
+ROLES = ("engine", "tokenizer", "batch manager", *(one.name for one in FEATURES if one.process), "frontend")
 # Only the stages of a request are worth showing below half a millisecond.
-_FROM_HALF_A_MILLISECOND = SECONDS[9:]
+FROM_HALF_A_MILLISECOND = SECONDS[9:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,13 @@ class Declared:
     edges: Edges = ()  # the edges of its buckets, as it is shown
 
 
-def _counter(name: str, labels: tuple[str, ...], help: str, alert: str = "", zeros: tuple[str, ...] = ()) -> Declared:
+def counter(name: str, labels: tuple[str, ...], help: str, alert: str = "", zeros: tuple[str, ...] = ()) -> Declared:
+    """A number that only rises."""
     return Declared(name=name, kind="counter", labels=labels, help=help, alert=alert, zeros=zeros)
 
 
-def _histogram(name: str, labels: tuple[str, ...], help: str, cells: Edges, edges: Edges = ()) -> Declared:
+def histogram(name: str, labels: tuple[str, ...], help: str, cells: Edges, edges: Edges = ()) -> Declared:
+    """Numbers by how large they are."""
     return Declared(name=name, kind="histogram", labels=labels, help=help, cells=cells, edges=edges or cells)
 
 
@@ -46,17 +52,17 @@ def gauge(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Dec
 
 # fmt: off
 REQUESTS = (
-    _counter("embedline_requests_total", ("route", "class", "code"),
+    counter("embedline_requests_total", ("route", "class", "code"),
         "Finished requests, by route, class and status; 499 = the client left. Other paths are `other`. The class is "
         "`none` if the request ended before it was known.",
         "the share of 5xx rises"),
-    _histogram("embedline_request_duration_seconds", ("route",),
-        "From a request's head to its answer's last byte, all statuses.", SECONDS, _FROM_HALF_A_MILLISECOND),
-    _histogram("embedline_stage_duration_seconds", ("stage",),
+    histogram("embedline_request_duration_seconds", ("route",),
+        "From a request's head to its answer's last byte, all statuses.", SECONDS, FROM_HALF_A_MILLISECOND),
+    histogram("embedline_stage_duration_seconds", ("stage",),
         "Time of each stage, of the requests that completed it: `read` the body; `tokenize`, with the wait for a "
         "tokenizer; `queue`, the longest wait of a sequence for its batch; `compute`, of the batches it was in; "
         "`respond`, from the rows to the answer's last byte.", SECONDS),
-    _counter("embedline_rejected_total", ("reason",),
+    counter("embedline_rejected_total", ("reason",),
         "Requests that were answered with an error, by reason. Of load: `wait` over the class's budget, `key_share` "
         "the same for a key that has more than its share waiting, `deadline_wait` over the request's own deadline, "
         "`key_limit` over its key's tokens a minute, `concurrency` too many open; `deadline_dispatch` it waited and "
@@ -64,69 +70,69 @@ REQUESTS = (
         "`wait`, `deadline_wait` or `concurrency` over 5 % of the requests for 10 minutes: the server is too small "
         "for the load",
         zeros=("wait", "key_share", "deadline_wait", "key_limit", "concurrency", "deadline_dispatch", "deadline")),
-    _counter("embedline_cancelled_total", ("stage",),
+    counter("embedline_cancelled_total", ("stage",),
         "Requests whose client left before the answer, by the stage they had reached; `queue` includes the engines.",
         "it rises in `queue`: clients time out sooner than the server refuses them"),
-    _counter("embedline_inputs_total", ("model",), "Texts, or lists of token ids, of answered requests."),
-    _counter("embedline_input_tokens_total", ("model",), "Tokens of answered requests, after truncation."),
-    _histogram("embedline_input_length_tokens", ("model",),
+    counter("embedline_inputs_total", ("model",), "Texts, or lists of token ids, of answered requests."),
+    counter("embedline_input_tokens_total", ("model",), "Tokens of answered requests, after truncation."),
+    histogram("embedline_input_length_tokens", ("model",),
         "Tokens of each input of answered requests, after truncation.", POWERS),
-    _counter("embedline_truncated_inputs_total", ("model",),
+    counter("embedline_truncated_inputs_total", ("model",),
         "Inputs of answered requests that lost tokens to the model's limit.",
         "it is more than you expect: a vector knows nothing of what was cut off"),
-    _counter("embedline_request_bytes_total", (), "Bytes of bodies that were read."),
-    _counter("embedline_response_bytes_total", ("format",),
+    counter("embedline_request_bytes_total", (), "Bytes of bodies that were read."),
+    counter("embedline_response_bytes_total", ("format",),
         "Bytes of answers' bodies, by the form of the rows: `float`, `base64`, `bytes`, `msgpack`, `npy`; `other` has "
         "no rows."),
-    _counter("embedline_log_lines_dropped_total", (),
+    counter("embedline_log_lines_dropped_total", (),
         "Lines of the request log or the log that were lost: their reader was too slow, or the disk full.",
         "it is not 0"),
 )
 TOKENIZING = (
-    _counter("embedline_tokenized_texts_total", ("model",), "Texts tokenized."),
-    _counter("embedline_tokenized_tokens_total", ("model",), "Tokens made of these texts."),
-    _counter("embedline_tokenize_seconds_total", ("model",),
+    counter("embedline_tokenized_texts_total", ("model",), "Texts tokenized."),
+    counter("embedline_tokenized_tokens_total", ("model",), "Tokens made of these texts."),
+    counter("embedline_tokenize_seconds_total", ("model",),
         "Time spent on tokenizing, over all tokenizers.",
         "its rate comes close to --tokenization-workers: they are the bottleneck"),
 )
 BATCHES = (
-    _counter("embedline_batch_release_total", ("model", "reason"),
+    counter("embedline_batch_release_total", ("model", "reason"),
         "Batches sent to an engine, by why they were not larger: `full` the budget was used up, `bucket` cut at an "
         "edge that the engine computes well, `class` kept short because queries and bulk work share the engine, "
         "`share` other idle streams got a part, `drained` nothing more waited, `kind` what else waited can't share a "
         "batch, `retry` a part of a batch that failed, `elsewhere` a batch that had failed on another engine, "
         "`suspect` with few others or alone after its engine had died.",
         "`drained` is rare while clients wait: the engines are the bottleneck"),
-    _histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches.", POWERS),
-    _histogram("embedline_batch_sequences", ("model",), "Sequences of finished batches.", POWERS, POWERS[:13]),
-    _histogram("embedline_batch_fill_ratio", ("model",),
+    histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches.", POWERS),
+    histogram("embedline_batch_sequences", ("model",), "Sequences of finished batches.", POWERS, POWERS[:13]),
+    histogram("embedline_batch_fill_ratio", ("model",),
         "Tokens of finished batches, as a share of the budget they were packed under; above 1 is a single sequence "
         "that is longer.", RATIOS),
-    _histogram("embedline_queue_duration_seconds", ("model", "class"),
-        "The longest wait of a request's sequences for a batch.", SECONDS, _FROM_HALF_A_MILLISECOND),
-    _histogram("embedline_engine_duration_seconds", ("model",),
-        "Time a batch computed. The rate of its sum is how many streams are busy.", SECONDS, _FROM_HALF_A_MILLISECOND),
-    _counter("embedline_batch_failures_total", ("model", "kind"),
+    histogram("embedline_queue_duration_seconds", ("model", "class"),
+        "The longest wait of a request's sequences for a batch.", SECONDS, FROM_HALF_A_MILLISECOND),
+    histogram("embedline_engine_duration_seconds", ("model",),
+        "Time a batch computed. The rate of its sum is how many streams are busy.", SECONDS, FROM_HALF_A_MILLISECOND),
+    counter("embedline_batch_failures_total", ("model", "kind"),
         "Batches that failed, by what failed; `lost` = their engine died.", "it is not 0",
         zeros=("failed", "out_of_memory", "non_finite", "fatal", "lost")),
-    _counter("embedline_retried_sequences_total", ("model", "reason"),
+    counter("embedline_retried_sequences_total", ("model", "reason"),
         "Sequences computed again: `elsewhere` on another engine after their batch had failed, `failed` in smaller "
         "batches after that, `suspect` with few others or alone after their engine had died.", "it is not 0"),
-    _counter("embedline_nonfinite_rows_total", ("model",),
+    counter("embedline_nonfinite_rows_total", ("model",),
         "Sequences that failed because the model gives numbers that are not finite.", "it is not 0"),
-    _counter("embedline_wasted_tokens_total", ("model",),
+    counter("embedline_wasted_tokens_total", ("model",),
         "Tokens computed for requests that had already ended.", "its rate nears that of embedline_input_tokens_total"),
-    _counter("embedline_joined_requests_total", ("model",),
+    counter("embedline_joined_requests_total", ("model",),
         "Requests that got the rows of another, which had asked for the same and was not answered yet. Nothing was "
         "computed for them."),
-    _counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
-    _counter("embedline_quarantined_total", ("model",),
+    counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
+    counter("embedline_quarantined_total", ("model",),
         "Requests that were refused without being computed, because one of their inputs took engines down within the "
         "last ten minutes.", "it is not 0: a client sends an input again and again that engines die of"),
-    _counter("embedline_canaries_total", ("model", "outcome"),
+    counter("embedline_canaries_total", ("model", "outcome"),
         "Batches with known rows that engines computed to show that they are sound: `passed` or `failed`.",
         "`failed` is not 0", zeros=("passed", "failed")),
-    _counter("embedline_engine_losses_total", ("model", "reason"),
+    counter("embedline_engine_losses_total", ("model", "reason"),
         "Engines that were restarted although their process ran: `canary` the rows of a canary were wrong or missing, "
         "`refuted` batch after batch failed that other engines computed.",
         "it is not 0: the device may be broken", zeros=("canary", "refuted")),
@@ -135,62 +141,22 @@ BATCHES = (
         "up to half a second ago.", "it is not 0 for a minute"),
 )
 PROCESSES = (
-    _counter("embedline_process_restarts_total", ("role",),
-        "Processes restarted after they died.", "more than 3 within 15 minutes",
-        zeros=("engine", "tokenizer", "batch manager", "jobs", "pipelines", "frontend")),
-    _histogram("embedline_event_loop_lag_seconds", ("role",),
-        "Delay of an event loop's heartbeat.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    counter("embedline_process_restarts_total", ("role",),
+        "Processes restarted after they died.", "more than 3 within 15 minutes", zeros=ROLES),
+    histogram("embedline_event_loop_lag_seconds", ("role",),
+        "Delay of an event loop's heartbeat.", SECONDS, FROM_HALF_A_MILLISECOND),
     gauge("embedline_queue_sequences", ("process",),
         "Sequences without rows that a batch manager holds, waiting or in an engine, up to half a second ago."),
     gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
     gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
 )
-JOBS = (
-    _counter("embedline_jobs_accepted_total", ("priority",), "Async requests that were accepted."),
-    _counter("embedline_jobs_total", ("outcome",),
-        "Async requests that ended: `succeeded`, `failed`, `expired` they waited longer than they may, `canceled`.",
-        "`expired` rises: the server is too small for the load, or the times too short",
-        zeros=("succeeded", "failed", "expired", "canceled")),
-    _histogram("embedline_jobs_run_seconds", (),
-        "From the begin of an async request to its end, with all attempts and the waits between them.",
-        SECONDS, _FROM_HALF_A_MILLISECOND),
-    gauge("embedline_jobs_queued", ("process", "priority"), "Async requests that wait, up to a second ago."),
-    gauge("embedline_jobs_oldest_age_seconds", ("process",), "For how long the oldest of them has waited.",
-        "it comes close to the `max_time_in_queue_seconds` that your clients send"),
-    gauge("embedline_jobs_in_progress", ("process",), "Async requests that run, up to a second ago."),
-    _counter("embedline_jobs_webhook_attempts_total", ("outcome",),
-        "Attempts to deliver a webhook: `delivered`, `failed` it is tried again, `given_up` it is not.",
-        "`given_up` rises", zeros=("delivered", "failed", "given_up")),
-    gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
-    gauge("embedline_jobs_batches_open", ("process", "status"),
-        "Batches that have not ended: `validating` they wait, `in_progress`, `finalizing`, `cancelling`.",
-        "`validating` keeps rising"),
-    _counter("embedline_jobs_batch_lines_total", ("outcome",),
-        "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises",
-        zeros=("completed", "failed")),
-    _counter("embedline_jobs_batches_total", ("outcome",),
-        "Batches that ended: `completed`, `failed` as a whole, `expired`, `cancelled`.",
-        "`failed` or `expired` rises", zeros=("completed", "failed", "expired", "cancelled")),
-    _counter("embedline_jobs_batch_faults_total", (),
-        "Batches that failed as a whole by the server's own fault, after several tries.", "it is not 0"),
-    gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
-)
-PIPELINES = (
-    _counter("embedline_pipeline_runs_total", ("pipeline", "outcome"),
-        "Runs that ended: `ok`, `failed` with an error, `cancelled` its client left, `refused` too many run.",
-        "`failed` or `refused` rises"),
-    _histogram("embedline_pipeline_seconds", ("pipeline",),
-        "Time of a run in the pipelines process.", SECONDS, _FROM_HALF_A_MILLISECOND),
-    gauge("embedline_pipelines_running", ("process",), "Runs that are under way, up to a second ago."),
-)
 # server/metrics/tei.py shows them.
 FOR_TEI = (
-    _counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
-    _counter("te_inputs", ("task",), "What te_embed_count and te_predict_count are made of."),
-    _histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
+    counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
+    counter("te_inputs", ("task",), "What te_embed_count and te_predict_count are made of."),
+    histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
 )
 # fmt: on
-ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *JOBS, *PIPELINES, *PROCESSES)
 
 
 def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from server.metrics.declared import BATCHES, JOBS, PIPELINES, PROCESSES, REQUESTS, TOKENIZING, Declared
+from server.metrics.declared import BATCHES, PROCESSES, REQUESTS, TOKENIZING, Declared
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
+from server.metrics.registry import OF_FEATURES
 from server.metrics.tei import TEI
 
 _TOP = """\
@@ -39,8 +40,7 @@ def page() -> str:
         ("The state of the server", GAUGES),
         ("Batches", BATCHES),
         ("Tokenizers", TOKENIZING),
-        ("Jobs", JOBS),
-        ("Pipelines", PIPELINES),
+        *((name.capitalize(), declared) for name, declared in OF_FEATURES.items()),
         ("Processes", (*PROCESSES, *PROCESS_GAUGES)),
     )
     parts = [_TOP]

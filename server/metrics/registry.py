@@ -6,21 +6,23 @@ Gauges that are read only when Prometheus asks come from other collectors (gauge
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.metrics.declared import ALL, FOR_TEI, Declared, cumulative
+from server.feature import loaded
+from server.features.table import FEATURES
+from server.metrics.declared import BATCHES, FOR_TEI, PROCESSES, REQUESTS, TOKENIZING, Declared, cumulative
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
-
-MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
 
 Labels = tuple[str, ...]  # values, in the order of the declaration
 # A page takes some 6 ms to make, and whoever asks needs no key by default.
 PAGES_AT_ONCE, _PAGES_PER_SECOND = 30, 10.0
+OF_FEATURES: dict[str, tuple[Declared, ...]] = {one.name: loaded(one.metrics) for one in FEATURES if one.metrics}
+ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *(each for some in OF_FEATURES.values() for each in some), *PROCESSES)
 _DECLARED = {declared.name: declared for declared in (*ALL, *FOR_TEI)}
 
 logger = logging.getLogger("embedline.server")
@@ -122,5 +124,5 @@ def _is_declared(name: str, labels: list[str], *, kind: str, num_cells: int = 0)
         its_cells = len(declared.cells) + 2 if kind == "histogram" else 0
         if (declared.kind, len(declared.labels), its_cells) == (kind, len(labels), num_cells):
             return True
-    logger.error("%s %s with %d labels is not declared in server/metrics/declared.py", kind, name, len(labels))
+    logger.error("%s %s with %d labels is not declared", kind, name, len(labels))
     return False

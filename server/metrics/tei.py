@@ -7,7 +7,7 @@ and there is no label for the model. prometheus-client would add the suffix, so 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from server.metrics.declared import ALL, FOR_TEI, Declared, Kind, cumulative
+from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, Kind, cumulative
 from wire.metrics import POWERS, SECONDS, Edges
 
 _DURATIONS = SECONDS[:35]
@@ -20,7 +20,7 @@ _FAILURES = {
     "model_type": ("unsupported_task",),
     "inference": ("engine", "not_ready"),
 }
-_CELLS = {declared.name: declared.cells for declared in (*ALL, *FOR_TEI)}
+_CELLS = {declared.name: declared.cells for declared in (*REQUESTS, *TOKENIZING, *BATCHES, *FOR_TEI)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-GROUPS = (
-    *("Model", "Engine", "HTTP", "Limits", "Jobs", "Pipelines", "Security"),
-    *("Logs and metrics", "Processes", "Without effect", "Testing"),
-)
 # Variables that text-embeddings-inference 1.9.3 reads (router/src/main.rs), less HOSTNAME. They are read without the
-# prefix too, which every other flag's variable needs, since names such as JOBS and ENGINE are set for other programs.
+# prefix too, which every other flag's variable needs, since names such as ENGINE are set for other programs.
 # fmt: off
 _TEIS = frozenset({
     "MODEL_ID", "REVISION", "TOKENIZATION_WORKERS", "DTYPE", "SERVED_MODEL_NAME", "POOLING",
@@ -25,6 +21,7 @@ _TEIS = frozenset({
 })
 # fmt: on
 PREFIX = "EMBEDLINE_"
+HUB_FLAGS = ("revision", "huggingface_hub_cache", "hf_token")  # what finding a model takes
 _TRUE, _FALSE = frozenset({"true", "t", "1", "yes", "y", "on"}), frozenset({"false", "f", "0", "no", "n", "off"})
 
 

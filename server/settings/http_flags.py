@@ -3,13 +3,11 @@
 import ipaddress
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from server.settings.flag import SettingsError, flag
 from server.settings.origins import spelled_origin
 
 MAX_PORT = 65535
-_GRPC = ("grpc", "grpc_health", "grpc_reflection")  # what the extra of that name brings
 _ANY_HOST = "*"
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
@@ -46,15 +44,6 @@ class HttpFlags:
         "on --port. Its mode is what the umask leaves of 0777, so with the usual umask of 022 only this user, and with "
         "007 the group too, may connect. It takes the place of a socket that a killed server has left. API keys and "
         "the Host header are checked there as well.",
-    )
-    grpc_port: int | None = flag(
-        None,
-        "HTTP",
-        "A port for text-embeddings-inference's gRPC API, on --hostname, with gRPC's health and reflection; 0 takes a "
-        "free one. Keys, limits and TLS are those of --port. Needs the extra: pip install 'embedline[grpc]'. With "
-        "--takeover both servers accept on it until the running one ends.",
-        least=0,
-        most=MAX_PORT,
     )
     keep_alive_timeout: int = flag(
         620,
@@ -165,8 +154,6 @@ class HttpFlags:
         """Raises SettingsError for the first of these settings that can't be."""
         if self.takeover and self.port == 0:
             raise SettingsError("--takeover needs the --port of the running server")
-        if self.grpc_port is not None and not all(map(find_spec, _GRPC)):
-            raise SettingsError("--grpc-port needs packages that are not installed: pip install 'embedline[grpc]'")
         if self.uds == "":
             raise SettingsError("--uds takes the path of a socket")
         if not _URL_PREFIX.fullmatch(self.url_prefix):

@@ -17,7 +17,7 @@ from typing import Any
 from server.settings.files import read_text
 from server.settings.flag import PREFIX, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import FEATURE_FLAGS, Settings, server_flags
 
 CONFIG = f"{PREFIX}CONFIG"  # the file, where --config is not given; CONFIG alone is anybody's
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
@@ -62,7 +62,7 @@ def settings_from(
     some of the variables. Raises SettingsError."""
     environment = without_services(environment)
     file = read_config(config) if config else ConfigFile()
-    server, model = flags_of(Settings), flags_of(ModelSettings)
+    server, model = server_flags(), flags_of(ModelSettings)
     every = [*server, *model]
     read = _from_environment(every, words, environment, spelled)
     given = {**{flag.name: value for flag, _, value in read}, **_from_command_line(every, words)}
@@ -75,10 +75,11 @@ def settings_from(
     with _blaming(file.path if file.models else ""):
         return Settings(
             models=models,
+            features=tuple(kind(**_of(flags_of(kind), file.values, given)) for kind in FEATURE_FLAGS),
             variables=tuple(name for _, name, _ in read),
             variables_passed_over=tuple(passed_over(every, environment)),
             variables_unknown=tuple(unknown(every, environment)),
-            **_of(server, file.values, given),
+            **_of(flags_of(Settings), file.values, given),
         )
 
 
@@ -180,7 +181,7 @@ def _blaming(where: str) -> Iterator[None]:
 
 def read_config(path: str) -> ConfigFile:
     """Raises SettingsError that names the file and, where one is to blame, the key."""
-    server, model = _by_name(Settings), _by_name(ModelSettings)
+    server, model = _by_name(server_flags()), _by_name(flags_of(ModelSettings))
     document = parsed(path)[0]
     document.pop(RAY, None)
     tables = document.pop(_MODEL, [])
@@ -220,10 +221,10 @@ def values_of(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -
     return values
 
 
-def _by_name(settings: type) -> dict[str, Flag]:
+def _by_name(flags: Sequence[Flag]) -> dict[str, Flag]:
     """Each flag by its field's name and by its other long names."""
     found: dict[str, Flag] = {}
-    for flag in flags_of(settings):
+    for flag in flags:
         names = [name[2:].replace("-", "_") for name in flag.aliases if name.startswith("--")]
         found |= dict.fromkeys([flag.name, *names], flag)
     return found

@@ -5,17 +5,30 @@ The parts of the server receive values, not this object.
 
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeVar
 
 from engine.machine import cores
 from engine.types import MAX_CACHE_BYTES
-from server.features.jobs.flags import JobsFlags
-from server.settings.flag import SettingsError, check_flags, flag
-from server.settings.http_flags import MAX_PORT
+from server.feature import Feature, FeatureFlags
+from server.features.table import FEATURES
+from server.settings.flag import Flag, SettingsError, check_flags, flag, flags_of
+from server.settings.http_flags import MAX_PORT, HttpFlags
 from server.settings.model import ModelSettings
 
 MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
+FEATURE_FLAGS = tuple(feature.flags for feature in FEATURES if feature.flags is not None)
+_OF_FEATURES = [one for kind in FEATURE_FLAGS for one in flags_of(kind)]
+_FIRST_GROUPS = ("Model", "Engine", "HTTP", "Limits")
+_LAST_GROUPS = ("Security", "Logs and metrics", "Processes", "Without effect", "Testing")
+# The headings of flags, in their order. A feature may have one of its own.
+GROUPS = (
+    *dict.fromkeys([*_FIRST_GROUPS, *(one.group for one in _OF_FEATURES if one.group not in _LAST_GROUPS)]),
+    *_LAST_GROUPS,
+)
+
+_Flags = TypeVar("_Flags", bound=FeatureFlags)
 
 
 def _one_process_for(num_cores: int) -> int:
@@ -23,10 +36,11 @@ def _one_process_for(num_cores: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(JobsFlags):
+class Settings(HttpFlags):
     """Names are TEI's where TEI has the flag."""
 
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
+    features: tuple[FeatureFlags, ...] = tuple(kind() for kind in FEATURE_FLAGS)  # one of each that has flags
     variables: tuple[str, ...] = field(default=(), compare=False)  # of the environment, which were read
     variables_passed_over: tuple[str, ...] = field(default=(), compare=False)  # they lack the prefix
     variables_unknown: tuple[str, ...] = field(default=(), compare=False)  # they have it, and are no flag's
@@ -188,14 +202,6 @@ class Settings(JobsFlags):
         "kills after 10.",
         least=0,
     )
-    pipelines: str | None = flag(
-        None,
-        "Pipelines",
-        "Run the pipelines of this Python file in a process beside the server, for POST /pipelines/{name}. The file is "
-        "run with the rights of this user, as gunicorn runs an application: give only one that you trust. It may "
-        "import what lies beside it. Without it the routes of pipelines answer 404.",
-        default_text="off",
-    )
     uds_path: str | None = flag(
         None,
         "Without effect",
@@ -222,9 +228,14 @@ class Settings(JobsFlags):
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
-        self.check_jobs()
-        if self.pipelines is not None and not Path(self.pipelines).is_file():
-            raise SettingsError("--pipelines takes a Python file, and there is none at this path")
+
+    def of(self, kind: type[_Flags]) -> _Flags:
+        """The flags of a feature."""
+        return next((each for each in self.features if isinstance(each, kind)), None) or kind()
+
+    def features_on(self) -> list[Feature]:
+        """The features that the flags ask for."""
+        return [feature for feature in FEATURES if feature.flags is not None and self.of(feature.flags).is_on]
 
     def _check_threads(self) -> None:
         found = cores.find()
@@ -236,3 +247,13 @@ class Settings(JobsFlags):
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise SettingsError("--served-model-name must differ between models")
+
+
+def server_flags() -> list[Flag]:
+    """Every flag of `embedline serve` that is not one model's: the server's own, then those of features."""
+    return [*flags_of(Settings), *_OF_FEATURES]
+
+
+def by_group(flags: Iterable[Flag]) -> list[Flag]:
+    """As help and pages show them."""
+    return sorted(flags, key=lambda flag: GROUPS.index(flag.group))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import enum
 import logging
 import os
 import signal
@@ -20,9 +21,6 @@ from wire.control import Json, ProcessStart
 # each product, two engine threads that compute at the same time take three and a half times as long.
 # A process that dies before it can ask for its stack, while it imports a library say, shows it too.
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-# What is added to this process's own score: when memory runs out the kernel kills the highest. An engine holds the most
-# and costs no answer; a frontend's connections are lost with it; this process takes all others along.
-_OOM_SCORES = {"engine": 500, "tokenizer": 300, "batch manager": 200, "jobs": 200, "pipelines": 400, "frontend": 100}
 _MAX_OOM_SCORE = 1000
 _KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
 _DUMP_SECONDS = 1.0  # for a process to say what it holds
@@ -33,11 +31,25 @@ logger = logging.getLogger("embedline.supervisor")
 APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, engine/, …
 
 
+class Need(enum.Enum):
+    """For how long a process of its role must be there."""
+
+    ALWAYS = enum.auto()
+    ONCE = enum.auto()  # until one was ready for the first time
+    NEVER = enum.auto()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A process to start."""
+    """A process to start.
 
-    role: str  # one of readiness.ROLES
+    to_be_ready    whether the server is ready only while a process of this role is
+    to_go_on       whether the server ends where none can be started; else it goes on trying
+    oom_score      what is added to the supervisor's own: when memory runs out the kernel kills the highest
+    takes_state    whether it is sent each STATE of the server
+    """
+
+    role: str
     index: int
     module: str
     python: str  # the interpreter
@@ -46,6 +58,10 @@ class Plan:
     log_level: str = "info"
     json_output: bool = False  # whether it logs JSON
     model: int | None = None  # index of the one model it serves; None = all of them
+    to_be_ready: Need = Need.ALWAYS
+    to_go_on: Need = Need.ALWAYS
+    oom_score: int = 0
+    takes_state: bool = False
 
     @property
     def title(self) -> str:
@@ -210,7 +226,7 @@ class ChildProcess:
             run = _Run(process, pidfd)
             self._loop.add_reader(pidfd, self._reap, run)
             undo.pop_all()
-        _offer_to_oom_killer(process.pid, _OOM_SCORES.get(self.plan.role, 0))
+        _offer_to_oom_killer(process.pid, self.plan.oom_score)
         return run, ours
 
     def _spawn(self, control_fd: int) -> subprocess.Popen[bytes]:

@@ -188,7 +188,7 @@ def reserve(hostname: str, port: int, flag: str, *, may_be_shared: bool = False)
 
 
 def host_and_port(bound: socket.socket) -> str:
-    """The address of a socket as gRPC writes it."""
+    """The address of a socket in one text."""
     host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if bound.family == socket.AF_INET6 else f"{host}:{port}"
 

@@ -1,13 +1,13 @@
 """Finds a model's files and the folder for what is made of them, before any process is started.
 
-Files are fetched where they are not here, and weights that are pickles are converted: no process of the server reads a
-pickle, a child of this one does (see engine.tools.convert). The cache folder keeps converted weights and what engines
-compile; it is made and tried here. So is the file with the ranges that rows as int8 and uint8 are cut into: the one of
---int8-ranges, or the model's own.
+Files are fetched where they are not here, and features make other files of those that can't be served, such as weights
+that are pickles. The cache folder keeps these and what engines compile; it is made and tried here. So is the file with
+the ranges that rows as int8 and uint8 are cut into: the one of --int8-ranges, or the model's own.
 """
 
 import codecs
 import dataclasses
+import itertools
 import logging
 import os
 import tempfile
@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from embedline.progress import Progress
 from engine.store import cache
 from engine.store.folder_rights import remedy
 from engine.store.model_source import ResolvedModel, resolve
-from engine.tools.convert.cached import Progress, command, converted
-from engine.tools.convert.plan import needed, patterns
 from engine.types import ModelError
+from server.feature import loaded
+from server.features.table import FEATURES
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -34,7 +35,6 @@ from wire.placeholder import placeholder
 _OFF = "off"
 _WRITTEN_TO = "compiled"  # the folder in it that engines make and use
 _CACHES = (_WRITTEN_TO, "fused")  # all that engine.store.cache keeps; the folder around them may hold a user's files
-_MIB = 1 << 20
 _NEVER = "never"
 _INT8_RANGES_FILES = ("int8_ranges.npy", "int8_ranges.json")  # in the model's folder
 _MAX_RANGES_BYTES = 4 << 20  # far more than the numbers of any model
@@ -55,40 +55,18 @@ def find_files(
     found = resolve(model.model_id, model.revision, **options)
     if not needs_weights or model.convert == _NEVER:
         return found
-    if found.source.startswith("hub") and (more := patterns(found.path)):
+    wanted = (loaded(feature.fetches)(found.path) for feature in FEATURES if feature.fetches)
+    if found.source.startswith("hub") and (more := tuple(itertools.chain.from_iterable(wanted))):
         path = resolve(model.model_id, found.revision, more=more, **options).path
         found = dataclasses.replace(found, path=path)
     return without_pickles(found, settings, progress=progress)
 
 
 def without_pickles(found: ResolvedModel, settings: Settings, *, progress: Progress | None) -> ResolvedModel:
-    """The second half of `find_files`, for a folder on this machine."""
-    folder, planned = found.path, needed(found.path)
-    if planned is None:
-        return found
-    names = ", ".join(name for target in planned.targets for name in target.sources)
-    path = converted(folder, planned, cache_dir=_cache_dir(folder, names, settings), progress=progress)
-    if path is None:
-        raise NotConvertedError(
-            f"{folder} has weights that are pickles ({names}, {planned.num_source_bytes / _MIB:,.0f} MiB): a start "
-            f"converts them into its cache first, and so does {command(folder)}"
-        )
-    return dataclasses.replace(found, path=path, source=f"{found.source}, {names} converted to safetensors")
-
-
-def _cache_dir(folder: Path, names: str, settings: Settings) -> str:
-    """Raises ModelError where there is none."""
-    reason = "--compiled-cache is off" if settings.compiled_cache == "off" else "there is no cache of compiled models"
-    try:
-        cache_dir = cache_folder(settings.compiled_cache, os.environ)
-    except SettingsError as error:
-        reason, cache_dir = str(error), None
-    if cache_dir is None:
-        raise ModelError(
-            f"{folder} has weights that are pickles ({names}), and there is no folder for a converted copy ({reason}): "
-            f"{command(folder)}"
-        )
-    return cache_dir
+    """The second half of `find_files`, for a folder on this machine: what features make of it."""
+    for prepare in (loaded(feature.prepares) for feature in FEATURES if feature.prepares):
+        found = prepare(found, settings, progress=progress)
+    return found
 
 
 class NotConvertedError(ModelError):

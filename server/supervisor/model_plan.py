@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedline.progress import Progress
 from engine import registry
 from engine.machine import cuda_driver, devices
 from engine.machine.cuda_driver import Cuda, Gpu
@@ -23,7 +24,6 @@ from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder, check_special_tokens
 from engine.model.quantization import Stored
 from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, STOCK, ModelFlags, plan
-from engine.tools.convert.cached import Progress
 from engine.types import ModelError, OutputKind
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from engine import registry
 from engine.machine.devices import kind_of
@@ -33,7 +33,8 @@ class Ports:
     monitor: Listeners | None  # the supervisor's own port
     predecessor: Predecessor | None = None  # whose sockets they are, but for `uds`
     uds: UnixPort | None = None  # a socket for HTTP at a path, published later
-    grpc: socket.socket | None = None  # keeps the port; it alone does not listen
+    # By the name of a feature: keeps its port, and alone does not listen.
+    features: Mapping[str, socket.socket] = field(default_factory=dict)
 
     def close(self) -> None:
         """Close our copies."""
@@ -41,8 +42,8 @@ class Ports:
             listeners.close()
         if self.uds is not None:
             self.uds.close()
-        if self.grpc is not None:
-            self.grpc.close()
+        for kept in self.features.values():
+            kept.close()
         if self.predecessor is not None:
             self.predecessor.connection.close()
 
@@ -75,26 +76,29 @@ def _open_tcp(settings: Settings, running: Predecessor | None, devices: Sequence
     if running is not None:
         try:
             monitor = _monitor(settings, running.monitor)
-            grpc = _grpc(settings, may_be_shared=True)
+            features = _of_features(settings, may_be_shared=True)
             _make_room(running, devices)  # the last thing that may fail: the running server may have ended then
         except SettingsError:
             running.close()
             raise
-        return Ports(running.http, monitor, running, grpc=grpc)
+        return Ports(running.http, monitor, running, features=features)
     if passed:
-        return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)), grpc=_grpc(settings))
+        return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)), features=_of_features(settings))
     http = Listeners([bind(settings.hostname, settings.port, "--port")])
     try:
-        return Ports(http, _monitor(settings, None), grpc=_grpc(settings))
+        return Ports(http, _monitor(settings, None), features=_of_features(settings))
     except SettingsError:
         http.close()
         raise
 
 
-def _grpc(settings: Settings, *, may_be_shared: bool = False) -> socket.socket | None:
-    if settings.grpc_port is None:
-        return None
-    return reserve(settings.hostname, settings.grpc_port, "--grpc-port", may_be_shared=may_be_shared)
+def _of_features(settings: Settings, *, may_be_shared: bool = False) -> dict[str, socket.socket]:
+    kept = {}
+    for feature in settings.features_on():
+        if feature.port and feature.flags is not None:
+            port, flag = getattr(settings.of(feature.flags), feature.port), f"--{feature.port.replace('_', '-')}"
+            kept[feature.name] = reserve(settings.hostname, port, flag, may_be_shared=may_be_shared)
+    return kept
 
 
 def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:

@@ -1,4 +1,4 @@
-"""Whether the server is ready, and the state that frontends and the jobs process get: models, limits, readiness.
+"""Whether the server is ready, and the state that frontends and others get: models, limits, readiness.
 
 The server counts as ready only once its frontends know it: no request after that is refused.
 """
@@ -12,14 +12,11 @@ from collections.abc import Iterable, Sequence
 from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import head_in_words
-from server.supervisor.child import ChildProcess
+from server.supervisor.child import ChildProcess, Need
 from server.supervisor.model_files import Int8Ranges
 from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
-
-ROLES = ("engine", "tokenizer", "batch manager", "jobs", "pipelines", "frontend")  # in the order of starting
-_NOT_NEEDED = "jobs"  # for requests that somebody waits for, once it has been ready: its folder may be taken
 
 _NOT_INFORMED = "a frontend does not have the newest state yet"  # for a moment, so it is not logged
 
@@ -49,7 +46,8 @@ class Readiness:
         self._ready_since = 0  # number of the STATE that first said ready; 0 while not ready
         self._is_accepting = accepts_at_once
         self._is_stopping = False
-        self._jobs_were_ready = False
+        self._roles = roles_of(children)
+        self._were_ready = set[str]()  # roles of which a process was ready at any time
         self.was_ready = False  # at any time
         self._logged: str | None = "starting"  # the reason that was logged last
 
@@ -105,8 +103,8 @@ class Readiness:
             self._ready_since = self._number
             self.was_ready = True
         state = self.state()
-        for role in ("frontend", "jobs"):
-            for child in self._of(role):
+        for child in reversed(self._children):  # frontends first
+            if child.plan.takes_state:
                 child.send_state(self._number, state)
         self.log()
 
@@ -133,9 +131,9 @@ class Readiness:
     def _why_processes_not_ready(self) -> str | None:
         if self._is_stopping:
             return "the server is stopping"
-        for role in ROLES:
-            children = list(self._of(role))  # no tokenizers where frontends do their work
-            if children and self._is_needed(role, children) and not any(child.is_ready for child in children):
+        for role in self._roles:
+            children = list(self._of(role))
+            if self._is_needed(role, children) and not any(child.is_ready for child in children):
                 return f"no {role} is ready{self._last_ends(children)}"
         for index, model in enumerate(self._models):
             engines = list(self._engines(index))
@@ -143,11 +141,11 @@ class Readiness:
                 return f"no engine for {model.name} is ready{self._last_ends(engines)}"
         return None
 
-    def _is_needed(self, role: str, children: Iterable[ChildProcess]) -> bool:
-        if role != _NOT_NEEDED:
-            return True
-        self._jobs_were_ready |= any(child.is_ready or child.plan.start.waits_for_folder for child in children)
-        return not self._jobs_were_ready
+    def _is_needed(self, role: str, children: Sequence[ChildProcess]) -> bool:
+        if any(child.is_ready for child in children):
+            self._were_ready.add(role)
+        need = children[0].plan.to_be_ready
+        return need is Need.ALWAYS or (need is Need.ONCE and role not in self._were_ready)
 
     def _last_ends(self, children: Iterable[ChildProcess]) -> str:
         ends = [f"{child.plan.title} ended: {self._ends[child]}" for child in children if child in self._ends]
@@ -191,6 +189,11 @@ class Readiness:
 
     def _engines(self, model: int) -> Iterable[ChildProcess]:
         return (child for child in self._of("engine") if child.plan.model == model)
+
+
+def roles_of(children: Iterable[ChildProcess]) -> list[str]:
+    """In the order of starting. There are no tokenizers where frontends do their work."""
+    return list(dict.fromkeys(child.plan.role for child in children))
 
 
 def _int8_ranges(ranges: Int8Ranges | None) -> Json | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from server.supervisor.child import ChildProcess
 from server.supervisor.listeners import Listeners, UnixPort
-from server.supervisor.readiness import ROLES
+from server.supervisor.readiness import roles_of
 
 _HANDSHAKE_SECONDS = 0.2  # for handshakes that have begun
 _QUEUE_SECONDS = 5.0  # for frontends to accept what waits; under load it takes milliseconds
@@ -38,7 +38,8 @@ class Shutdown:
     """
 
     def __init__(self, children: Sequence[ChildProcess], http: Sequence[Listeners | UnixPort]) -> None:
-        self.restarted_roles = set(ROLES)
+        self._roles = roles_of(children)
+        self.restarted_roles = set(self._roles)
         self.ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._children = children
         self._http = http
@@ -84,7 +85,7 @@ class Shutdown:
     async def stop_others(self) -> None:
         """They have no work any more. Engines last."""
         self.restarted_roles.clear()
-        for role in reversed(ROLES[:-1]):
+        for role in reversed([role for role in self._roles if role != "frontend"]):
             await self._stop_role(role, _EXIT_SECONDS)
 
     async def _stop_role(self, role: str, patience: float) -> None:

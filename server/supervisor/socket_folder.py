@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -64,6 +65,22 @@ class SocketFolder:
             listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """How frontends and the process of a feature reach each other. Bound and kept by the supervisor, so that either
+    side may be restarted."""
+
+    calls: ListeningSocket  # where the process takes what frontends ask of it
+    http: ListeningSocket  # where frontends take its requests
+    secret: str  # which it sends with them
+
+    @staticmethod
+    def listen(folder: SocketFolder, name: str) -> "Sidecar":
+        """Those of one process."""
+        calls, http = (ListeningSocket(*folder.listen(each)) for each in (name, f"{name}-http"))
+        return Sidecar(calls, http, secrets.token_hex(32))
 
 
 def runtime_folder() -> Path:

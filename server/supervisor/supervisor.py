@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from server.metrics.gauges import ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import Registry
 from server.requests.load import expected_wait
-from server.supervisor.child import ChildProcess, SpawnError
+from server.settings.settings import Settings
+from server.supervisor.child import ChildProcess, Need, SpawnError
 from server.supervisor.listeners import Listeners, UnixPort
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import Readiness
@@ -37,7 +38,6 @@ _SHORT_LIFE_SECONDS = 5.0  # a process that was ready for less may not be health
 _SHORT_LIFE_DELAY = 0.5  # … so its restarts are not all immediate
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
-_BESIDE = ("jobs", "pipelines")  # without them the server still answers its other routes, and goes on trying
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -53,17 +53,19 @@ class Supervisor:
         self,
         topology: Topology,
         models: Sequence[ModelPlan],
+        settings: Settings,
         *,
         http: Sequence[Listeners | UnixPort],
         limits: Json,
-        watchdog: Watchdog,
         accepts_at_once: bool = True,
     ) -> None:
         """`http` have the topology's sockets. `accepts_at_once`: connections are accepted before models are loaded."""
         self.on_ready: Callable[[], None] = lambda: None
         self.on_stopping: Callable[[], None] = lambda: None
         self._topology = topology
-        self._watchdog = watchdog
+        self._watchdog = Watchdog(
+            topology.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
+        )
         self._children = [ChildProcess(plan, self) for plan in topology.plans()]
         self._readiness = Readiness(
             self._children, models, page=topology.page, limits=limits, accepts_at_once=accepts_at_once
@@ -197,7 +199,8 @@ class Supervisor:
             return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic(), returncode)
-        is_needed = role not in _BESIDE or (role == "pipelines" and not self._restarts.has_served(child))
+        need = child.plan.to_go_on
+        is_needed = need is Need.ALWAYS or (need is Need.ONCE and not self._restarts.has_served(child))
         if self._restarts.has_given_up(child) and is_needed and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
             return

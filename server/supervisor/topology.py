@@ -4,20 +4,18 @@ Binds every listening socket once and keeps it, so that the process that serves 
 """
 
 import dataclasses
-import os
-import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
-from server.features.jobs.messages import JobsStart
-from server.features.pipelines.messages import PipelinesStart
-from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
+from server.feature import loaded
+from server.frontend.start import FeatureStart, FrontendStart, ProcessAddress
 from server.requests.admission import WaitBudgets
 from server.requests.row_memory import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
@@ -26,14 +24,10 @@ from server.supervisor import resources
 from server.supervisor.child import Plan
 from server.supervisor.model_plan import ModelPlan, engine_options
 from server.supervisor.resources import cpu_threads, memory_shares
-from server.supervisor.socket_folder import ListeningSocket, SocketFolder
+from server.supervisor.socket_folder import ListeningSocket, Sidecar, SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
 
-_JOBS_SHARE = 4  # of --max-concurrent-requests, what jobs may have open at a time …
-_MAX_JOBS_IN_FLIGHT = 128  # … and never more: enough to fill batches of single texts
-_PIPELINES_SHARE = 4  # of --max-concurrent-requests: the rest is for the requests of their steps …
-_MAX_PIPELINE_RUNS = 128  # … and never more
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
 _ENGINES_PER_MANAGER = 2  # by default
@@ -61,23 +55,24 @@ class Topology:
         folder: SocketFolder,
         http: Sequence[socket.socket],
         uds: socket.socket | None = None,
-        grpc_address: str | None = None,
+        feature_ports: Mapping[str, str] = MappingProxyType({}),
         keys: Sequence[ApiKey] = (),
         key_file: KeyFile | None = None,
         ssl_copies: Sequence[int] = (),
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `grpc_address` the frontends
-        listen themselves. Without `keys` no request needs one; some may be of `key_file`. `ssl_copies` are descriptors,
-        as server.http.tls has them. `hosts` are what requests may name, as server.http.hosts has them.
-        `cache_dir` is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there
-        are too few threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
+        """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `feature_ports`, host:port by the
+        name of a feature, the frontends listen themselves. Without `keys` no request needs one; some may be of
+        `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests may name, as
+        server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps nothing.
+        Raises SettingsError where there are too few threads for the engines on the CPU, or the memory shares of a GPU
+        exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
         self._uds = uds
-        self._grpc_address = grpc_address
+        self._feature_ports = feature_ports
         self._keys = keys
         self._key_file = key_file
         self._ssl_copies = ssl_copies
@@ -100,8 +95,8 @@ class Topology:
         # without processes of their own there is one tokenizer in each frontend
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
-        self._jobs = JobsSockets.listen(folder) if settings.jobs is not None else None
-        self._pipelines = PipelinesSockets.listen(folder) if settings.pipelines is not None else None
+        self._features = [one for one in settings.features_on() if not one.port or one.name in feature_ports]
+        self._sidecars = {one.name: Sidecar.listen(folder, one.name) for one in self._features if one.process}
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
@@ -109,8 +104,11 @@ class Topology:
             *(self._engine(index, engine) for index, engine in enumerate(self._engines)),
             *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
-            *([jobs_process(self._jobs, self._settings)] if self._jobs else []),
-            *([pipelines_process(self._pipelines, self._settings)] if self._pipelines else []),
+            *(
+                loaded(feature.process)(self._settings, self._sidecars[feature.name])
+                for feature in self._features
+                if feature.process
+            ),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
         log_level, json_output = self._settings.log_level, self._settings.json_output
@@ -140,6 +138,7 @@ class Topology:
             fds=(engine.socket.fd,),
             model=engine.model,
             start=start,
+            oom_score=500,  # it holds the most, and its end costs no answer
         )
 
     def _tokenizer(self, index: int) -> Plan:
@@ -151,6 +150,7 @@ class Topology:
             python=sys.executable,
             fds=(start.listener_fd,),
             start=start,
+            oom_score=300,
         )
 
     def _tokenizer_start(self, index: int) -> TokenizerStart:
@@ -177,6 +177,7 @@ class Topology:
             python=sys.executable,
             fds=(listening.fd, self.page.fd),
             start=start,
+            oom_score=200,
         )
 
     @property
@@ -192,7 +193,7 @@ class Topology:
 
     def _frontend(self, index: int) -> Plan:
         start = self._frontend_start(index)
-        own = [more.listener_fd for more in (start.tokenizer, start.pipelines) if more]
+        own = [more.listener_fd for more in (start.tokenizer, *(one.process for one in start.features)) if more]
         return Plan(
             role="frontend",
             index=index,
@@ -200,14 +201,14 @@ class Topology:
             python=sys.executable,
             fds=(*self._listener_fds, *self._ssl_copies, self.page.fd, *own),
             start=start,
+            oom_score=100,  # its connections are lost with it
+            takes_state=True,
         )
 
     @property
     def _listener_fds(self) -> list[int]:
-        """The sockets of the HTTP port, the Unix socket, and that of the jobs process. Every frontend accepts from all:
-        none depends on one."""
-        more = [self._uds, self._jobs.http.listener if self._jobs else None]
-        return [listener.fileno() for listener in (*self._http, *more) if listener is not None]
+        """The sockets of the HTTP port, and the Unix socket. Every frontend accepts from all: none depends on one."""
+        return [listener.fileno() for listener in (*self._http, self._uds) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
@@ -225,7 +226,6 @@ class Topology:
         ]
         return FrontendStart(
             listener_fds=self._listener_fds,
-            grpc_address=self._grpc_address,
             page_fd=self.page.fd,
             tokenizer_paths=self._tokenizer_paths(index),
             tokenizer=None if settings.tokenization_workers else self._tokenizer_start(index),
@@ -257,15 +257,19 @@ class Topology:
             ssl_copies=list(self._ssl_copies),
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
-            jobs=JobsAddress(self._jobs.calls.path, self._jobs.secret) if self._jobs else None,
-            pipelines=self._pipelines.address if self._pipelines else None,
+            features=[self._feature_start(feature.name) for feature in self._features],
         )
+
+    def _feature_start(self, name: str) -> FeatureStart:
+        sidecar = self._sidecars.get(name)
+        process = ProcessAddress(sidecar.calls.path, sidecar.secret, sidecar.http.fd) if sidecar else None
+        return FeatureStart(name, process, self._feature_ports.get(name))
 
     @property
     def _max_connections(self) -> int:
         """Of each port of a frontend."""
         found = resources.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
-        return found if self._grpc_address is None else found // 2
+        return found // (1 + len(self._feature_ports))
 
     @property
     def _open_payload_limit(self) -> int:
@@ -287,88 +291,4 @@ def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
         template=folder.template.parts if folder.template else (),
         as_it_stands=folder.is_static,
         marks_prompts=not folder.include_prompt,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class JobsSockets:
-    """How frontends and the jobs process reach each other."""
-
-    calls: ListeningSocket  # where the process takes calls of frontends
-    http: ListeningSocket  # where frontends take its requests
-    secret: str  # which it sends with them
-
-    @staticmethod
-    def listen(folder: SocketFolder) -> "JobsSockets":
-        """Bound and kept here, so that either side may be restarted."""
-        calls, http = (ListeningSocket(*folder.listen(name)) for name in ("jobs", "jobs-http"))
-        return JobsSockets(calls, http, secrets.token_hex(32))
-
-
-def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
-    """The plan. There is a folder in the settings."""
-    assert settings.jobs is not None
-    start = JobsStart(
-        listener_fd=sockets.calls.fd,
-        folder=settings.jobs,
-        redis=settings.jobs_redis,
-        files=settings.jobs_files,
-        waits_for_folder=settings.takeover,
-        quota=settings.jobs_quota,
-        result_ttl=settings.jobs_result_ttl,
-        batch_ttl=settings.jobs_batch_ttl,
-        key_share=settings.jobs_key_share,
-        webhook_secrets=settings.jobs_webhook_secrets,
-        private_webhooks=settings.jobs_private_webhooks,
-        http_path=sockets.http.path,
-        secret=sockets.secret,
-        max_in_flight=max(1, min(_MAX_JOBS_IN_FLIGHT, settings.max_concurrent_requests // _JOBS_SHARE)),
-    )
-    return Plan(
-        role="jobs",
-        index=0,
-        module="server.features.jobs.main",
-        python=sys.executable,
-        fds=(start.listener_fd,),
-        start=start,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinesSockets:
-    """How frontends and the pipelines process reach each other."""
-
-    runs: ListeningSocket  # where the process takes runs of frontends
-    http: ListeningSocket  # where frontends take the requests of its steps
-    secret: str  # which these carry
-
-    @property
-    def address(self) -> PipelinesAddress:
-        """What frontends are told."""
-        return PipelinesAddress(self.runs.path, self.secret, self.http.fd)
-
-    @staticmethod
-    def listen(folder: SocketFolder) -> "PipelinesSockets":
-        """Bound and kept here, so that either side may be restarted."""
-        runs, http = (ListeningSocket(*folder.listen(name)) for name in ("pipelines", "pipelines-http"))
-        return PipelinesSockets(runs, http, secrets.token_hex(32))
-
-
-def pipelines_process(sockets: PipelinesSockets, settings: Settings) -> Plan:
-    """The plan. There is a file in the settings."""
-    assert settings.pipelines is not None
-    start = PipelinesStart(
-        listener_fd=sockets.runs.fd,
-        file=os.path.abspath(settings.pipelines),
-        http_path=sockets.http.path,
-        secret=sockets.secret,
-        max_runs=max(1, min(_MAX_PIPELINE_RUNS, settings.max_concurrent_requests // _PIPELINES_SHARE)),
-    )
-    return Plan(
-        role="pipelines",
-        index=0,
-        module="server.features.pipelines.main",
-        python=sys.executable,
-        fds=(start.listener_fd,),
-        start=start,
     )

@@ -29,8 +29,7 @@ from benchmarks.peers.figures import (
     write_summary,
 )
 from embedline import __version__
-from embedline.bench.load import Load, Phase
-from embedline.bench.report import Summary
+from embedline.bench.load import Load, Phase, Summary
 from tests.server_e2e.expected import minilm
 
 TOKENIZER = minilm() / "tokenizer.json"

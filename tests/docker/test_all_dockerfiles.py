@@ -11,7 +11,7 @@ import pytest
 
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 from tests.docker.dockerfile import Stage, parse
 from tests.server.settings.cli_runs import Run
 
@@ -33,7 +33,7 @@ FOREIGN = {
     "TORCHINDUCTOR_CACHE_DIR": "torch's",
     "CUDA_CACHE_PATH": "the driver's",
 }
-VARIABLES = {name: flag for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+VARIABLES = {name: flag for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.name)

@@ -9,13 +9,13 @@ import yaml  # type: ignore[import-untyped]
 
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 from server.supervisor.monitor import _DEFAULT_PROMETHEUS_PORT
 from server.supervisor.shutdown import _EXIT_SECONDS
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 SERVERS = ("cpu", "cuda", "tensorrt-llm")
-VARIABLES = {name: flag for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+VARIABLES = {name: flag for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
 _INTERPOLATED = re.compile(r"\$\{(\w+):-([^}]*)\}")  # what compose puts in: a variable, or its default
 
 

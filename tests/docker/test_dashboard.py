@@ -9,8 +9,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS
-from server.metrics.declared import ALL, Declared
+from server.metrics.declared import Declared
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
+from server.metrics.registry import ALL
 from server.metrics.tei import TEI
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docker" / "grafana"

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -16,9 +17,8 @@ from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.writing.error_shapes import openai_error
-from server.features.jobs.http.async_predict import AsyncPredict
-from server.features.jobs.rpc import JobsClient
-from server.features.pipelines.routes import RunPipeline
+from server.features.table import FEATURES
+from server.frontend.parts import Off, Part
 from server.frontend.reporting import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
@@ -223,8 +223,9 @@ class Edge:
         has_documents_in_objects: bool = True,
         url_prefix: str = "",
         compresses: bool = False,
-        jobs: JobsClient | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> None:
+        """Features are off, but for those of which a part is given, by its name."""
         loaded = loaded or ready_state()
         num_models = len(loaded["models"])
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=num_models, num_keys=max(1, len(keys)))
@@ -248,6 +249,7 @@ class Edge:
         )
         are_several = self.admission.are_keys_several
         bodies = BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes, are_keys_several=are_several)
+        self.parts = [parts.get(feature.name) or Off(feature) for feature in FEATURES if feature.frontend]
         self.app = App(
             state=self.state,
             admission=self.admission,
@@ -259,8 +261,8 @@ class Edge:
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
-            passed_on=(AsyncPredict(jobs), RunPipeline(None, bodies)),
-            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key, jobs)),
+            passed_on=[part.passed_on for part in self.parts if part.passed_on is not None],
+            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key, self.parts)),
             url_prefix=url_prefix,
         )
 

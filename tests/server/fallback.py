@@ -1,12 +1,14 @@
 """FastAPI behind the edge, made when it is first called: making it takes as long as twenty requests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
-from server.features.jobs.rpc import JobsClient
+from server.features.table import FEATURES
+from server.frontend.parts import Off, Part
 from server.http.body import Receive, Scope, Send
 from server.http.get_routes import make_app
 from server.requests.models import ServerState
@@ -18,7 +20,7 @@ class Fallback:
     state: ServerState
     needs_key: bool
     metrics_need_a_key: bool
-    jobs: JobsClient | None = None
+    parts: Sequence[Part]
 
     @property
     def routes(self) -> list[BaseRoute]:
@@ -33,7 +35,7 @@ class Fallback:
         return make_app(
             self.state,
             _metrics_text,
-            jobs=self.jobs,
+            features=[part.add_routes for part in self.parts],
             needs_key=self.needs_key,
             metrics_need_a_key=self.metrics_need_a_key,
         )
@@ -42,7 +44,8 @@ class Fallback:
 @cache
 def fallback_routes() -> list[BaseRoute]:
     page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=1)
-    return make_app(ServerState(page), _metrics_text).routes
+    features = [Off(feature).add_routes for feature in FEATURES]
+    return make_app(ServerState(page), _metrics_text, features=features).routes
 
 
 async def _metrics_text() -> str:

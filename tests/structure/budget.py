@@ -21,7 +21,7 @@ from tests.structure.sources import PACKAGES, ROOT, Source, dotted, is_within, s
 # What the core does without: features, by their parts that stand in the core's folders as well.
 FEATURES = (
     *("server.features", "embedline.pipelines", "embedline.ray_serve"),
-    *("embedline.bench", "server.commands.bench"),
+    "embedline.bench",
 )
 # Engines that no computer of the core's users needs, and the tools that make model folders.
 OTHER_GUESTS = ("engine.fused", "engine.tensorrt_llm", "engine.tools")
@@ -31,6 +31,7 @@ REGISTRIES = {
     "server.dialects.table": "dialects",
     "server.features.grpc.methods": "methods of gRPC",
     "server.cli": "commands",
+    "server.features.backfill.sinks": "databases",
     "engine.model.known_code.table": "known code",
     "engine.transformers.heads": "heads",
 }

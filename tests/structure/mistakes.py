@@ -263,8 +263,8 @@ MISTAKES = (
     Mistake(
         "A file outranks the command line",
         "server",
-        "            **_of(server, file.values, given),",
-        "            **_of(server, given, file.values),",
+        "            **_of(flags_of(Settings), file.values, given),",
+        "            **_of(flags_of(Settings), given, file.values),",
         "tests/server/settings",
     ),
     Mistake(

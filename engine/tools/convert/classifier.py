@@ -20,7 +20,8 @@ from engine.model.modules import Chain
 from engine.model.sentence_files import CONFIG, read_modules
 from engine.model.tasks import AnswerScore, Task
 from engine.model.weights import header_of, weight_files
-from engine.tools.convert.conversion import copy_files, new_folder, unfinished
+from engine.store.output_folder import new_folder, unfinished
+from engine.tools.convert.conversion import copy_files
 from engine.tools.convert.plan import copied_files
 from engine.types import ModelError
 

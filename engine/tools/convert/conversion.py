@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.store.output_folder import new_folder, unfinished
 from engine.tools.convert.plan import Plan, Target, plan
 from engine.types import ModelError
 
@@ -100,41 +100,6 @@ class Conversion:
     num_copied: int
     left_out: tuple[str, ...]  # weights that are neither in the new folder nor converted
     without_network: bool  # whether the child was cut off from it
-
-
-def new_folder(out: Path) -> Path:
-    """The absolute path of `out`, which must not exist or be an empty folder. Raises ModelError."""
-    out = out.expanduser().absolute()
-    out = out.resolve() if out.is_symlink() else out
-    if not out.parent.is_dir():
-        raise ModelError(f"{out.parent} is not a folder")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} exists and is not an empty folder, which is not overwritten")
-    return out
-
-
-@contextmanager
-def unfinished(out: Path) -> Iterator[Path]:
-    """An empty folder, which becomes `out` if nothing goes wrong, and else leaves nothing. `out` is of `new_folder`.
-
-    If `out` is there, it may be a volume, which can't be replaced: then it gets the files one by one. Raises ModelError
-    where `out` can't be written.
-    """
-    is_there = out.is_dir()
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out if is_there else out.parent) as scratch:
-            folder = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
-            folder.mkdir()
-            yield folder
-            if not is_there:
-                folder.rename(out)
-                return
-            if [*out.iterdir()] != [Path(scratch)]:
-                raise ModelError(f"{out} is not empty any more: something else writes into it")
-            for entry in sorted(folder.iterdir()):
-                entry.rename(out / entry.name)
-    except OSError as error:
-        raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
 
 
 def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES) -> Conversion:

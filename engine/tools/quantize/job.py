@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from engine.store import copies
-from engine.tools.convert.conversion import new_folder
+from engine.store.output_folder import new_folder
 from engine.tools.quantize import shard
 from engine.tools.quantize.plan import CONFIG, Plan, plan
 from engine.types import ModelError

@@ -19,11 +19,10 @@ from server.features.backfill.errors import BackfillError, RefusedJob
 from server.features.backfill.locations import lies_in
 from server.features.backfill.output import Files, Folder, begin_manifest, files_at, read_manifest
 from server.features.backfill.plan import Plan
-from server.features.backfill.progress import Progress
 from server.features.backfill.servers import Served, Servers, told
 from server.features.backfill.sinks import Sink, check_ids, opened, persistent
 from server.features.backfill.source import Source
-from server.features.backfill.work import Writer, check_whole, work
+from server.features.backfill.work import Progress, Writer, check_whole, work
 
 _PLACES = 4
 _ROWS_OF_A_PLACE = 256

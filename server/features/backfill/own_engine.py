@@ -18,7 +18,6 @@ from server.supervisor.resources import check_memory
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.topology import Topology
-from server.supervisor.watchdog import Watchdog
 from wire.process import begin
 
 Work = Callable[[str], int]  # gets the URL of the server; the exit code
@@ -46,10 +45,7 @@ async def _run(
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
     topology = Topology(settings, models, folder=folder, http=(), uds=port.socket, cache_dir=cache_dir)
-    watchdog = Watchdog(
-        topology.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
-    )
-    supervisor = Supervisor(topology, models, http=[port], limits={}, watchdog=watchdog)
+    supervisor = Supervisor(topology, models, settings, http=[port], limits={})
     port.publish()
     loop = asyncio.get_running_loop()
     result: Future[int] = Future()

@@ -1,27 +1,103 @@
-"""The work of one process: reads, has computed, writes; each shard is committed whole.
+"""The work of one process: reads, has computed, writes, and shows how far it is; each shard is committed whole.
 
 Rows come in any order, and are put back into their shards. Shards are one thread's.
 """
 
 import contextlib
+import json
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedline.progress import LINE_SECONDS, Interval, bar
 from server.features.backfill import parts
 from server.features.backfill.errors import BackfillError
 from server.features.backfill.output import Files, check_manifest
 from server.features.backfill.parts import Content
 from server.features.backfill.plan import Plan
-from server.features.backfill.progress import Progress
 from server.features.backfill.readers import BadText, Rows
 from server.features.backfill.servers import Servers, told
 from server.features.backfill.source import Source
+
+
+class Progress:
+    """How far one process is: a bar on a terminal, else a JSON object a line, every ten seconds and at the end.
+
+    Rows that earlier processes have done count as done, and not for the speed.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        num_done: int,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`num_rows`: all that this worker has to do, those that are done included."""
+        self._stream = sys.stdout if stream is None else stream
+        self._clock = clock
+        self._num_rows, self._num_done, self._num_before = num_rows, num_done, num_done
+        self._num_tokens = self._num_failed = self._num_truncated = 0
+        self._began = clock()
+        self._interval = Interval(LINE_SECONDS, clock)
+        columns = ("MofNCompleteColumn", "BarColumn", "{task.fields[words]}", "TimeRemainingColumn")
+        self._bar = bar(self._stream, *columns)
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.add_task("rows", total=num_rows, completed=num_done, words="")
+
+    def computed(self, num_rows: int, *, num_tokens: int = 0, num_truncated: int = 0) -> None:
+        """So many more rows have their answer."""
+        self._num_done += num_rows
+        self._num_tokens += num_tokens
+        self._num_truncated += num_truncated
+        if self._bar is not None:
+            words = f"{self._speed(self._num_tokens):,.0f} tokens/s"
+            self._bar.update(self._bar.task_ids[0], completed=self._num_done, words=words)
+        elif self._interval.is_over():
+            self._print({"event": "progress", **self.figures()})
+
+    def failed(self, num_rows: int, *, num_unsent: int = 0) -> None:
+        """So many of the rows have no vector. Those that were sent to no engine are done by that."""
+        self._num_failed += num_rows
+        self._num_done += num_unsent
+
+    def end(self, event: str, **more: Any) -> None:
+        """The last line."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._print({"event": event, **self.figures(), **more})
+
+    def figures(self) -> Mapping[str, Any]:
+        """The figures as they are printed."""
+        speed = self._speed(self._num_done - self._num_before)
+        return {
+            "rows": self._num_done,
+            "of": self._num_rows,
+            "failed": self._num_failed,
+            "truncated": self._num_truncated,
+            "tokens": self._num_tokens,
+            "rows_per_second": round(speed, 1),
+            "tokens_per_second": round(self._speed(self._num_tokens), 1),
+            "seconds": round(self._clock() - self._began, 1),
+            "seconds_left": round((self._num_rows - self._num_done) / speed) if speed else None,
+        }
+
+    def _speed(self, count: int) -> float:
+        return count / max(self._clock() - self._began, 1e-9)
+
+    def _print(self, fields: Mapping[str, Any]) -> None:
+        self._stream.write(json.dumps(fields) + "\n")
+        self._stream.flush()
+
 
 _TOO_LARGE = "a number of its row is too large for {}: use --output-dtype float32"
 _MAX_OPEN = 4

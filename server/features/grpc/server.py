@@ -23,6 +23,8 @@ from server.features.grpc import tei_pb2
 from server.features.grpc.calls import Calls, headers_of, refusal
 from server.features.grpc.method import Method
 from server.features.grpc.methods import METHODS, info_method
+from server.frontend.parts import Part, Shared
+from server.frontend.start import FeatureStart
 from server.http.auth import Keys
 from server.http.tls import contents, load
 from server.requests.concurrency import OpenRequest, OpenRequests
@@ -30,6 +32,7 @@ from server.requests.errors import BodyTooSlow, Overloaded, Unauthorized
 from server.requests.models import ServerState
 from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
+from wire.child import StartError
 
 MAX_WATCHERS = 64  # of a frontend: they need no key, and each takes an RPC of those that may be open
 _ROW_KINDS = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
@@ -52,7 +55,7 @@ _PONG_MS = 20_000  # how long it has to answer
 logger = logging.getLogger("embedline.server")
 
 
-class GrpcServer:
+class GrpcServer(Part):
     """Must be made inside the event loop. Call start, then stop, each once."""
 
     def __init__(
@@ -258,3 +261,33 @@ def _read_certificate(certfile: str, keyfile: str | None) -> grpc.ServerCertific
     load(certfile, keyfile)
     chain, *key = contents(certfile, keyfile)
     return grpc.ssl_server_certificate_configuration([(key[0] if key else chain, chain)])
+
+
+def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
+    """What gRPC does in a frontend. Raises StartError."""
+    assert start.port is not None
+    common, certificate = shared.start, None
+    if common.ssl_certfile is not None:
+        try:
+            certificate = server_credentials(common.ssl_certfile, common.ssl_keyfile, copies=common.ssl_copies)
+        except SettingsError as error:  # the supervisor has read it; so it has changed since
+            raise StartError(str(error)) from None
+    calls = Calls(
+        state=shared.state,
+        admission=shared.admission,
+        pipeline=shared.pipeline,
+        bodies=shared.bodies,
+        max_items=common.max_client_batch_size,
+        keys=shared.keys,
+        finished=shared.finished,
+    )
+    return GrpcServer(
+        start.port,
+        calls,
+        state=shared.state,
+        keys=shared.keys,
+        max_message_bytes=common.payload_limit,
+        max_rpcs=common.max_concurrent_requests,
+        max_connections=common.max_connections,
+        credentials=certificate,
+    )

@@ -33,9 +33,6 @@ def remove(
     print(f"removed results, {files} files and {batches} batches; {answer['left']} bytes are left")
 
 
-COMMANDS = {"held": held, "remove": remove}
-
-
 async def _asked(folder: str, what: str, owner: str) -> Fields:
     """Raises SettingsError."""
     try:

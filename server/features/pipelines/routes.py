@@ -3,8 +3,11 @@
 POST is a route in front of FastAPI, which passes the body on as it is.
 """
 
+import hmac
+import socket
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -13,9 +16,14 @@ from server.dialects.route import Answer
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container
 from server.features.pipelines.client import PipelinesClient
+from server.features.pipelines.feature import PIPELINES
 from server.features.pipelines.messages import Run
-from server.http.body import BodyReader
+from server.frontend.parts import Part, Shared
+from server.frontend.start import FeatureStart
+from server.http.auth import Authority, given_keys
+from server.http.body import ASGIApp, BodyReader
 from server.http.headers import read_options
+from server.http.http_server import HttpServer
 from server.http.openapi import error_statuses
 from server.http.request import HeaderList, PassOn, Read
 from server.requests.errors import (
@@ -35,22 +43,66 @@ from server.requests.errors import (
     WrongMethod,
 )
 
-RUN_ROUTE = "/pipelines/{name}"
 _PREFIX = "/pipelines/"
-_NO_PIPELINES = "start the server with --pipelines FILE.py to have this route"
 _JSON, _MSGPACK = b"application/json", b"application/msgpack"
 _MSGPACKS = frozenset({_MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})  # as `accept` takes them
 
 _Schema = dict[str, Any]
 
 
+class PipelinesPart(Part):
+    """Passes runs on to the pipelines process. The requests of their steps come in at a server of their own, which
+    stops last: the runs that are open need it."""
+
+    def __init__(self, client: PipelinesClient, bodies: BodyReader, listener: socket.socket) -> None:
+        self.passed_on = RunPipeline(client, bodies)
+        self._client = client
+        self._listener = listener
+        self._steps: HttpServer | None = None
+
+    def add_routes(self, app: FastAPI) -> None:
+        add_pipeline_routes(app, self._client)
+
+    async def open(self, app: ASGIApp) -> None:
+        self._client.open()
+        self._steps = HttpServer(app, [self._listener])
+        await self._steps.start()
+
+    async def stop_last(self, seconds: float) -> None:
+        if self._steps is not None:
+            await self._steps.stop(seconds)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def make_part(start: FeatureStart, shared: Shared) -> PipelinesPart:
+    """What pipelines do in a frontend."""
+    assert start.process is not None
+    shared.keys.let_act(acting(start.process.secret))
+    client = PipelinesClient(start.process.path)
+    return PipelinesPart(client, shared.bodies, socket.socket(fileno=start.process.listener_fd))
+
+
+def acting(secret: str) -> Authority:
+    """Requests of steps have the secret, a dot and the owner in place of a key: that of the run's request."""
+    expected = secret.encode()
+
+    def owner(headers: Mapping[bytes, bytes]) -> bytes | None:
+        for given, dot, owner in (key.partition(b".") for key in given_keys(headers)):
+            if dot and hmac.compare_digest(given, expected):
+                return owner
+        return None
+
+    return owner
+
+
 class RunPipeline:
     """POST /pipelines/{name}."""
 
-    route = RUN_ROUTE
+    route = PIPELINES.passed_on
 
-    def __init__(self, pipelines: PipelinesClient | None, bodies: BodyReader) -> None:
-        """Without `pipelines` every request is answered with how to have them."""
+    def __init__(self, pipelines: PipelinesClient, bodies: BodyReader) -> None:
         self._pipelines = pipelines
         self._bodies = bodies
 
@@ -62,8 +114,6 @@ class RunPipeline:
 
     async def _answer(self, name: str, read: Read, headers: HeaderList, owner: str) -> Answer:
         """Raises RequestError."""
-        if self._pipelines is None:
-            raise NoSuchRoute(_NO_PIPELINES)
         by_name = dict(headers)
         options = read_options(by_name)
         is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
@@ -77,30 +127,24 @@ class RunPipeline:
         return Answer(200, [(b"content-type", _MSGPACK if answers_msgpack else _JSON)], body)
 
 
-def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None) -> None:
-    """Without `pipelines` each of them answers how to have them."""
+def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None = None) -> None:
+    """With what the OpenAPI page says of each. Without `pipelines` they stand there for the page alone."""
 
     async def listing() -> Response:
-        try:
-            if pipelines is None:
-                raise NoSuchRoute(_NO_PIPELINES)
-            body = msgspec.json.encode({"pipelines": await pipelines.listing()})
-        except RequestError as error:
-            refused = openai_error(error)
-            headers = {name.decode(): value.decode() for name, value in refused.headers}
-            return Response(bytes(refused.body), status_code=refused.status, headers=headers)
+        body = msgspec.json.encode({"pipelines": await cast(PipelinesClient, pipelines).listing()})
         return Response(body, media_type="application/json")
 
     async def unreached(request: Request) -> Response:
         """It is answered in front of FastAPI, and stands here for the OpenAPI page."""
         raise AssertionError
 
+    of_listing, of_run = PIPELINES.routes.values()
     app.add_api_route(
-        "/pipelines", listing, methods=["GET"], summary="The pipelines of --pipelines, with their schemas",
+        "/pipelines", listing, methods=["GET"], summary=of_listing,
         operation_id="get_pipelines", openapi_extra={"responses": _responses(NoSuchRoute)},
     )  # fmt: skip
     app.add_api_route(
-        RUN_ROUTE, unreached, methods=["POST"], summary="Run a pipeline; GET /pipelines has the schema of its body",
+        PIPELINES.passed_on, unreached, methods=["POST"], summary=of_run,
         operation_id="post_pipelines_name", openapi_extra=_run_operation(),
     )  # fmt: skip
 

@@ -17,11 +17,11 @@ from typing import Any
 from embedline.client.preference import CancellationToken
 from server.features.backfill.errors import BackfillError, Stopped
 from server.features.backfill.job import Job, Options
-from server.features.backfill.progress import Progress
 from server.features.backfill.servers import Served
+from server.features.backfill.work import Progress
+from server.features.ray.actors import PROBLEM
 from server.features.ray.serving import arguments, check_version
 from server.features.ray.settings import RayConfig
-from server.features.ray.worker import PROBLEM
 
 _SAY_SECONDS = 60.0
 _POLL_SECONDS = 1.0
@@ -70,10 +70,9 @@ class Workers:
         import ray
         from ray import cloudpickle
 
-        from server.features.ray import child, worker
+        from server.features.ray import actors
 
-        for module in (child, worker):  # Ray's processes can't import them yet
-            cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(actors)  # Ray's processes can't import it yet
         self._settings, self._token = config.ray, token
         self._asked: dict[Any, tuple[Any, Sequence[int]]] = {}  # workers by Ray's words for their answers to come
         self._ready: list[Any] = []
@@ -84,7 +83,7 @@ class Workers:
             num_gpus=self._settings.num_gpus,
             max_restarts=-1,
             max_task_retries=_MAX_DEATHS - 1,
-        )(worker.Worker)
+        )(actors.Worker)
         for number in range(self.size):
             place = {"resume": True, "worker": (number + 1, self.size + 1)}  # 0 of 1 is this process
             given = dataclasses.asdict(options) | place

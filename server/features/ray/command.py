@@ -1,7 +1,6 @@
 """`embedline ray`: its commands and their arguments."""
 
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -27,6 +26,3 @@ def manifest(config: _Config, image: _Image, name: _Name = "embedline") -> None:
     from server.features.ray.settings import read_ray
 
     print(written(read_ray(config), image=image, name=name), end="")
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "manifest": manifest}

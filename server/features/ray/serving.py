@@ -91,13 +91,12 @@ def application(config: RayConfig) -> Any:
     from ray import cloudpickle, serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
-    from server.features.ray import child, replica
+    from server.features.ray import actors
 
-    for module in (child, replica):  # Ray's processes can't import them
-        cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(actors)  # Ray's processes can't import it
     settings = config.ray
     deployment = serve.deployment(
-        serve.ingress()(replica.Replica),
+        serve.ingress()(actors.Replica),
         name=APPLICATION,
         max_queued_requests=settings.max_queued_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=settings.retry_after_seconds),
@@ -111,7 +110,7 @@ def application(config: RayConfig) -> Any:
             downscale_delay_s=settings.downscale_delay_seconds,
             look_back_period_s=_LOOK_BACK_SECONDS,
             policy=AutoscalingPolicy(
-                policy_function=replica.QueuedTokens, policy_kwargs={"target_tokens": settings.target_tokens}
+                policy_function=actors.QueuedTokens, policy_kwargs={"target_tokens": settings.target_tokens}
             ),
         ),
     )

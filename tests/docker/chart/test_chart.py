@@ -23,7 +23,7 @@ from server.http.auth import HEALTH_PATHS
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import settings_from
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 from tests.docker.chart.crd_schemas import SCHEMAS
 from tests.docker.test_dashboard import check
 
@@ -176,7 +176,7 @@ def test_the_server_reads_the_configuration(name: str, ours: dict[str, Manifests
 
 
 def test_variables_are_flags(ours: dict[str, Manifests]) -> None:
-    known = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    known = {name for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
     used = {one["name"] for manifests in ours.values() for one in container(manifests)["env"]}
     assert used <= known
     assert {"EMBEDLINE_API_KEY_FILE", "EMBEDLINE_JOBS_REDIS", "HF_TOKEN"} <= used

@@ -17,14 +17,14 @@ import yaml  # type: ignore[import-untyped]
 from server.http.auth import HEALTH_PATHS
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import server_flags
 from tests.docker.sky.task_schema import TASK
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".clients" / "sky" / "bin" / "python"
 PATHS = {path.stem: path for path in sorted((ROOT / "deploy" / "sky").glob("*.yaml"))}
 TASKS: dict[str, Any] = {name: yaml.safe_load(path.read_text()) for name, path in PATHS.items()}
-FLAGS = [flag for kind in (Settings, ModelSettings) for flag in flags_of(kind)]
+FLAGS = [flag for flag in (*server_flags(), *flags_of(ModelSettings))]
 PRINTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 MISSPELT = [
     ("service", ("service", "replica_policy"), "min_replica"),

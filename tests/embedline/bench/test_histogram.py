@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from embedline.bench.report import buckets, render_histogram
+from embedline.bench.run import buckets, render_histogram
 
 
 @example([999999.9999999999])

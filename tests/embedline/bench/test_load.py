@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from embedline.bench.connection import ConnectionLost
-from embedline.bench.load import NOT_SENT, Generator, Load, Phase
+from embedline.bench.load import NOT_SENT, Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Target
-from embedline.bench.report import Summary, summarize
 from embedline.bench.requests import Request, post
 from tests.embedline.bench.scripted import Server, answer, scripted
 

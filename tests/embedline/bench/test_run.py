@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from embedline.bench import progress
 from embedline.bench.load import Load, Phase
 from embedline.bench.options import Options, OptionsError
-from embedline.bench.run import run
+from embedline.bench.run import _Display, _shown, run
 from tests.embedline.bench.scripted import Server, answer, scripted
 from tests.server_e2e.running import PATIENCE
 
@@ -105,10 +105,14 @@ def test_a_file_that_can_not_be_written_is_found_before_the_run(server: Server, 
 
 
 @pytest.mark.asyncio
-async def test_the_bar_is_drawn_while_a_phase_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = progress.Bar()
+async def test_the_bar_is_drawn_while_a_phase_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = _Display()
     try:
-        async with progress.shown(bar, "load", Phase(Load(concurrency=1, seconds=1.0))):
+        async with _shown(bar, "load", Phase(Load(concurrency=1, seconds=1.0))):
             await asyncio.sleep(0)
     finally:
         bar.close()

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from embedline.bench.load import Load, Phase, Sample
-from embedline.bench.report import percentile, summarize
+from embedline.bench.load import Load, Phase, Sample, percentile, summarize
 
 
 @pytest.mark.parametrize(

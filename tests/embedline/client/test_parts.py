@@ -1,6 +1,5 @@
-"""Small parts: base URLs, progress, names that load when they are used."""
+"""Small parts: base URLs, names that load when they are used."""
 
-import io
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from embedline.client.base_url import read_base_url
 from embedline.client.connection import Connection, Lookup
 from embedline.client.failure import Kind
 from embedline.client.pool import ConnectionPool
-from embedline.client.progress import Progress
 from tests.server_e2e.running import PATIENCE
 
 
@@ -104,36 +102,6 @@ def test_the_handler_of_a_signal_may_cancel_whatever_its_thread_is_at(part: str)
     thread.start()
     thread.join(PATIENCE)
     assert not thread.is_alive()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_on_a_terminal_is_one_line() -> None:
-    times = iter([0.0, 1.0, 1.1, 2.0, 2.0])
-    stream = Terminal()
-    with Progress(1000, stream=stream, clock=lambda: next(times)) as progress:
-        progress.add(250)
-        progress.add(250)  # too soon
-        progress.add(250)
-    lines = stream.getvalue().replace("\x1b[K", "").split("\r")
-    assert lines == [
-        "",
-        "250 of 1,000 inputs, 250/s, 3 s left",
-        "750 of 1,000 inputs, 375/s, 1 s left",
-        "750 of 1,000 inputs, 375/s, 1 s left\n",
-    ]
-
-
-def test_progress_in_a_file_is_a_line_now_and_then() -> None:
-    times = iter([0.0, 5.0, 11.0, 12.0])
-    stream = io.StringIO()
-    with Progress(None, stream=stream, clock=lambda: next(times)) as progress:
-        progress.add(1)
-        progress.add(10)
-    assert stream.getvalue() == "11 inputs, 1/s\n11 inputs, 1/s\n"
 
 
 def test_the_clients_names_are_loaded_when_they_are_used() -> None:

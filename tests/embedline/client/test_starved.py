@@ -89,7 +89,7 @@ def test_a_call_that_a_broken_stderr_ends_leaves_nothing_in_flight(monkeypatch: 
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    monkeypatch.setattr("embedline.client.progress._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("embedline.progress.LINE_SECONDS", 0.0)
     all_in_flight, never = threading.Event(), threading.Event()
 
     def script(seen: Seen) -> Sequence[Step]:

@@ -3,7 +3,7 @@
 import io
 import json
 
-from server.features.backfill.progress import Progress
+from server.features.backfill.work import Progress
 
 
 class Terminal(io.StringIO):

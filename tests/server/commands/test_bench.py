@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import typer
 from typer.main import get_command
 
 from embedline.bench.options import Options
-from server.commands import bench as bench_command
+from server import cli
+from server.features.bench import command as bench_command
 
 
 @pytest.fixture
@@ -27,10 +29,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
 
 def call(*arguments: str) -> int | str | None:
     """The exit code."""
-    app = typer.Typer(add_completion=False)
-    app.command()(bench_command.bench)
-    with pytest.raises(SystemExit) as caught:
-        app(list(arguments), standalone_mode=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["embedline", "bench", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
     return caught.value.code
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from safetensors.torch import load_file
 
 from engine.model import model_folder
 from engine.tools.convert.conversion import Conversion, Converted
-from server.commands import model_copies as convert_command
+from server import cli
+from server.features.convert import command as convert_command
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.tools.convert.pickles import Touch, pickled, small
@@ -78,9 +80,8 @@ def test_a_process_that_could_reach_the_network_is_told_of(
     converted = Converted("model", ("model.safetensors",), 3, 3 << 20)
     done = Conversion(tmp_path / "out", (converted,), 2, ("training_args.bin",), without_network=False)
     monkeypatch.setattr("engine.tools.convert.conversion.convert", lambda *_: done)
-    settings = Settings(models=(ModelSettings(model_id=str(tmp_path)),))
 
-    assert convert_command.convert(settings, str(tmp_path / "out")) == 0
+    convert_command.convert(str(tmp_path), str(tmp_path / "out"))
 
     captured = capsys.readouterr()
     assert re.fullmatch(r"embedline: [^\n]+could reach the network[^\n]+\n", captured.err)
@@ -92,12 +93,54 @@ def test_a_process_that_could_reach_the_network_is_told_of(
     ]
 
 
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["embedline", "convert", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize(("flags", "makes"), [((), "_without_pickles"), (("--as-classifier",), "_classifier")])
+def test_arguments_and_flags(
+    flags: tuple[str, ...],
+    makes: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[tuple[Settings, Path]] = []
+
+    def make(*given: Any) -> list[str]:
+        asked.append(given)
+        return ["made"]
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(convert_command, makes, make)
+    assert not exit_code(monkeypatch, "a/model", str(out), *flags, "--revision", "v1", "--hf-token", "hf")
+    assert capsys.readouterr().out == "made\n"
+    assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), out)]
+    assert exit_code(monkeypatch, "a/model") == 2
+    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_out_is_checked_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engine.store.model_source.resolve", lambda *_, **__: pytest.fail("fetched"))
+    (tmp_path / "mine").touch()
+    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
+    assert "is not overwritten" in capsys.readouterr().err
+
+
 SENT_TO_ITSELF = """
 import os, signal
-from server.commands import model_copies as convert_command
+from server.commands.model_copies import clean_exit_on_sigterm
 before = signal.getsignal(signal.SIGTERM)
 try:
-    with convert_command.clean_exit_on_sigterm():
+    with clean_exit_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
 except SystemExit as ended:
     print(ended.code, signal.getsignal(signal.SIGTERM) is before)

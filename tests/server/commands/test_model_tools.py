@@ -1,4 +1,4 @@
-"""What `embedline convert` and `embedline quantize` have in common: arguments, flags, and where OUT may be."""
+"""What `embedline quantize` takes: arguments, flags, and where OUT may be."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from server.commands import model_copies
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
-COMMANDS = ["convert", "quantize"]
+COMMANDS = ["quantize"]
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
@@ -37,18 +37,6 @@ def test_arguments_and_flags(command: str, monkeypatch: pytest.MonkeyPatch, caps
     assert exit_code(monkeypatch, command, "a/model") == 2
     assert exit_code(monkeypatch, command, "a/model", "out", "--port", "1") == 2
     assert "--port" in capsys.readouterr().err
-
-
-def test_convert_to_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def run(settings: Settings, out: str) -> int:
-        asked.append(out)
-        return 0
-
-    monkeypatch.setattr("server.commands.model_copies.convert_to_classifier", run)
-    assert exit_code(monkeypatch, "convert", "a/model", "out", "--as-classifier") == 0
-    assert asked == ["out"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,7 +11,6 @@ import pytest
 
 from engine.tools.quantize.job import Done
 from server.commands import model_copies as quantize_command
-from server.commands.progress import lines, shown
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
@@ -78,22 +77,3 @@ def test_tensors_that_lost_more_are_told_of(
     assert captured.out.splitlines()[1:3] == ["  a: 3.12 %", "  b: 2.00 %"]
     assert captured.err.startswith("embedline: 1 of them lost more than 3 %")
     assert captured.err.count("\n") == 1
-
-
-def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    times = iter([0.0, 5.0, 12.0, 12.0, 20.0, 22.0, 22.0])
-    report = lines("quantizing", lambda: next(times))
-    for num_done in (10, 20, 30, 40):
-        report(num_done, 40)
-    assert capsys.readouterr().err == "embedline: quantizing: 50 %\nembedline: quantizing: 100 %\n"
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with shown("quantizing") as report:
-        report(3 << 20, 6 << 20)
-        report(6 << 20, 6 << 20)
-    assert re.search(r"quantizing.+6\.3/6\.3 MB", capsys.readouterr().err)

@@ -19,8 +19,8 @@ from engine.machine import cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
 from server import cli
-from server.features.verify import command as verify_command
-from server.features.verify.command import verify
+from server.features.verify import comparison as verify_command
+from server.features.verify.comparison import verify
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

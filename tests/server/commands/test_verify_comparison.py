@@ -25,9 +25,9 @@ from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
 from engine.model.tasks import Task
 from engine.types import ModelError
-from server.features.verify import command
+from server.features.verify import comparison
 from server.features.verify import library as references
-from server.features.verify.command import verify
+from server.features.verify.comparison import verify
 from server.features.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -42,7 +42,7 @@ from tests.tiers import full
 
 @pytest.fixture(autouse=True)
 def no_gpu_and_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setattr(comparison, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -205,8 +205,8 @@ def test_words_of_the_models_own_code_are_not_verified(
 def test_scores_are_compared_over_all_texts() -> None:
     """One score a text has no direction of its own, so all of a label's are one row."""
     scores = np.array([[1.0], [2.0], [3.0]], np.float32)
-    assert command._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
-    assert command._cosines(scores.T, scores[::-1].T) < 0.9
+    assert comparison._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
+    assert comparison._cosines(scores.T, scores[::-1].T) < 0.9
 
 
 def test_what_has_no_reference(tiny: Path) -> None:

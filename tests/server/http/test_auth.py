@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
+from server.features.jobs.http.routes import acting
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import files
@@ -199,15 +200,16 @@ def test_a_pipe_of_keys_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.holds("API keys")
 def test_a_request_that_was_kept_stays_with_its_key_when_keys_are_numbered_anew() -> None:
-    before = Keys(api_keys(("gone", "stays"), None), metrics_need_a_key=False, jobs_secret="secret")
-    after = Keys(api_keys(("stays",), None), metrics_need_a_key=False, jobs_secret="secret")
+    before = Keys(api_keys(("gone", "stays"), None), metrics_need_a_key=False)
+    after = Keys(api_keys(("stays",), None), metrics_need_a_key=False)
+    after.let_act(acting("secret"))
     gone, stays = before.owner("key-1"), before.owner("key-2")
 
     assert after.owner("key-1") == stays
-    acting = {b"x-embedline-jobs": b"secret"}
-    assert after.check("POST", "/embed", {**acting, b"x-embedline-owner": stays.encode()}) == "key-1"
+    sent = {b"x-embedline-jobs": b"secret"}
+    assert after.check("POST", "/embed", {**sent, b"x-embedline-owner": stays.encode()}) == "key-1"
     with pytest.raises(Unauthorized):
-        after.check("POST", "/embed", {**acting, b"x-embedline-owner": gone.encode()})
+        after.check("POST", "/embed", {**sent, b"x-embedline-owner": gone.encode()})
 
 
 def test_a_key_of_a_file_that_is_changed_under_its_name_keeps_its_requests(tmp_path: Path) -> None:

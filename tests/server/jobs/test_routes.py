@@ -15,9 +15,9 @@ from server.features.jobs.batches.batches import BatchProblem
 from server.features.jobs.calls import Documents
 from server.features.jobs.disk import read_at
 from server.features.jobs.http.batch_routes import in_pieces
+from server.features.jobs.http.routes import JobsPart
 from server.http.app import HeldSend
 from server.http.body import Message
-from server.http.get_routes import make_app
 from server.requests.row_memory import Room
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call
@@ -40,16 +40,11 @@ class Asked:
 
 @asynccontextmanager
 async def routes(folder: Path) -> AsyncIterator[Asked]:
-    async def metrics() -> str:
-        return ""
-
     async with (
         opened(folder, FakeServer()) as place,
         connected(folder, Documents(place.files, place.batches).handlers()) as client,
     ):
-        edge = Edge()
-        edge.app._fallback = make_app(edge.state, metrics, jobs=client)
-        yield Asked(edge, place)
+        yield Asked(Edge(parts={"jobs": JobsPart(client)}), place)
 
 
 LIMITS = ("0", "101", "-1", "+1", "01", "0" * 8 + "1999999", "0" * 8 + "9" * 5000, "1.5", "1e1", "", " 1", "1_0")

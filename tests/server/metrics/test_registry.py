@@ -14,9 +14,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.metrics import registry as registry_module
-from server.metrics.declared import ALL, FOR_TEI
+from server.metrics.declared import FOR_TEI
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES, ModelGauges, ProcessGauges, ProcessState, ServerGauges
-from server.metrics.registry import PAGES_AT_ONCE, Registry
+from server.metrics.registry import ALL, PAGES_AT_ONCE, Registry
 from server.metrics.tei import TEI
 from server.requests.load import expected_wait
 from tests.structure.sources import sources

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import Any
 
-from server.features.ray.replica import Forward
+from server.features.ray.actors import Forward
 
 _ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 

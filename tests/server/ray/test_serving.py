@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.features.ray import serving
-from server.features.ray.replica import QueuedTokens
+from server.features.ray.actors import QueuedTokens
 from server.features.ray.settings import RayConfig, read_ray
 from server.settings.flag import SettingsError
 

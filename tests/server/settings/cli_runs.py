@@ -7,9 +7,9 @@ import pytest
 from server import cli
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import Settings, server_flags
 
-FLAGS = [*flags_of(Settings), *flags_of(ModelSettings)]
+FLAGS = [*server_flags(), *flags_of(ModelSettings)]
 
 
 VARIABLES = [variable for flag in FLAGS for variable in flag.variables]

@@ -2,10 +2,10 @@
 
 import textwrap
 
-from server.settings.flag import GROUPS, PREFIX, Flag, flags_of
+from server.settings.flag import PREFIX, Flag, flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import CONFIG
-from server.settings.settings import Settings
+from server.settings.settings import GROUPS, server_flags
 
 _WIDTH = 120
 _HEAD = f"""# Flags
@@ -53,7 +53,7 @@ max-batch-tokens = 4096
 def page() -> str:
     """Markdown."""
     of_model = {flag.name for flag in flags_of(ModelSettings)}
-    flags = [*flags_of(ModelSettings), *flags_of(Settings)]
+    flags = [*flags_of(ModelSettings), *server_flags()]
     sections = []
     for group in GROUPS:
         entries = [_entry(flag, flag.name in of_model) for flag in flags if flag.group == group]

@@ -121,7 +121,7 @@ def test_verify_takes_the_flags_that_change_rows(
         asked.append((settings, as_json))
         return 1
 
-    monkeypatch.setattr("server.features.verify.command.verify", verify)
+    monkeypatch.setattr("server.features.verify.comparison.verify", verify)
     monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
     monkeypatch.setenv("EMBEDLINE_DEVICES", "cuda:1")
 

@@ -4,16 +4,26 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from embedline import __version__
 from server import cli
-from server.settings.flag import GROUPS
+from server.feature import Command, Feature, Group
+from server.settings.flag import SettingsError
+from server.settings.settings import GROUPS
 from tests.server.settings.cli_runs import FLAGS, Run
 from tests.server_e2e.running import ROOT
 
+PLANTED = Feature(
+    name="planted",
+    commands={
+        "measure": Command(function=f"{__name__}:measure", flags=("revision",), is_of_model=True, before="doctor"),
+        "many": Group(help="Several.", functions={"first": f"{__name__}:first"}),
+    },
+)
 COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
 
 
@@ -80,3 +90,31 @@ def test_help_of_the_real_command_names_every_flag_in_full() -> None:
     assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Options", *GROUPS]
     names = {name for flag in FLAGS for name in flag.spellings}
     assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()
+
+
+def measure(out: str, **words: Any) -> None:
+    """Say what was given."""
+    print(out, {name: word for name, word in words.items() if word is not None})
+
+
+def first() -> None:
+    """Be refused."""
+    raise SettingsError("it can't\nbe done")
+
+
+def test_a_features_commands_are_those_of_embedline(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.features.table.FEATURES", (PLANTED,))
+    assert not run.exit_code("--help")
+    listed = re.findall(r"^  (\w+)  ", capsys.readouterr().out.partition("Commands:")[2], re.MULTILINE)
+    assert (listed[listed.index("doctor") - 1], listed[-1]) == ("measure", "many")
+
+    assert not run.exit_code("measure", "here", "--revision", "v1", "--task", "embed")
+    assert capsys.readouterr().out == "here {'revision': ['v1'], 'task': 'embed'}\n"
+    assert run.exit_code("measure", "here", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+    assert run.exit_code("many", "first") == 2
+    assert capsys.readouterr().err == "embedline: it can't be done\n"
+    assert not run.exit_code("many", "--help")
+    assert "Several." in capsys.readouterr().out

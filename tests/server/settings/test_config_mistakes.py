@@ -17,7 +17,7 @@ from server import cli
 from server.commands.serve import prepare
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import Settings, server_flags
 from server.supervisor import model_plan
 from tests.server_e2e.expected import minilm
 
@@ -29,7 +29,7 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         raise AssertionError("nothing was found wrong")
 
     monkeypatch.setattr("server.commands.serve.serve", stop_before_the_start)
-    for flag in [*flags_of(Settings), *flags_of(ModelSettings)]:
+    for flag in [*server_flags(), *flags_of(ModelSettings)]:
         for variable in flag.variables:
             monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from server.features.jobs.feature import JobsFlags
 from server.settings.flag import SettingsError
 from server.settings.precedence import of_platform, settings_from
 from tests.server.settings.cli_runs import Run
@@ -158,7 +159,7 @@ def test_names_that_other_programs_use_are_not_read(run: Run, monkeypatch: pytes
 
     settings = run.settings()
 
-    assert (settings.jobs, settings.models[0].engine, settings.models[0].devices) == (None, "auto", "cpu")
+    assert (settings.of(JobsFlags).jobs, settings.models[0].engine, settings.models[0].devices) == (None, "auto", "cpu")
     assert settings.variables == ("MODEL_ID", "EMBEDLINE_DEVICES")
     assert set(settings.variables_passed_over) == {"JOBS", "ENGINE"}
     assert "MODEL_ID" not in run.settings("--model-id", "c/d").variables  # the command line outranks it

@@ -9,13 +9,14 @@ import pytest
 
 from engine.machine import cores
 from engine.machine.cores import Cores
-from server.settings import http_flags
-from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
+from server.features.grpc import feature
+from server.features.jobs.feature import JobsFlags
+from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import FEATURE_FLAGS, GROUPS, Settings
 
 FLAGS: dict[str, tuple[type, Flag]] = {
-    flag.name: (settings, flag) for settings in (Settings, ModelSettings) for flag in flags_of(settings)
+    flag.name: (settings, flag) for settings in (Settings, ModelSettings, *FEATURE_FLAGS) for flag in flags_of(settings)
 }
 BOUNDED = [name for name, (_, flag) in FLAGS.items() if flag.least is not None]
 
@@ -121,9 +122,9 @@ def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
 @pytest.mark.holds("gRPC")
 @pytest.mark.parametrize("missing", ["grpc", "grpc_health", "grpc_reflection"])
 def test_without_the_packages_of_the_extra_there_is_no_grpc(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_flags, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(feature, "find_spec", lambda name: None if name == missing else find_spec(name))
     assert "pip install 'embedline[grpc]'" in refusal(grpc_port=0)
-    assert Settings().grpc_port is None  # nobody else needs them
+    assert not Settings().features_on()  # nobody else needs them
 
 
 def test_each_flag_says_how_to_choose_it() -> None:
@@ -151,4 +152,4 @@ def test_a_place_of_jobs_that_cannot_be_is_refused(settings: dict[str, Any], wor
 
 
 def test_the_url_of_redis_is_not_shown() -> None:
-    assert "hunter2" not in repr(Settings(jobs="/jobs", jobs_redis="redis://:hunter2@a"))
+    assert "hunter2" not in repr(Settings(features=(JobsFlags(jobs="/jobs", jobs_redis="redis://:hunter2@a"),)))

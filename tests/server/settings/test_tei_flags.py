@@ -14,7 +14,7 @@ from engine.types import ModelError
 from server import cli
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
-from server.settings.settings import Settings
+from server.settings.settings import Settings, server_flags
 from server.settings.tei_flags import check_dense_path, warn_of_flags_without_effect
 from tests.engine.folder_files import write
 
@@ -79,7 +79,7 @@ NOT_READ = {"HOSTNAME"}
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    variables = {name for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
     for variable in (*variables, "EMBEDLINE_CONFIG"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -121,7 +121,7 @@ def test_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str, word: str, n
 
 @pytest.mark.holds("Containers")
 def test_every_flags_variable_is_read() -> None:
-    read = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    read = {name for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
     theirs = {words[0].partition("=")[0] for words, _, _ in FORMS if words[0].startswith("--")}
     assert {name[2:].replace("-", "_").upper() for name in theirs} - read == NOT_READ
 
@@ -141,7 +141,7 @@ def test_what_has_no_effect_is_said_and_its_value_is_not(caplog: pytest.LogCaptu
         warn_of_flags_without_effect(given)
 
     said = [record.getMessage() for record in caplog.records]
-    without = [flag.long_name for flag in flags_of(Settings) if flag.group == "Without effect"]
+    without = [flag.long_name for flag in server_flags() if flag.group == "Without effect"]
     assert [line.partition(" has no effect here: ")[0] for line in said] == without
     assert "secret" not in " ".join(said)
 

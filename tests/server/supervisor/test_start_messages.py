@@ -10,7 +10,7 @@ from engine.machine.cuda_driver import Gpu
 from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
 from server.features.jobs.messages import JobsStart
-from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
+from server.frontend.start import FeatureStart, FrontendStart, ProcessAddress
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
@@ -28,7 +28,7 @@ TOKENIZER = TokenizerStart(
 )
 FRONTEND = FrontendStart(
     listener_fds=[3, 5],
-    grpc_address="127.0.0.1:9090",
+    features=[FeatureStart("jobs", ProcessAddress("/j", "secret", 6)), FeatureStart("gRPC", port="127.0.0.1:9090")],
     page_fd=4,
     tokenizer_paths=["/t"],
     tokenizer=TOKENIZER,
@@ -59,8 +59,6 @@ FRONTEND = FrontendStart(
     ssl_copies=[8],
     request_log="off",
     request_log_sample_rate=0.5,
-    jobs=JobsAddress("/j", "secret"),
-    pipelines=PipelinesAddress("/p", "secret", 6),
 )
 JOBS = JobsStart(
     listener_fd=3,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from server.features.pipelines.feature import PipelinesFlags
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan, SpawnError
@@ -14,7 +15,6 @@ from server.supervisor.model_plan import plan_models
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Restarts, Supervisor
 from server.supervisor.topology import Topology
-from server.supervisor.watchdog import Watchdog
 from tests.server_e2e.running import PATIENCE
 from wire.control import Json
 
@@ -36,13 +36,12 @@ class Fallen:
         self.started: list[str] = []
         monkeypatch.setattr(ChildProcess, "start", lambda child: self._start(child))
         model_settings = (ModelSettings(engine="fake", devices=",".join(devices)),)
-        settings = Settings(models=model_settings, pipelines=pipelines)
+        settings = Settings(models=model_settings, features=(PipelinesFlags(pipelines=pipelines),))
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:
             topology = Topology(settings, models, folder=folder, http=[http])
-        watchdog = Watchdog(topology.page, heartbeat_timeout=10, batch_timeout=60)
         listeners = Listeners([http], kept_elsewhere=True)
-        self.supervisor = Supervisor(topology, models, http=[listeners], limits={}, watchdog=watchdog)
+        self.supervisor = Supervisor(topology, models, settings, http=[listeners], limits={})
         self.children = {child.plan.title: child for child in self.supervisor._children}
 
     async def _start(self, child: ChildProcess) -> None:

@@ -13,16 +13,19 @@ from engine.machine import cores, cuda_driver
 from engine.machine.cores import Cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.store.model_source import resolve
+from server.features.jobs.feature import JobsFlags
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan
 from server.supervisor.listeners import bind
 from server.supervisor.model_plan import plan_models
-from server.supervisor.readiness import ROLES, Readiness
+from server.supervisor.readiness import Readiness
 from server.supervisor.resources import cpu_threads
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.topology import Topology
+
+JOBS = (JobsFlags(jobs="/jobs"),)
 
 
 def settings(*models: ModelSettings, **others: Any) -> Settings:
@@ -321,7 +324,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
 
 
 @pytest.mark.holds("Readiness")
-@pytest.mark.parametrize("role", [role for role in ROLES if role not in ("jobs", "pipelines")])
+@pytest.mark.parametrize("role", ["engine", "tokenizer", "batch manager", "frontend"])
 def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
     """One of a kind is enough."""
     chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)
@@ -345,29 +348,27 @@ def test_without_jobs_there_is_no_process_of_that_kind(folder: SocketFolder) -> 
         plans = topology_of(settings(), folder, http).plans()
 
     assert not by_role(plans, "jobs")
-    assert all(frontend.start.jobs is None for frontend in by_role(plans, "frontend"))
+    assert all(frontend.start.features == [] for frontend in by_role(plans, "frontend"))
 
 
 def test_frontends_and_the_jobs_process_reach_each_other(folder: SocketFolder) -> None:
     with bind("127.0.0.1", 0, "--port") as http:
-        plans = topology_of(settings(jobs="/jobs", frontends=2, max_concurrent_requests=20), folder, http).plans()
+        plans = topology_of(settings(features=JOBS, frontends=2, max_concurrent_requests=20), folder, http).plans()
         (jobs,) = by_role(plans, "jobs")
-        inherited = [socket.socket(fileno=os.dup(fd)) for fd in by_role(plans, "frontend")[0].start.listener_fds]
-        names = [one.getsockname() for one in inherited]
-        for one in inherited:
-            one.close()
+        starts = [frontend.start.features[0] for frontend in by_role(plans, "frontend")]
+        with socket.socket(fileno=os.dup(starts[0].process.listener_fd)) as inherited:
+            assert inherited.getsockname() == jobs.start.http_path
 
-    for frontend in by_role(plans, "frontend"):
-        assert frontend.start.jobs.secret == jobs.start.secret
-        assert set(frontend.start.listener_fds) <= set(frontend.fds)
-    assert jobs.start.http_path in names
+    for frontend, start in zip(by_role(plans, "frontend"), starts, strict=True):
+        assert (start.name, start.process.secret) == ("jobs", jobs.start.secret)
+        assert start.process.listener_fd in frontend.fds
     assert jobs.start.max_in_flight == 5  # a quarter, so that nobody who waits finds all places taken
     assert (jobs.start.folder, jobs.start.waits_for_folder) == ("/jobs", False)
 
 
 def without_jobs(folder: SocketFolder, *, takeover: bool) -> tuple[Readiness, FakeChild]:
     """A server whose other processes are ready, and its jobs process."""
-    chosen = settings(jobs="/jobs", takeover=takeover)
+    chosen = settings(features=JOBS, takeover=takeover)
     with bind("127.0.0.1", 0, "--port") as http:
         topology = topology_of(chosen, folder, http)
         children = [FakeChild(plan) for plan in topology.plans()]

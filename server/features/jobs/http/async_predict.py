@@ -24,7 +24,6 @@ from server.requests.errors import (
     EngineFailed,
     InvalidRequest,
     MalformedBody,
-    NoSuchRoute,
     NotFound,
     NotReady,
     PayloadTooLarge,
@@ -32,7 +31,6 @@ from server.requests.errors import (
 )
 
 PLACE = ("POST", "/async_predict")
-NO_JOBS = "start the server with --jobs DIR to have this route"
 _ROUTES = frozenset(route.path for route in ROUTES)
 _DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
 _KEY = re.compile(rb"[!-~]{1,255}")
@@ -80,8 +78,7 @@ class AsyncPredict:
 
     route = PLACE[1]
 
-    def __init__(self, jobs: JobsClient | None) -> None:
-        """Without `jobs` every request is answered with how to have it."""
+    def __init__(self, jobs: JobsClient) -> None:
         self._jobs = jobs
 
     def at(self, method: str, path: str) -> PassOn | None:
@@ -90,8 +87,6 @@ class AsyncPredict:
 
     async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
         """Raises RequestError; then nothing was accepted."""
-        if self._jobs is None:
-            raise NoSuchRoute(NO_JOBS)
         by_name = dict(headers)
         if int(by_name.get(b"content-length", b"0")) > MAX_BODY_BYTES:
             raise _too_large()

@@ -15,15 +15,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from server.dialects.reading.json_body import parse_body
-from server.features.jobs.http.async_predict import NO_JOBS, calling
+from server.features.jobs.http.async_predict import calling
 from server.features.jobs.messages import Fields, Refused, Reply
 from server.features.jobs.rpc import JobsClient
-from server.http.body import ClientLeft
-from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge, UnsupportedMedia
+from server.http.body import IS_HEAD, OWNER, ClientLeft
+from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge, UnsupportedMedia
 from wire.frames import Buffer
 
-OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
-IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 PIECE_BYTES = 256 * 1024  # of a file whose client may not go on
 _MAX_BODY_BYTES = 256 * 1024  # of a new batch: its metadata may be written with escapes
 # In a query: no sign, no zeros before it, ASCII alone; `2.0` too, as in bodies.
@@ -54,12 +52,12 @@ _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 class BatchRoutes:
     """Each raises RequestError."""
 
-    def __init__(self, jobs: JobsClient | None) -> None:
+    def __init__(self, jobs: JobsClient) -> None:
         self._jobs = jobs
 
     async def upload(self, request: Request) -> Response:
         with calling():
-            return JSONResponse(await received(request, self._there(), request.scope[OWNER]))
+            return JSONResponse(await received(request, self._jobs, request.scope[OWNER]))
 
     async def files(self, request: Request) -> Response:
         return await self._page("file_list", request)
@@ -80,7 +78,7 @@ class BatchRoutes:
         headers = {"content-type": "application/octet-stream"}
         if is_head:
             return Response(headers={**headers, "content-length": str(info["bytes"])})
-        jobs = self._there()
+        jobs = self._jobs
 
         async def more(offset: int) -> Buffer:
             return (await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})).body
@@ -118,12 +116,7 @@ class BatchRoutes:
 
     async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
         with calling():
-            return await self._there().call(what, request.scope[OWNER], dict(fields))
-
-    def _there(self) -> JobsClient:
-        if self._jobs is None:
-            raise NoSuchRoute(NO_JOBS)
-        return self._jobs
+            return await self._jobs.call(what, request.scope[OWNER], dict(fields))
 
 
 def _check_list(request: Request) -> None:

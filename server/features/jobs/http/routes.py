@@ -2,19 +2,27 @@
 became of one, its result, its end, and the queue. The functions after them say what the page tells of each.
 """
 
+import hmac
+import socket
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from server.dialects.writing.error_shapes import openai_error
-from server.features.jobs.http.async_predict import NO_JOBS, PLACE, Accepted, AsyncPredictBody, calling
-from server.features.jobs.http.batch_routes import IS_HEAD, OWNER, BatchRoutes, NewBatch, in_pieces
+from server.features.jobs.feature import JOBS
+from server.features.jobs.http.async_predict import PLACE, Accepted, AsyncPredict, AsyncPredictBody, calling
+from server.features.jobs.http.batch_routes import BatchRoutes, NewBatch, in_pieces
 from server.features.jobs.messages import Fields, Reply
 from server.features.jobs.rpc import JobsClient
 from server.features.jobs.types import Status
+from server.frontend.parts import Part, Shared
+from server.frontend.start import FeatureStart
+from server.http.auth import Authority
+from server.http.body import IS_HEAD, OWNER, ASGIApp
 from server.http.openapi import error_statuses
 from server.requests.errors import (
     Conflict,
@@ -58,29 +66,50 @@ _KEY = {
     "description": "A second request with the same key and body is answered with the first one's id",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
 }
-_SUMMARIES = {
-    PLACE: "Keep a request for any route of this server, and run it later (Baseten's async inference)",
-    ("GET", "/async_request/{request_id}"): "What became of an async request",
-    ("GET", "/async_request/{request_id}/result"): "What its route answered, byte for byte; 202 until then",
-    ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
-    ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
-    ("GET", "/jobs"): "The same by priority, with the age of the oldest, the room they take, open batches, files",
-    ("POST", "/v1/files"): "Upload the lines of a batch, of any size that has room (OpenAI's)",
-    ("GET", "/v1/files"): "The files of this API key, the newest first",
-    ("GET", "/v1/files/{file_id}"): "What is known of a file",
-    ("DELETE", "/v1/files/{file_id}"): "Remove a file",
-    ("GET", "/v1/files/{file_id}/content"): "The bytes of a file",
-    ("POST", "/v1/batches"): "Run each line of a file as a request (OpenAI's)",
-    ("GET", "/v1/batches"): "The batches of this API key, the newest first",
-    ("GET", "/v1/batches/{batch_id}"): "How far a batch has come",
-    ("DELETE", "/v1/batches/{batch_id}"): "Forget a batch that has ended; its files stay",
-    ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
-}
 
 
-def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
-    """Without `jobs` each of them answers how to have it."""
-    routes, of_batches = _Routes(jobs), BatchRoutes(jobs)
+def acting(secret: str) -> Authority:
+    """Requests of the jobs process carry the secret. It acts for the key that the accepted request had."""
+    expected = secret.encode()
+
+    def owner(headers: Mapping[bytes, bytes]) -> bytes | None:
+        given = headers.get(b"x-embedline-jobs")
+        if given is None:
+            return None
+        return headers.get(b"x-embedline-owner", b"") if hmac.compare_digest(given, expected) else b""
+
+    return owner
+
+
+class JobsPart(Part):
+    """Passes requests on to the jobs process, and serves those that it sends itself."""
+
+    def __init__(self, client: JobsClient, listeners: Sequence[socket.socket] = ()) -> None:
+        self.listeners = listeners
+        self.passed_on = AsyncPredict(client)
+        self._client = client
+
+    def add_routes(self, app: FastAPI) -> None:
+        add_job_routes(app, self._client)
+
+    async def open(self, app: ASGIApp) -> None:
+        self._client.open()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def make_part(start: FeatureStart, shared: Shared) -> JobsPart:
+    """What jobs do in a frontend."""
+    assert start.process is not None
+    shared.keys.let_act(acting(start.process.secret))
+    return JobsPart(JobsClient(start.process.path), [socket.socket(fileno=start.process.listener_fd)])
+
+
+def add_job_routes(app: FastAPI, jobs: JobsClient | None = None) -> None:
+    """With what the OpenAPI page says of each. Without `jobs` they stand there for the page alone."""
+    client = cast(JobsClient, jobs)
+    routes, of_batches = _Routes(client), BatchRoutes(client)
     for method, path, endpoint in (
         (*PLACE, routes.unreached),
         ("GET", "/async_request/{request_id}", routes.view),
@@ -105,7 +134,7 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
 class _Routes:
     """Each raises RequestError."""
 
-    def __init__(self, jobs: JobsClient | None) -> None:
+    def __init__(self, jobs: JobsClient) -> None:
         self._jobs = jobs
 
     async def unreached(self, request: Request) -> Response:
@@ -131,7 +160,6 @@ class _Routes:
             return Response(status_code=result["status_code"], headers=headers)
 
         async def more(offset: int) -> Buffer:
-            assert self._jobs is not None
             fields = {**request.path_params, "offset": offset}
             return (await self._jobs.call("result", request.scope[OWNER], fields)).body
 
@@ -164,8 +192,6 @@ class _Routes:
         return JSONResponse({"queued": queued, **counts, **documents})
 
     async def _call(self, what: str, request: Request) -> Reply:
-        if self._jobs is None:
-            raise NoSuchRoute(NO_JOBS)
         with calling():
             return await self._jobs.call(what, request.scope[OWNER], dict(request.path_params))
 
@@ -180,7 +206,7 @@ def documented(method: str, path: str) -> dict[str, Any]:
     """What FastAPI is told of a route."""
     place = (method, path)
     return {
-        "summary": _SUMMARIES[place],
+        "summary": JOBS.routes[place],
         "operation_id": "_".join([method.lower(), *path.strip("/").replace("{", "").replace("}", "").split("/")]),
         "openapi_extra": _accepting() if place == PLACE else _asking(method, path),
         "status_code": 202 if place == PLACE else 200,

@@ -34,7 +34,7 @@ import os, signal, sys
 from pathlib import Path
 from engine.tools.convert import cached, conversion
 from engine.tools.convert.plan import needed
-from server.commands.progress import shown
+from embedline.progress import shown
 conversion.copy_files = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 folder = Path(sys.argv[1])
 cached.converted(folder, needed(folder), cache_dir=sys.argv[2], progress=shown)

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from engine.model import model_folder
+from engine.store.output_folder import unfinished
 from engine.tools.convert import conversion
-from engine.tools.convert.conversion import convert, unfinished
+from engine.tools.convert.conversion import convert
 from engine.types import ModelError
 from tests.engine.folder_files import write
 from tests.engine.tools.convert.pickles import Touch, compress, pickled, small

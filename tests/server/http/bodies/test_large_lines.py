@@ -41,9 +41,12 @@ def test_streams_together_read_no_more_than_all_bodies_may_take(monkeypatch: pyt
         edge = Edge(max_bytes=MAX_BYTES)
         edge.tokenizers.gate = asyncio.Event()
         asked = [asyncio.ensure_future(call(edge.app, "POST", PATH, stream_of(8), NDJSON)) for _ in range(NUM_STREAMS)]
-        for _ in range(2_000):
+        num_ticks, seen = 0, (0, 0)
+        while num_ticks < 2_000:  # in a row, in which nothing more was read
             await asyncio.sleep(0)
-        num_read, num_bytes = found, edge.app._bodies._open.num_bytes
+            newest = found, edge.app._bodies._open.num_bytes
+            num_ticks, seen = num_ticks + 1 if newest == seen else 0, newest
+        num_read, num_bytes = seen
         edge.tokenizers.gate.set()
         answers = [answer.body.splitlines() for answer in await asyncio.gather(*asked)]
         assert edge.app._bodies._open.num_bytes == 0

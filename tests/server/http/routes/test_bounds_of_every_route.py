@@ -15,6 +15,7 @@ import pytest
 from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.features.jobs.http.routes import JobsPart
 from server.features.jobs.messages import Reply
 from server.features.jobs.rpc import JobsClient
 from server.http import body
@@ -67,9 +68,9 @@ EVERY_ROUTE = [*(("POST", path) for path in POSTED), *sorted(set(other_routes())
 SOME_ROUTES = full_but([("POST", "/v1/embeddings"), ("POST", "/v1/files"), ("POST", "/async_predict")], EVERY_ROUTE)
 
 
-def edge(**changes: Any) -> Edge:
-    given = {"max_bytes": 1 << 20, "loaded": state_with_everything(), "jobs": Jobs(), **changes}
-    return Edge(**given)
+def edge(jobs: Jobs | None = None, **changes: Any) -> Edge:
+    given = {"max_bytes": 1 << 20, "loaded": state_with_everything(), **changes}
+    return Edge(parts={"jobs": JobsPart(jobs or Jobs())}, **given)
 
 
 async def silent(

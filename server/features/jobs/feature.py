@@ -1,18 +1,18 @@
-"""The flags of work that nobody waits for: where it is kept, how much and how long."""
+"""What jobs bring to a server, and their flags: where work is kept that nobody waits for, how much and how long."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from server.settings.flag import SettingsError, flag
-from server.settings.http_flags import HttpFlags
+from server.feature import Feature, Group
+from server.settings.flag import SettingsError, check_flags, flag
 
 _GIB = 1 << 30
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobsFlags(HttpFlags):
-    """Part of the settings."""
+class JobsFlags:
+    """The flags of jobs."""
 
     jobs: str | None = flag(
         None,
@@ -88,8 +88,9 @@ class JobsFlags(HttpFlags):
         "plain http. Whoever may send async requests can then reach what this server can reach.",
     )
 
-    def check_jobs(self) -> None:
+    def __post_init__(self) -> None:
         """Raises SettingsError for the first of these settings that can't be."""
+        check_flags(self)
         if self.jobs == "":
             raise SettingsError("--jobs takes the path of a folder")
         if self.jobs is None and self.jobs_webhook_secrets is not None:
@@ -104,6 +105,11 @@ class JobsFlags(HttpFlags):
         if find_spec("redis") is None:
             raise SettingsError("--jobs-redis needs a package that is not installed: pip install 'embedline[redis]'")
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a folder."""
+        return self.jobs is not None
+
     def _check_files(self) -> None:
         if self.jobs_files is None:
             return
@@ -116,3 +122,43 @@ class JobsFlags(HttpFlags):
             raise SettingsError("--jobs-files takes a URL without a name, a password or options")
         if find_spec("fsspec") is None:
             raise SettingsError("--jobs-files needs a package that is not installed: pip install 'embedline[backfill]'")
+
+
+JOBS = Feature(
+    name="jobs",
+    commands={
+        "jobs": Group(
+            help="What API keys hold at a running server.",
+            functions={
+                "held": "server.features.jobs.command:held",
+                "remove": "server.features.jobs.command:remove",
+            },
+        )
+    },
+    flags=JobsFlags,
+    switch="--jobs DIR",
+    process="server.features.jobs.process:plan",
+    metrics="server.features.jobs.process:METRICS",
+    frontend="server.features.jobs.http.routes:make_part",
+    routes={
+        ("POST", "/async_predict"): "Keep a request for any route of this server, and run it later (Baseten's async "
+        "inference)",
+        ("GET", "/async_request/{request_id}"): "What became of an async request",
+        ("GET", "/async_request/{request_id}/result"): "What its route answered, byte for byte; 202 until then",
+        ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
+        ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
+        ("GET", "/jobs"): "The same by priority, with the age of the oldest, the room they take, open batches, files",
+        ("POST", "/v1/files"): "Upload the lines of a batch, of any size that has room (OpenAI's)",
+        ("GET", "/v1/files"): "The files of this API key, the newest first",
+        ("GET", "/v1/files/{file_id}"): "What is known of a file",
+        ("DELETE", "/v1/files/{file_id}"): "Remove a file",
+        ("GET", "/v1/files/{file_id}/content"): "The bytes of a file",
+        ("POST", "/v1/batches"): "Run each line of a file as a request (OpenAI's)",
+        ("GET", "/v1/batches"): "The batches of this API key, the newest first",
+        ("GET", "/v1/batches/{batch_id}"): "How far a batch has come",
+        ("DELETE", "/v1/batches/{batch_id}"): "Forget a batch that has ended; its files stay",
+        ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
+    },
+    passed_on="/async_predict",
+    documents="server.features.jobs.http.routes:add_job_routes",
+)

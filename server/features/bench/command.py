@@ -9,9 +9,7 @@ import typer
 from embedline.bench import options as bounds
 from embedline.bench.options import Options, OptionsError
 from embedline.bench.run import run
-
-_EXIT_OPTIONS = 2
-
+from server.settings.flag import SettingsError
 
 _Url = Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8080.")]
 _Concurrency = Annotated[
@@ -72,27 +70,9 @@ def bench(
     json: _Json = None,
 ) -> None:
     """Load a server and print its rates, latencies and failures."""
+    given = locals()  # the options by their names
+    given["concurrency"] = concurrency if concurrency is not None else (64 if rate is None else 4096)
     try:
-        options = Options(
-            url=url,
-            concurrency=concurrency if concurrency is not None else (64 if rate is None else 4096),
-            batch_size=batch_size,
-            rate=rate,
-            arrivals=arrivals,
-            duration=duration,
-            requests=requests,
-            warmup=warmup,
-            timeout=timeout,
-            texts=texts,
-            model=model,
-            api_key=api_key,
-            route=route,
-            encoding=encoding,
-            request_class=request_class,
-            seed=seed,
-            json=json,
-        )
-        sys.exit(run(options))
+        sys.exit(run(Options(**given)))
     except OptionsError as error:
-        print(f"embedline: {error}", file=sys.stderr)
-        sys.exit(_EXIT_OPTIONS)
+        raise SettingsError(str(error)) from None

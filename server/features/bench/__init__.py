@@ -1,0 +1,1 @@
+"""`embedline bench`: its options. The work is in embedline.bench."""
