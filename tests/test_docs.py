@@ -9,7 +9,7 @@ import pytest
 
 import batch_manager.messages
 import engine.messages
-import server.features.jobs.messages
+import server.features.rpc
 import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
@@ -38,7 +38,7 @@ from wire import control, frames, json_values
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 WIRE_FORMAT = (ROOT / "docs" / "wire-format.md").read_text()
 BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
-OURS = (control, tokenizer_pool.messages, batch_manager.messages, server.features.jobs.messages)
+OURS = (control, tokenizer_pool.messages, batch_manager.messages, server.features.rpc)
 PAGES = [str(page) for page in pages()]
 # Pages that name other programs' flags too.
 FLAG_PAGES = [f"docs/{name}.md" for name in ("ARCHITECTURE", "api", "behaviour", "models", "quickstart", "tuning")]

@@ -21,7 +21,7 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_650, 244_400),
+    "server": (27_400, 242_200),
     "engine": (17_900, 168_200),
     "batch_manager": (2_180, 21_250),
     "tokenizer_pool": (2_370, 22_400),
@@ -32,13 +32,13 @@ SIZES = {
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 103_844,
-    "files of the product": 419,
+    "lines of the tests": 104_005,
+    "files of the product": 417,
     "folders of the product": 57,
-    "files with one importer that no registry names": 84,
+    "files with one importer that no registry names": 83,
     "imports of features by the core": 31,
     "lines of the longest file": 600,
-    "entries of the fullest folder": 21,
+    "entries of the fullest folder": 20,
     "entries of the fullest folder of tests": 22,
 }
 LIMITS_OF_RUNNING = {"files on the way of one text": 69, "files that a frontend imports": 119}

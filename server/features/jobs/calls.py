@@ -1,5 +1,6 @@
 """What frontends may ask of the jobs process: calls about async requests, files, batches and their numbers, and the
-calls of operators. Each answers with a reply, or refuses; errors of a store or a disk are refusals here.
+calls of operators. Each public method is a call: it takes the name of an API key, its fields and perhaps bytes, and
+gives a value or an Answer. What it raises becomes an error of a request here.
 """
 
 import contextlib
@@ -10,13 +11,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.features.jobs.batches.batches import Batches, BatchOpen, BatchProblem, FileInUse, TooManyBatches
+from server.features.jobs.batches.batches import Batches
 from server.features.jobs.disk import FULL_ERRORS
 from server.features.jobs.files import KIND as FILE_KIND
-from server.features.jobs.files import FileProblem, Files, TooManyUploads
+from server.features.jobs.files import FileInfo, Files
 from server.features.jobs.gauges import counts_of, open_batches
-from server.features.jobs.messages import CHUNK_BYTES, PIECE_BYTES, Call, Fields, Reason, Refused, Reply
-from server.features.jobs.rpc import Handler
+from server.features.jobs.messages import CHUNK_BYTES, PIECE_BYTES
 from server.features.jobs.store.store import (
     DocumentStore,
     IdempotencyConflict,
@@ -24,19 +24,22 @@ from server.features.jobs.store.store import (
     StoreFull,
     StoreUnavailable,
 )
-from server.features.jobs.types import NewRequest, RequestView
+from server.features.jobs.types import NewRequest, QueueCounts, RequestView
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules
+from server.features.rpc import Answer, Call
+from server.requests.errors import Conflict, InvalidRequest, NotFound, NotReady, RequestError
 from wire.metrics import Recorder
 
 _FULL_SECONDS = 10.0  # what clients are told while there is no room
 _RETRY_SECONDS = 2.0
 _PAGE = 500  # documents at a time
 _Value = TypeVar("_Value")
+Fields = dict[str, Any]
 logger = logging.getLogger("embedline.jobs")
 
 
 class Requests:
-    """The calls about async requests: accept, show, give the result, cancel, count. Handlers by name.
+    """The calls about async requests: accept, show, give the result, cancel, count.
 
     `changed` is called when the numbers of the queue have changed.
     """
@@ -49,155 +52,93 @@ class Requests:
         self._metrics = metrics
         self._changed = changed
 
-    def handlers(self) -> dict[str, Handler]:
-        """What frontends may ask for."""
-        return {
-            "add": self._add,
-            "view": self._view,
-            "result": self._result,
-            "cancel": self._cancel,
-            "counts": self._counts,
-        }
-
-    async def _add(self, call: Call, body: memoryview) -> Reply:
-        new = msgspec.convert({**call.fields, "owner": call.owner, "body": b""}, NewRequest)
+    async def add(self, owner: str, *, body: memoryview, **fields: object) -> Fields:
+        new = msgspec.convert({**fields, "owner": owner, "body": b""}, NewRequest)
         if new.webhook_endpoint is not None:
-            try:
-                self._addresses.check_url(new.webhook_endpoint)
-            except AddressRefused as error:
-                raise Refused(Reason.INVALID, str(error), param="webhook_endpoint") from None
-        request_id = await asked(self._store.add(dataclasses.replace(new, body=bytes(body))))
+            self._addresses.check_url(new.webhook_endpoint)
+        request_id = await self._store.add(dataclasses.replace(new, body=bytes(body)))
         self._metrics.count("embedline_jobs_accepted_total", str(new.priority))
         self._changed()
-        return Reply({"request_id": request_id})
+        return {"request_id": request_id}
 
-    async def _view(self, call: Call, _: memoryview) -> Reply:
-        return Reply(_fields_of(await self._seen(call)))
+    async def view(self, owner: str, request_id: str) -> RequestView:
+        return _there(await self._store.view(owner, request_id), "async request")
 
-    async def _result(self, call: Call, _: memoryview) -> Reply:
+    async def result(self, owner: str, request_id: str, offset: int = 0) -> Answer:
         """A piece of the result, with its status and headers; without a result, what is known of the request."""
-        request_id, offset = call.fields["request_id"], call.fields.get("offset", 0)
-        result = await asked(self._store.result(call.owner, request_id, offset=offset, count=PIECE_BYTES))
+        result = await self._store.result(owner, request_id, offset=offset, count=PIECE_BYTES)
         if result is None:
-            return Reply({"view": _fields_of(await self._seen(call))})
+            return Answer({"view": await self.view(owner, request_id)})
         fields = {"status_code": result.status_code, "headers": result.headers, "content_type": result.content_type}
-        return Reply({"result": {**fields, "bytes": result.num_bytes}}, result.body)
+        return Answer({"result": {**fields, "bytes": result.num_bytes}}, result.body)
 
-    async def _cancel(self, call: Call, _: memoryview) -> Reply:
-        is_canceled = await asked(self._store.cancel(call.owner, call.fields["request_id"]))
+    async def cancel(self, owner: str, request_id: str) -> Fields:
+        is_canceled = await self._store.cancel(owner, request_id)
         if is_canceled:
             self._metrics.count("embedline_jobs_total", "canceled")
             self._changed()
-        return Reply({"canceled": is_canceled, "view": _fields_of(await self._seen(call))})
+        return {"canceled": is_canceled, "view": await self.view(owner, request_id)}
 
-    async def _counts(self, call: Call, _: memoryview) -> Reply:
-        return Reply(dataclasses.asdict(await asked(self._store.counts(call.owner))))
-
-    async def _seen(self, call: Call) -> RequestView:
-        view = await asked(self._store.view(call.owner, call.fields["request_id"]))
-        if view is None:
-            raise Refused(Reason.NOT_FOUND, "there is no async request with this id, or not any more")
-        return view
+    async def counts(self, owner: str) -> QueueCounts:
+        return await self._store.counts(owner)
 
 
 class Documents:
-    """The calls about files and batches. Handlers by name."""
+    """The calls about files and batches, and about their numbers."""
 
-    def __init__(self, files: Files, batches: Batches) -> None:
+    def __init__(self, files: Files, batches: Batches, documents: DocumentStore, clock: Callable[[], float]) -> None:
         self._files = files
         self._batches = batches
-
-    def handlers(self) -> dict[str, Handler]:
-        """What frontends may ask for."""
-        return {
-            "file_begin": self._file_begin,
-            "file_append": self._file_append,
-            "file_end": self._file_end,
-            "file_abandon": self._file_abandon,
-            "file_view": self._file_view,
-            "file_list": self._file_list,
-            "file_read": self._file_read,
-            "file_delete": self._file_delete,
-            "batch_create": self._batch_create,
-            "batch_view": self._batch_view,
-            "batch_list": self._batch_list,
-            "batch_cancel": self._batch_cancel,
-            "batch_delete": self._batch_delete,
-        }
-
-    async def _file_begin(self, call: Call, _: memoryview) -> Reply:
-        fields = call.fields
-        file_id = await _done(self._files.begin(call.owner, fields["filename"], "batch", fields["most"]))
-        return Reply({"file_id": file_id})
-
-    async def _file_append(self, call: Call, body: memoryview) -> Reply:
-        await _done(self._files.append(call.owner, call.fields["file_id"], body))
-        return Reply()
-
-    async def _file_end(self, call: Call, _: memoryview) -> Reply:
-        return _shown(await _done(self._files.end(call.owner, call.fields["file_id"])))
-
-    async def _file_abandon(self, call: Call, _: memoryview) -> Reply:
-        await _done(self._files.abandon(call.owner, call.fields["file_id"]))
-        return Reply()
-
-    async def _file_view(self, call: Call, _: memoryview) -> Reply:
-        info = await _done(self._files.info(call.owner, call.fields["file_id"]))
-        return _shown(_there(info, "file"))
-
-    async def _file_list(self, call: Call, _: memoryview) -> Reply:
-        limit, after = call.fields["limit"], call.fields["after"]
-        found = await _done(self._files.newest(call.owner, after=after, limit=limit + 1))
-        return _listed([msgspec.to_builtins(info) for info in found], limit)
-
-    async def _file_read(self, call: Call, _: memoryview) -> Reply:
-        count = min(call.fields.get("count", CHUNK_BYTES), CHUNK_BYTES)
-        read = self._files.read(call.owner, call.fields["file_id"], call.fields["offset"], count)
-        return Reply({}, _there(await _done(read), "file"))
-
-    async def _file_delete(self, call: Call, _: memoryview) -> Reply:
-        if not await _done(self._batches.delete_file(call.owner, call.fields["file_id"])):
-            _there(None, "file")
-        return Reply()
-
-    async def _batch_create(self, call: Call, _: memoryview) -> Reply:
-        return Reply((await _done(self._batches.create(call.owner, **call.fields))).shown())
-
-    async def _batch_view(self, call: Call, _: memoryview) -> Reply:
-        state = await _done(self._batches.get(call.owner, call.fields["batch_id"]))
-        return Reply(_there(state, "batch").shown())
-
-    async def _batch_list(self, call: Call, _: memoryview) -> Reply:
-        limit, after = call.fields["limit"], call.fields["after"]
-        found = await _done(self._batches.newest(call.owner, after=after, limit=limit + 1))
-        return _listed([state.shown() for state in found], limit)
-
-    async def _batch_cancel(self, call: Call, _: memoryview) -> Reply:
-        state = await _done(self._batches.cancel(call.owner, call.fields["batch_id"]))
-        return Reply(_there(state, "batch").shown())
-
-    async def _batch_delete(self, call: Call, _: memoryview) -> Reply:
-        if not await _done(self._batches.delete(call.owner, call.fields["batch_id"])):
-            _there(None, "batch")
-        return Reply()
-
-
-class DocumentCounts:
-    """The call about the numbers of batches and files. Handlers by name."""
-
-    def __init__(self, documents: DocumentStore, clock: Callable[[], float]) -> None:
         self._documents = documents
         self._clock = clock
 
-    def handlers(self) -> dict[str, Handler]:
-        """What frontends may ask for."""
-        return {"document_counts": self._counts}
+    async def file_begin(self, owner: str, filename: str, most: int) -> Fields:
+        return {"file_id": await self._files.begin(owner, filename, "batch", most)}
 
-    async def _counts(self, call: Call, _: memoryview) -> Reply:
-        found = await asked(open_batches(self._documents))
-        batches = counts_of((one for one in found if one.owner == call.owner), self._clock())
-        count, held_bytes = await asked(self._documents.held(call.owner, FILE_KIND))
-        return Reply({"batches": dataclasses.asdict(batches), "files": {"count": count, "bytes": held_bytes}})
+    async def file_append(self, owner: str, file_id: str, *, body: memoryview) -> None:
+        await self._files.append(owner, file_id, body)
+
+    async def file_end(self, owner: str, file_id: str) -> FileInfo:
+        return await self._files.end(owner, file_id)
+
+    async def file_abandon(self, owner: str, file_id: str) -> None:
+        await self._files.abandon(owner, file_id)
+
+    async def file_view(self, owner: str, file_id: str) -> FileInfo:
+        return _there(await self._files.info(owner, file_id), "file")
+
+    async def file_list(self, owner: str, after: str | None, limit: int) -> Fields:
+        found = await self._files.newest(owner, after=after, limit=limit + 1)
+        return _listed([msgspec.to_builtins(info) for info in found], limit)
+
+    async def file_read(self, owner: str, file_id: str, offset: int, count: int = CHUNK_BYTES) -> Answer:
+        piece = await self._files.read(owner, file_id, offset, min(count, CHUNK_BYTES))
+        return Answer(None, _there(piece, "file"))
+
+    async def file_delete(self, owner: str, file_id: str) -> None:
+        _there(await self._batches.delete_file(owner, file_id) or None, "file")
+
+    async def batch_create(self, owner: str, **fields: Any) -> Fields:
+        return (await self._batches.create(owner, **fields)).shown()
+
+    async def batch_view(self, owner: str, batch_id: str) -> Fields:
+        return _there(await self._batches.get(owner, batch_id), "batch").shown()
+
+    async def batch_list(self, owner: str, after: str | None, limit: int) -> Fields:
+        found = await self._batches.newest(owner, after=after, limit=limit + 1)
+        return _listed([state.shown() for state in found], limit)
+
+    async def batch_cancel(self, owner: str, batch_id: str) -> Fields:
+        return _there(await self._batches.cancel(owner, batch_id), "batch").shown()
+
+    async def batch_delete(self, owner: str, batch_id: str) -> None:
+        _there(await self._batches.delete(owner, batch_id) or None, "batch")
+
+    async def document_counts(self, owner: str) -> Fields:
+        found = await open_batches(self._documents)
+        batches = counts_of((one for one in found if one.owner == owner), self._clock())
+        count, held_bytes = await self._documents.held(owner, FILE_KIND)
+        return {"batches": batches, "files": {"count": count, "bytes": held_bytes}}
 
 
 class Holdings:
@@ -211,91 +152,92 @@ class Holdings:
         self._files = files
         self._batches = batches
 
-    def handlers(self) -> dict[str, Handler]:
-        """The calls."""
-        return {"holders": self._holders, "remove_held": self._remove}
+    async def holders(self, _: str) -> Fields:
+        counts = await self._requests.counts(None)
+        return {"held": await self._requests.holders(), "quota_bytes": counts.quota_bytes}
 
-    async def _holders(self, call: Call, _: memoryview) -> Reply:
-        counts = await asked(self._requests.counts(None))
-        return Reply({"held": await asked(self._requests.holders()), "quota_bytes": counts.quota_bytes})
-
-    async def _remove(self, call: Call, _: memoryview) -> Reply:
+    async def remove_held(self, owner: str) -> Fields:
         """What has ended of this owner: batches, files that no open batch needs, results whose webhooks are settled."""
         removed = {"batches": 0, "files": 0}
-        for state in await self._all(self._batches, call.owner):
-            with contextlib.suppress(BatchOpen):
-                removed["batches"] += await asked(self._batches.delete(call.owner, state.id))
-        for info in await self._all(self._files, call.owner):
-            with contextlib.suppress(FileInUse):
-                removed["files"] += await asked(self._batches.delete_file(call.owner, info.id))
-        await asked(self._requests.end_ttl(call.owner))
-        while await asked(self._requests.purge()):
+        for state in await self._all(self._batches, owner):
+            with contextlib.suppress(Conflict):  # it is open
+                removed["batches"] += await self._batches.delete(owner, state.id)
+        for info in await self._all(self._files, owner):
+            with contextlib.suppress(Conflict):  # an open batch needs it
+                removed["files"] += await self._batches.delete_file(owner, info.id)
+        await self._requests.end_ttl(owner)
+        while await self._requests.purge():
             pass
-        left = (await asked(self._requests.holders())).get(call.owner, 0)
-        logger.warning("an operator has removed what the key %s held; %d bytes are left", call.owner or "(none)", left)
-        return Reply({"removed": removed, "left": left})
+        left = (await self._requests.holders()).get(owner, 0)
+        logger.warning("an operator has removed what the key %s held; %d bytes are left", owner or "(none)", left)
+        return {"removed": removed, "left": left}
 
     async def _all(self, source: Any, owner: str) -> list[Any]:
         found: list[Any] = []
         while True:
             after = found[-1].id if found else None
-            page = await asked(source.newest(owner, after=after, limit=_PAGE))
+            page = await source.newest(owner, after=after, limit=_PAGE)
             found += page
             if len(page) < _PAGE:
                 return found
 
 
-async def asked(answer: Awaitable[_Value]) -> _Value:
-    """What a store says, its errors as refusals."""
-    try:
-        return await answer
-    except StoreFull as error:
-        raise Refused(Reason.FULL, str(error), retry_after=_FULL_SECONDS) from None
-    except IdempotencyConflict:
-        message = "another request had this idempotency key"
-        raise Refused(Reason.CONFLICT, message, param="idempotency-key") from None
-    except StoreUnavailable as error:
-        raise Refused(Reason.UNAVAILABLE, str(error), retry_after=_RETRY_SECONDS) from None
+def answering(*calls: object) -> Callable[[Call], Awaitable[None]]:
+    """What answers a call by the method that has its name."""
+    methods = {name: getattr(one, name) for one in calls for name in vars(type(one)) if not name.startswith("_")}
+
+    async def answer(call: Call) -> None:
+        given = {**call.fields, "body": call.body} if call.body else call.fields
+        try:
+            found = await methods[call.what](call.owner, **given)
+        except Exception as error:
+            if (refused := _refusal(error)) is None:
+                raise
+            raise refused from None
+        if isinstance(found, Answer):
+            call.answer(found.value, [found.body])
+        else:
+            call.answer(found)
+
+    return answer
 
 
-def _fields_of(view: RequestView) -> Fields:
-    fields: Fields = msgspec.to_builtins(view)
-    return fields
+def _refusal(error: Exception) -> RequestError | None:
+    """What clients are told of an error; None for a bug, and for what is told already."""
+    match error:
+        case AddressRefused():
+            return InvalidRequest(str(error), param="webhook_endpoint")
+        case IdempotencyConflict():
+            return Conflict("another request had this idempotency key", param="idempotency-key")
+        case StoreFull():
+            return _full(str(error))
+        case StoreUnavailable():
+            return _unavailable(str(error), _RETRY_SECONDS)
+        case OSError() if error.errno in FULL_ERRORS:
+            return _full("the disk is full")
+        case OSError():
+            logger.error("the folder of files can't be used: %s", error)
+            message = f"the folder of files can't be used now: {error.strerror or type(error).__name__}"
+            return _unavailable(message, _FULL_SECONDS)
+    return None
 
 
-async def _done(answer: Awaitable[_Value]) -> _Value:
-    """What became of it, its errors as refusals."""
-    try:
-        return await asked(answer)
-    except (FileProblem, BatchProblem) as error:
-        raise Refused(Reason.INVALID, str(error), param=error.param) from None
-    except FileInUse as error:
-        raise Refused(Reason.CONFLICT, str(error), param="file_id") from None
-    except BatchOpen as error:
-        raise Refused(Reason.CONFLICT, str(error), param="batch_id") from None
-    except (TooManyUploads, TooManyBatches) as error:
-        raise Refused(Reason.FULL, str(error), retry_after=_FULL_SECONDS) from None
-    except OSError as error:
-        if error.errno in FULL_ERRORS:
-            raise Refused(Reason.FULL, "the disk is full", retry_after=_FULL_SECONDS) from None
-        logger.error("the folder of files can't be used: %s", error)
-        message = f"the folder of files can't be used now: {error.strerror or type(error).__name__}"
-        raise Refused(Reason.UNAVAILABLE, message, retry_after=_FULL_SECONDS) from None
+def _full(message: str) -> NotReady:
+    return NotReady(message, retry_after=_FULL_SECONDS, reason="jobs_full")
+
+
+def _unavailable(message: str, seconds: float) -> NotReady:
+    return NotReady(message, retry_after=seconds, reason="jobs_unavailable")
 
 
 def _there(found: _Value | None, what: str) -> _Value:
     if found is None:
-        raise Refused(Reason.NOT_FOUND, f"there is no {what} with this id, or not any more")
+        raise NotFound(f"there is no {what} with this id, or not any more")
     return found
 
 
-def _shown(info: object) -> Reply:
-    fields: Fields = msgspec.to_builtins(info)
-    return Reply(fields)
-
-
-def _listed(found: list[Fields], limit: int) -> Reply:
+def _listed(found: list[Fields], limit: int) -> Fields:
     """A page; one more than `limit` was asked for, to see whether there is another."""
     page = found[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return Reply({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit})
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}

@@ -3,13 +3,13 @@
 import asyncio
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from server.features.jobs.disk import CALLS_AT
-from server.features.jobs.messages import Fields, Refused
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import JobsClient
+from server.requests.errors import RequestError
 from server.settings.flag import SettingsError
 
 _Folder = Annotated[str, typer.Option("--jobs", metavar="DIR", help="The folder of the server's --jobs.")]
@@ -33,7 +33,7 @@ def remove(
     print(f"removed results, {files} files and {batches} batches; {answer['left']} bytes are left")
 
 
-async def _asked(folder: str, what: str, owner: str) -> Fields:
+async def _asked(folder: str, what: str, owner: str) -> dict[str, Any]:
     """Raises SettingsError."""
     try:
         path = (Path(folder) / f"{CALLS_AT}{socket.gethostname()}").read_text()
@@ -42,8 +42,9 @@ async def _asked(folder: str, what: str, owner: str) -> Fields:
     client = JobsClient(path)
     client.open()
     try:
-        return (await client.call(what, owner, seconds=_SECONDS)).fields
-    except Refused as refused:
+        found: dict[str, Any] = (await client.call(what, owner, timeout_s=_SECONDS)).value
+        return found
+    except RequestError as refused:
         raise SettingsError(f"--jobs: the server of this folder does not do it: {refused.message}") from None
     finally:
         client.close()

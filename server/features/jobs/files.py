@@ -21,6 +21,7 @@ from server.features.jobs.messages import PIECE_BYTES
 from server.features.jobs.objects import Objects, Removal
 from server.features.jobs.store.store import DocumentStore, StoreFull
 from server.features.jobs.types import Document
+from server.requests.errors import InvalidRequest
 
 KIND = "file"
 _UPLOADING, _READY = "uploading", "ready"  # uploading: or being removed
@@ -33,18 +34,6 @@ _UNKNOWN = "this upload is not known, or not any more"
 
 
 logger = logging.getLogger("embedline.jobs")
-
-
-class FileProblem(ValueError):
-    """A call for a file that can't be done. The message is for the client, `param` what is wrong."""
-
-    def __init__(self, message: str, param: str = "file") -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class TooManyUploads(Exception):
-    """As many as may be are under way, of one owner or of all."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -71,7 +60,7 @@ class _Upload:
 
 
 class Files:
-    """Everything raises what the store raises."""
+    """Everything raises what the store raises, and InvalidRequest for what a client does wrong."""
 
     def __init__(
         self,
@@ -129,7 +118,7 @@ class Files:
         return self.path(file_id).exists()
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
-        """A file of at most `most` bytes, which would find room now; its id. Raises TooManyUploads, OSError."""
+        """A file of at most `most` bytes, which would find room now; its id. Raises StoreFull, OSError."""
         async with self._beginning:
             await self._drop_idle()
             await self._drop_left()
@@ -147,16 +136,16 @@ class Files:
         return info.id
 
     def _check_number(self, owner: str) -> None:
-        """Raises TooManyUploads."""
+        """Raises StoreFull where as many uploads as may be are under way, of one owner or of all."""
         num_of_owner = sum(upload.document.owner == owner for upload in self._uploads.values())
         if num_of_owner >= _MAX_UPLOADS_OF_OWNER or (num_of_owner and len(self._uploads) >= _MAX_UPLOADS):
-            raise TooManyUploads(f"{num_of_owner} uploads of this API key are under way, as many as may be")
+            raise StoreFull(f"{num_of_owner} uploads of this API key are under way, as many as may be")
 
     async def append(self, owner: str, file_id: str, chunk: memoryview) -> None:
-        """Raises FileProblem, and OSError where the disk is full."""
+        """Raises InvalidRequest, and OSError where the disk is full."""
         async with self._upload(owner, file_id) as upload:
             if upload.size + len(chunk) > upload.most:
-                raise FileProblem("the file has more bytes than were announced")
+                raise InvalidRequest("the file has more bytes than were announced", param="file")
             upload.seen_at = time.monotonic()
             await self._reserve(upload, upload.size + len(chunk))
             upload.size += len(chunk)
@@ -169,7 +158,7 @@ class Files:
         for size in (min(upload.most, needed + _AHEAD_BYTES), needed):
             try:
                 if not await self._documents.replace(replace(upload.document, held_bytes=size)):
-                    raise FileProblem(_UNKNOWN)
+                    raise InvalidRequest(_UNKNOWN, param="file")
                 upload.document = replace(upload.document, held_bytes=size, version=upload.document.version + 1)
                 return
             except StoreFull:
@@ -177,7 +166,7 @@ class Files:
                     raise
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
-        """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
+        """All bytes have come: the file is there from now on. Raises InvalidRequest, OSError."""
         async with self._upload(owner, file_id) as upload:
             await asyncio.to_thread(os.fsync, upload.descriptor)
             await asyncio.to_thread(sync_folder, self._folder)
@@ -190,7 +179,7 @@ class Files:
             self._close(file_id)
             self.remove_copy(file_id)
             if not is_kept:  # it was idle for so long that another server removed it
-                raise FileProblem(_UNKNOWN)
+                raise InvalidRequest(_UNKNOWN, param="file")
         return info
 
     async def abandon(self, owner: str, file_id: str) -> None:
@@ -216,9 +205,9 @@ class Files:
         return _info(document) if document is not None and document.state == _READY else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[FileInfo]:
-        """Raises FileProblem where `after` is no file."""
+        """Raises InvalidRequest where `after` is no file."""
         if after is not None and await self._documents.get(owner, KIND, after) is None:
-            raise FileProblem("after is not the id of a file", "after")
+            raise InvalidRequest("after is not the id of a file", param="after")
         found: list[FileInfo] = []
         while len(found) < limit:
             page = await self._documents.newest(owner, KIND, after=after, limit=limit)
@@ -254,13 +243,13 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _upload(self, owner: str, file_id: str) -> AsyncIterator[_Upload]:
-        """Alone with it. Raises FileProblem."""
+        """Alone with it. Raises InvalidRequest."""
         upload = self._uploads.get(file_id)
         if upload is None or upload.document.owner != owner:
-            raise FileProblem(_UNKNOWN)
+            raise InvalidRequest(_UNKNOWN, param="file")
         async with upload.busy:
             if file_id not in self._uploads:  # it has ended meanwhile
-                raise FileProblem(_UNKNOWN)
+                raise InvalidRequest(_UNKNOWN, param="file")
             yield upload
 
     async def _drop_idle(self) -> None:

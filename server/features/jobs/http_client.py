@@ -1,15 +1,21 @@
-"""A small HTTP client of this very server: one connection to a Unix socket, one request at a time.
+"""How the jobs process asks its own server for what was accepted: async requests and lines of batches, in the name of
+their API key, until there is an answer that counts.
 
-It knows only what our frontends answer: HTTP/1.1 with a content-length. Its statuses say whether a request that was
-refused or has failed is sent again.
+`HttpConnection` is a small HTTP client of one connection to a Unix socket, one request at a time. It knows only what
+our frontends answer: HTTP/1.1 with a content-length.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.types import RetryPolicy
 
 BUSY = frozenset({429, 503})  # the server had no room, and has computed nothing
 FAILED_FOR_NOW = frozenset({424, 500, 502, 504})  # the next attempt may be better; 424 is TEI's word for 500
+_MAX_LOST = 10  # connections that ended before a request's answer: its frontend died each time
+_LOST_SECONDS = 0.2  # until the next is tried, doubling; restarting a frontend takes about a second
 _MAX_HEAD_BYTES = 64 * 1024
 
 Header = tuple[str, str]
@@ -114,3 +120,72 @@ async def _answer(reader: asyncio.StreamReader, max_bytes: int) -> tuple[HttpAns
         raise AnswerTooLarge(f"the answer has {length} bytes")
     body = await reader.readexactly(length)
     return HttpAnswer(int(first.split()[1]), headers, body), headers.get("connection", "").lower() != "close"
+
+
+class SelfClient:
+    """All requests share its pace and its connections."""
+
+    def __init__(self, path: str, secret: str, pace: Pace) -> None:
+        """`path` is that of the Unix socket; `secret` lets this process act for an API key."""
+        self._path = path
+        self._secret = secret
+        self._pace = pace
+        self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
+
+    async def ask(
+        self,
+        lane: Lane,
+        route: str,
+        body: bytes,
+        request_id: str,
+        *,
+        headers: Iterable[Header],
+        retry: RetryPolicy,
+        max_bytes: int,
+        may_wait: Callable[[], bool] = lambda: True,
+    ) -> HttpAnswer:
+        """The answer after all attempts; those that the server had no room for are not counted.
+
+        Raises ConnectionLost, AnswerTooLarge, and Postponed: before the first attempt too where the server has no room
+        and the request may not wait for it.
+        """
+        own = [("x-embedline-class", "bulk"), ("x-embedline-jobs", self._secret), ("x-embedline-owner", lane.owner)]
+        sent = [*headers, *own, ("x-request-id", request_id)]
+        attempts, lost, delay = 0, 0, retry.initial_delay_ms / 1000
+        while True:
+            try:
+                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
+                    answer = await self._send(route, sent, body, max_bytes)
+                    self._learn(lane.owner, answer)
+            except ConnectionLost:
+                lost += 1
+                if lost == _MAX_LOST:
+                    raise
+                await asyncio.sleep(_LOST_SECONDS * 2 ** min(lost, 4))
+                continue
+            if answer.status in BUSY:
+                if not (attempts or lost or may_wait()):
+                    raise Postponed
+                continue  # the pace waits
+            attempts += 1
+            if answer.status not in FAILED_FOR_NOW or attempts >= retry.max_attempts:
+                return answer
+            await asyncio.sleep(min(delay, retry.max_delay_ms / 1000))
+            delay *= 2
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    async def _send(self, route: str, headers: Iterable[Header], body: bytes, max_bytes: int) -> HttpAnswer:
+        connection = self._idle.pop() if self._idle else HttpConnection(self._path)
+        try:
+            return await connection.post(route, headers, body, max_bytes=max_bytes)
+        finally:
+            self._idle.append(connection)  # one that was lost connects again
+
+    def _learn(self, owner: str, answer: HttpAnswer) -> None:
+        if answer.status not in BUSY:
+            return self._pace.answered(owner)
+        retry_after = answer.headers.get("retry-after", "")
+        self._pace.refused(owner, float(retry_after) if retry_after.isdigit() else 1.0)

@@ -15,22 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.features.jobs.batches.answers import Asking
 from server.features.jobs.batches.batches import Batches, Expiry
 from server.features.jobs.batches.state import Holder
-from server.features.jobs.calls import DocumentCounts, Documents, Holdings, Requests
+from server.features.jobs.calls import Documents, Holdings, Requests, answering
 from server.features.jobs.disk import Folder, opened
 from server.features.jobs.files import Files
 from server.features.jobs.gauges import BatchGauges, QueueGauges
+from server.features.jobs.http_client import SelfClient
 from server.features.jobs.messages import JobsStart
 from server.features.jobs.objects import Objects
 from server.features.jobs.pace import Pace
-from server.features.jobs.rpc import Service
-from server.features.jobs.runner import Housekeeping, Runner, Target
+from server.features.jobs.runner import Housekeeping, Runner
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import Store, StoreLimits, StoreUnusable
 from server.features.jobs.webhook_addresses import AddressRules
 from server.features.jobs.webhooks import MAX_PARALLEL, Outbox, Secret, SecretFile, Sender
+from server.features.rpc import Service
 from server.settings.flag import SettingsError
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
@@ -62,10 +62,11 @@ async def serve(child: Child, start: JobsStart) -> None:
 async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -> None:
     requests = store.requests
     pace = Pace(start.max_in_flight)
+    client = SelfClient(start.http_path, start.secret, pace)
     gauges = QueueGauges(requests, child.metrics, title=child.title)
     runner = Runner(
         requests,
-        Target(start.http_path, start.secret),
+        client,
         pace,
         most=start.max_in_flight,
         metrics=child.metrics,
@@ -83,20 +84,17 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
         changed=gauges.changed,
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
-    asking = Asking(start.http_path, start.secret, pace)
     is_shared = start.redis is not None
     is_ready = bool((await child.request(Request.STATE))["ready"])  # so this process is started again
     objects = await asyncio.to_thread(_objects, start, folder, checks=not is_ready)
     files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
     holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
-    batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved, holder=holder)
+    batches = Batches(files, store.documents, ask=client.ask, saved=batch_gauges.saved, holder=holder)
     await files.open()
-    documents = Documents(files, batches)
-    counts = DocumentCounts(store.documents, time.time)
+    documents = Documents(files, batches, store.documents, time.time)
     holdings = Holdings(requests, files, batches)
-    handlers = (accepting.handlers(), documents.handlers(), counts.handlers(), holdings.handlers())
-    service = Service({name: handler for some in handlers for name, handler in some.items()})
+    service = Service("jobs", answering(accepting, documents, holdings))
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     expiry = Expiry(store.documents, ttl=start.batch_ttl, clock=time.time)
     child.holds = lambda: {"running": runner.num_running}
@@ -111,7 +109,7 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
     await batches.release()
     await runner.stop()
     await webhooks.stop(_WEBHOOK_STOP)
-    asking.close()
+    client.close()
     await sender.close()
     await service.stop()
 

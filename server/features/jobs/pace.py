@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from server.features.jobs.http_client import BUSY, HttpAnswer
 from server.features.jobs.store.store import Signal
 
 _MAX_PAUSE_SECONDS = 30.0  # whatever `retry-after` says
@@ -97,15 +96,8 @@ class Pace:
         finally:
             self._end(lane.owner)
 
-    def learn(self, owner: str, answer: HttpAnswer) -> None:
-        """From what the server said to a request that has its turn still."""
-        if answer.status not in BUSY:
-            return self.answered(owner)
-        retry_after = answer.headers.get("retry-after", "")
-        self.refused(owner, float(retry_after) if retry_after.isdigit() else 1.0)
-
     def answered(self, owner: str) -> None:
-        """The server had room."""
+        """The server had room for a request that has its turn still."""
         its = self._owners[owner]
         its.limit = min(self._most, its.limit + 1 / its.limit)
 

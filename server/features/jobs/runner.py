@@ -9,19 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from server.features.jobs.http_client import (
-    BUSY,
-    FAILED_FOR_NOW,
-    AnswerTooLarge,
-    ConnectionLost,
-    HttpAnswer,
-    HttpConnection,
-)
+from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, SelfClient
 from server.features.jobs.pace import Lane, Pace, Postponed
 from server.features.jobs.store.store import RequestStore, StoreError, Turns, delay_until
 from server.features.jobs.types import Claimed, Finished, JobError, Result, Status
@@ -29,8 +21,6 @@ from wire.metrics import Recorder
 
 _MAX_RESULT_BYTES = 64 << 20  # of an answer: what has more belongs into a batch
 _MAX_RUN_SECONDS = 3600.0  # of a request, all attempts and waits together
-_MAX_LOST = 10  # connections that ended before a request's answer: its frontend died each time
-_LOST_SECONDS = 0.2  # until the next is tried, doubling; restarting a frontend takes about a second
 _STORE_SECONDS = 1.0  # until a store that failed is asked again
 _IDLE_SECONDS = 60.0  # to wait for a request at a time
 _CLAIMS_PER_PLACE = 2  # requests in memory for each that may be sent, as some wait for their next attempt
@@ -49,21 +39,13 @@ _T = TypeVar("_T")
 logger = logging.getLogger("embedline.server")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The server that computes: this one."""
-
-    path: str  # of the Unix socket
-    secret: str  # which lets this process act for an API key
-
-
 class Runner:
     """Call `run` once; `may_claim` says whether new requests are begun."""
 
     def __init__(
         self,
         store: RequestStore,
-        target: Target,
+        client: SelfClient,
         pace: Pace,
         *,
         most: int,
@@ -73,7 +55,7 @@ class Runner:
         """`most` requests are sent at a time. `changed` is called when the numbers of the queue have changed."""
         self.may_claim = asyncio.Event()
         self._store = store
-        self._target = target
+        self._client = client
         self._pace = pace
         self._max_claimed = _CLAIMS_PER_PLACE * most
         self._metrics = metrics
@@ -81,7 +63,6 @@ class Runner:
         self._running: dict[asyncio.Task[None], Claimed] = {}
         self._held: dict[str, int] = {}  # of each owner, who had its turn longest ago first
         self._lanes: dict[str, Lane] = {}  # of the same owners
-        self._idle: list[HttpConnection] = []  # connections, the latest used last
 
     @property
     def num_running(self) -> int:
@@ -118,8 +99,6 @@ class Runner:
         if left:
             await self._store.release(left)
             logger.info("%d async request(s) go on after the next start", len(left))
-        for connection in self._idle:
-            connection.close()
 
     def claimed_ids(self) -> list[str]:
         """Of the requests that run, for a store whose claims have to be renewed."""
@@ -202,49 +181,23 @@ class Runner:
             await asyncio.sleep(_STORE_SECONDS)
 
     async def _outcome(self, claimed: Claimed) -> Finished:
-        """Attempts that the server had no room for are not counted. Raises Postponed."""
-        attempts, lost, delay = 0, 0, claimed.retry.initial_delay_ms / 1000
-        while True:
-            try:
-                answer = await self._attempt(claimed, self._lanes[claimed.owner])
-            except AnswerTooLarge as error:
-                return failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
-            except ConnectionLost:
-                lost += 1
-                if lost == _MAX_LOST:
-                    return failed("MODEL_PREDICT_ERROR", "the server's process ended at every attempt")
-                await asyncio.sleep(_LOST_SECONDS * 2 ** min(lost, 4))
-                continue
-            if answer.status in BUSY:
-                if not (attempts or lost) and self._places_left(claimed.owner) < 0:
-                    raise Postponed
-                continue
-            attempts += 1
-            if answer.status not in FAILED_FOR_NOW or attempts >= claimed.retry.max_attempts:
-                return outcome_of(answer)
-            await asyncio.sleep(min(delay, claimed.retry.max_delay_ms / 1000))
-            delay *= 2
-
-    async def _attempt(self, claimed: Claimed, lane: Lane) -> HttpAnswer:
-        """Raises ConnectionLost and AnswerTooLarge."""
-        async with self._pace.turn(lane):
-            answer = await self._send(claimed)
-            self._pace.learn(claimed.owner, answer)
-            return answer
-
-    async def _send(self, claimed: Claimed) -> HttpAnswer:
-        connection = self._idle.pop() if self._idle else HttpConnection(self._target.path)
-        headers = [
-            *claimed.headers,
-            ("x-embedline-class", "bulk"),
-            ("x-embedline-jobs", self._target.secret),
-            ("x-embedline-owner", claimed.owner),
-            ("x-request-id", claimed.request_id),
-        ]
+        """Raises Postponed."""
         try:
-            return await connection.post(claimed.route, headers, claimed.body, max_bytes=_MAX_RESULT_BYTES)
-        finally:
-            self._idle.append(connection)  # one that was lost connects again
+            answer = await self._client.ask(
+                self._lanes[claimed.owner],
+                claimed.route,
+                claimed.body,
+                claimed.request_id,
+                headers=claimed.headers,
+                retry=claimed.retry,
+                max_bytes=_MAX_RESULT_BYTES,
+                may_wait=lambda: self._places_left(claimed.owner) >= 0,
+            )
+        except AnswerTooLarge as error:
+            return failed("MODEL_INVALID_INPUT", f"{error}; the most are {_MAX_RESULT_BYTES}")
+        except ConnectionLost:
+            return failed("MODEL_PREDICT_ERROR", "the server's process ended at every attempt")
+        return outcome_of(answer)
 
 
 def outcome_of(answer: HttpAnswer) -> Finished:

@@ -1,94 +1,180 @@
-"""The process of pipelines: `python -P -m server.features.pipelines.main <control fd> <supervisor pid>`.
+"""The process of pipelines: `python -P -m server.features.pipelines.main <control fd> <supervisor pid>`. It runs
+pipelines for requests, so many at a time, and says what became of each in the words of requests' errors.
 
-It alone runs users' code.
-
-That code was given on the command line, and may do what this user may. If it ends this process, the supervisor starts
-it again; if it blocks the event loop, the watchdog ends it. `Service` is the process's end of its frontends'
-connections: each RUN is a task, and its answer a frame.
+It alone runs users' code. That code was given on the command line, and may do what this user may. If it ends this
+process, the supervisor starts it again; if it blocks the event loop, the watchdog ends it.
 """
 
 import asyncio
 import logging
 import socket
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
-import msgspec
-
-from server.features.pipelines import messages
+from embedline import AsyncClient, RequestFailed
+from embedline.pipelines import InvalidInput, Pipeline, PipelineTimeout, StepFailed, StepTimeout
+from server.features.pipelines.bodies import Bodies, check_msgpack
 from server.features.pipelines.loading import PipelinesUnusable, load
 from server.features.pipelines.messages import Listed, PipelinesStart, Run
-from server.features.pipelines.runs import Body, Clients, Runs
-from server.requests.errors import EngineFailed, RequestError
+from server.features.rpc import Call, Service
+from server.requests.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
 from wire.child import Child, StartError, run
 from wire.connection import Connection
-from wire.connection import serve as serve_connections
+from wire.metrics import Recorder
 
-Running = AbstractAsyncContextManager[Body]
+Body = Callable[[], Awaitable[list[bytes]]]  # what makes the body of a run's answer, in parts
+
+_RETRY_SECONDS = 1.0
+_MAX_OF_KEY = 3  # runs of a key for each place that is free
+_MAX_CHARACTERS = 1000  # of what a step says of a wrong input
+_BUSY = {429: Overloaded, 503: NotReady}  # what this server answered to a step, again and again
 
 logger = logging.getLogger("embedline.server")
 
 
-class Service:
-    """A run whose frontend is gone is cancelled.
+class Clients:
+    """Of this very server, one for each API key that requests came with: there are as many as the server has keys."""
 
-    For a frontend one answer at a time is made and sent, so that large ones are not all in memory: it counts each as
-    held before the next has come. Keys take turns.
+    def __init__(self, path: str, secret: str) -> None:
+        self._url = f"unix://{quote(path)}"
+        self._secret = secret
+        self._clients: dict[str, AsyncClient] = {}
+
+    def of(self, owner: str) -> AsyncClient:
+        """Its requests count as that key's own."""
+        if owner not in self._clients:
+            self._clients[owner] = AsyncClient(self._url, api_key=f"{self._secret}.{owner}")
+        return self._clients[owner]
+
+    def close(self) -> None:
+        """What is under way raises Cancelled."""
+        for client in self._clients.values():
+            client.close()
+
+
+class Runs:
+    """`most` at a time; others are refused, for they would wait for the same event loop. Frontends bound the bodies.
+
+    A key has at most three times as many as are free beside it, so that other keys find places.
     """
 
-    def __init__(self, listing: Sequence[Listed], run: Callable[[Run], Running]) -> None:
-        """`run` gives what makes the answer's body; both raise RequestError."""
-        self._listing = listing
-        self._run = run
-        self._tasks: dict[Connection, dict[int, asyncio.Task[None]]] = {}
+    def __init__(
+        self, pipelines: Mapping[str, Pipeline[..., Any]], clients: Clients, *, most: int, metrics: Recorder
+    ) -> None:
+        """Raises PipelinesUnusable."""
+        self._pipelines = {name: (pipeline, Bodies(pipeline)) for name, pipeline in pipelines.items()}
+        self._clients = clients
+        self._most = most
+        self._metrics = metrics
+        self.num_open = 0
+        self._of_keys: Counter[str] = Counter()
         # None is the connection's, for which one answer of each key waits
-        self._turns: dict[Connection, defaultdict[str | None, asyncio.Lock]] = {}
-        self._server: asyncio.Server | None = None
+        self._turns = WeakKeyDictionary[Connection, defaultdict[str | None, asyncio.Lock]]()
 
-    async def start(self, listener: socket.socket) -> None:
-        """Begin to accept frontends."""
-        self._server = await serve_connections(listener, self._received, self._accepted, self._left)
+    def listing(self) -> list[Listed]:
+        """All pipelines."""
+        return [bodies.listed for _, bodies in self._pipelines.values()]
 
-    def stop(self) -> None:
-        """Frontends have ended before: nobody waits for a run."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._tasks):
-            connection.close()
+    async def answer(self, call: Call) -> None:
+        """Run what a call asks for. Raises RequestError.
 
-    def _accepted(self, connection: Connection) -> None:
-        self._tasks[connection], self._turns[connection] = {}, defaultdict(asyncio.Lock)
-        connection.send(messages.LISTING, 0, [msgspec.msgpack.encode(self._listing)])
-
-    def _left(self, connection: Connection) -> None:
-        del self._turns[connection]
-        for task in self._tasks.pop(connection).values():
-            task.cancel()
-
-    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
-        tasks = self._tasks[connection]
-        if kind == messages.CANCEL:
-            if frame_id in tasks:
-                tasks[frame_id].cancel()
-            return
-        run = messages.decode_run(payload)
-        task = asyncio.get_running_loop().create_task(self._answer(connection, frame_id, run))
-        tasks[frame_id] = task
-        task.add_done_callback(lambda _: tasks.pop(frame_id, None))
-
-    async def _answer(self, connection: Connection, frame_id: int, run: Run) -> None:
-        turns = self._turns[connection]
+        For a frontend one answer at a time is made and sent, so that large ones are not all in memory: it counts each
+        as held before the next has come. Keys take turns.
+        """
+        run = Run(owner=call.owner, body=call.take_body(), **call.fields)
+        turns = self._turns.setdefault(call.connection, defaultdict(asyncio.Lock))
         try:
-            async with self._run(run) as body, turns[run.owner], turns[None]:
-                connection.send(messages.RESULT, frame_id, await body())
-                await connection.drained()
-        except RequestError as error:
-            connection.send(messages.REFUSED, frame_id, [messages.encode_refused(error)])
+            async with self.run(run) as body, turns[run.owner], turns[None]:
+                call.answer(None, await body())
+                await call.connection.drained()
+        except RequestError:
+            raise
         except Exception:
             logger.exception("the pipeline %s failed because of a bug of the server", run.pipeline)
-            bug = EngineFailed("the pipelines process failed on this run")
-            connection.send(messages.REFUSED, frame_id, [messages.encode_refused(bug)])
+            raise EngineFailed("the pipelines process failed on this run") from None
+
+    @asynccontextmanager
+    async def run(self, run: Run) -> AsyncIterator[Body]:
+        """What makes the answer's body, when it has run; the run is open until the block ends. Raises RequestError."""
+        if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
+            raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
+        if self.num_open >= self._most or self._has_its_share(run.owner):
+            self._metrics.count("embedline_pipeline_runs_total", run.pipeline, "refused")
+            raise Overloaded("too many pipelines are running", retry_after=_RETRY_SECONDS, reason="pipelines_running")
+        began, outcome = time.perf_counter(), "cancelled"
+        self.num_open += 1
+        self._of_keys[run.owner] += 1
+        try:
+            yield await self._answer(run)
+            outcome = "ok"
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.num_open -= 1
+            self._of_keys -= Counter([run.owner])  # drops those at 0
+            self._metrics.count("embedline_pipeline_runs_total", run.pipeline, outcome)
+            seconds = time.perf_counter() - began
+            self._metrics.observe("embedline_pipeline_seconds", run.pipeline, value=seconds)
+
+    def _has_its_share(self, owner: str) -> bool:
+        return owner != "" and self._of_keys[owner] >= _MAX_OF_KEY * (self._most - self.num_open)
+
+    async def _answer(self, run: Run) -> Body:
+        pipeline, bodies = self._pipelines[run.pipeline]
+        if run.is_msgpack:
+            await check_msgpack(run.body)
+        inputs = bodies.read(run.body, is_msgpack=run.is_msgpack)
+        try:
+            async with asyncio.timeout(run.seconds):
+                output = await pipeline.run(self._clients.of(run.owner), **inputs)
+        except InvalidInput as error:
+            message = str(error)[:_MAX_CHARACTERS]  # or it could be as large as the input
+            raise InvalidRequest(message.encode(errors="replace").decode()) from None  # any text can be sent then
+        except (StepTimeout, PipelineTimeout) as error:
+            raise DeadlineExceeded(str(error)) from None
+        except TimeoutError:
+            raise DeadlineExceeded(f"pipeline {run.pipeline} did not end before the request's deadline") from None
+        except StepFailed as error:
+            raise _failed(run.pipeline, error) from None
+        return partial(_body, run, bodies, output)
+
+
+async def _body(run: Run, bodies: Bodies, output: Any) -> list[bytes]:
+    try:
+        return await bodies.write(output, is_msgpack=run.answers_msgpack)
+    except Exception as error:
+        logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
+        raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None
+
+
+def _failed(pipeline: str, error: StepFailed) -> RequestError:
+    """Neither the answer nor the log has the message of what the step raised: it may repeat a text."""
+    cause = error.__cause__
+    if isinstance(cause, RequestFailed) and cause.status in _BUSY:
+        message = f"step {error.step} found this server too busy"
+        return _BUSY[cause.status](message, retry_after=_RETRY_SECONDS)
+    if cause is None:
+        return EngineFailed(str(error))
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
+    logger.error("pipeline %s: step %s failed: %s at %s", pipeline, error.step, type(cause).__name__, place)
+    return EngineFailed(f"step {error.step} failed: {type(cause).__name__}")
 
 
 async def serve(child: Child, start: PipelinesStart) -> None:
@@ -99,11 +185,11 @@ async def serve(child: Child, start: PipelinesStart) -> None:
     except PipelinesUnusable as error:
         raise StartError(str(error)) from None
     child.metrics.watch("embedline_pipelines_running", child.title, level=lambda: runs.num_open)
-    service = Service(runs.listing(), runs.run)
+    service = Service("pipelines", runs.answer, says=runs.listing(), cancels=True)
     await service.start(socket.socket(fileno=start.listener_fd))
     child.ready()
     await child.stopping.wait()
-    service.stop()
+    await service.stop()
     clients.close()
 
 

@@ -1,22 +1,18 @@
-"""What frontends and the pipelines process say to each other, as msgpack, and START of that process.
-
-A frontend sends RUN and may send CANCEL with the same id; RESULT or REFUSED is the answer. LISTING comes first.
+"""What frontends and the pipelines process have in common: runs, what is known of pipelines, how a frontend asks, and
+START of that process.
 """
 
+import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from server.requests.errors import ERRORS, EngineFailed, RequestError
+from server.features.rpc import Caller
+from server.requests.errors import DeadlineExceeded, NotFound
 
-RUN = 0x0700
-CANCEL = 0x0701  # no payload, and no answer
-RESULT = 0x0702  # the payload is the answer's body
-REFUSED = 0x0703
-LISTING = 0x0704
-
-_CLASSES = {kind.__name__: kind for kind in ERRORS}
+_GRACE_SECONDS = 2.0  # for a run that is over its time to say so itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +27,7 @@ class PipelinesStart:
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A RUN: one request."""
+    """One request."""
 
     pipeline: str
     owner: str  # of the API key; "" where the server has no keys
@@ -52,37 +48,40 @@ class Listed(msgspec.Struct, frozen=True):
     output: dict[str, Any]
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    error: str  # name of its class
-    message: str
-    param: str | None
-    retry_after: float | None
-    reason: str
+class PipelinesClient(Caller):
+    """A frontend's end. The process says what it has as soon as it is there."""
 
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "pipelines", lost="ended during this run")
+        self._listing: dict[str, Listed] | None = None  # the newest
 
-_RUNS = msgspec.msgpack.Decoder(Run)
-_LISTINGS = msgspec.msgpack.Decoder(list[Listed])
-_REFUSALS = msgspec.msgpack.Decoder(_Refusal)
+    async def listing(self) -> list[Listed]:
+        """All pipelines. Raises NotReady before the process was there for the first time."""
+        if self._listing is None:
+            await self.wait_for_it()
+        assert self._listing is not None
+        return list(self._listing.values())
 
+    async def run(self, run: Run, deadline: float) -> bytes:
+        """The answer's body. `deadline` is a time.monotonic(). Raises RequestError; cancelling it cancels the run."""
+        pipeline = run.pipeline
+        await self.wait_for_it()
+        assert self._listing is not None
+        if pipeline not in self._listing:
+            raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
+        left, timeout = deadline - time.monotonic(), self._listing[pipeline].timeout
+        if left <= 0:
+            raise DeadlineExceeded("the deadline had passed before the pipeline began")
+        fields = msgspec.structs.asdict(run) | {"seconds": left if left < timeout else None}
+        calling = self.call("run", timeout_s=None, **fields)
+        del run, fields  # its body is the other process's now
+        try:
+            async with asyncio.timeout(min(left, timeout) + _GRACE_SECONDS):
+                return bytes((await calling).body)
+        except TimeoutError:
+            raise DeadlineExceeded(f"pipeline {pipeline} did not end in time, and did not say why") from None
 
-def decode_run(payload: memoryview) -> Run:
-    """Of msgspec.msgpack.encode."""
-    return _RUNS.decode(payload)
-
-
-def decode_listing(payload: memoryview) -> list[Listed]:
-    """The same."""
-    return _LISTINGS.decode(payload)
-
-
-def encode_refused(error: RequestError) -> bytes:
-    """A REFUSED's payload."""
-    refusal = _Refusal(type(error).__name__, error.message, error.param, error.retry_after, error.reason)
-    return msgspec.msgpack.encode(refusal)
-
-
-def decode_refused(payload: memoryview) -> RequestError:
-    """The inverse of `encode_refused`."""
-    one = _REFUSALS.decode(payload)
-    kind = _CLASSES.get(one.error, EngineFailed)
-    return kind(one.message, param=one.param, retry_after=one.retry_after, reason=one.reason)
+    def is_there(self, says: memoryview) -> None:
+        listing = msgspec.msgpack.decode(says, type=list[Listed])
+        self._listing = {one.name: one for one in listing}
+        super().is_there(says)

@@ -15,9 +15,8 @@ from fastapi import FastAPI, Request, Response
 from server.dialects.route import Answer
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container
-from server.features.pipelines.client import PipelinesClient
 from server.features.pipelines.feature import PIPELINES
-from server.features.pipelines.messages import Run
+from server.features.pipelines.messages import PipelinesClient, Run
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Authority, given_keys

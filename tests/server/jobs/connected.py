@@ -2,10 +2,12 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from server.features.jobs.rpc import Handler, JobsClient, Service
+from server.features.jobs.calls import answering
+from server.features.jobs.messages import JobsClient
+from server.features.rpc import Service
 
 
 def listening(path: Path) -> socket.socket:
@@ -17,9 +19,9 @@ def listening(path: Path) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def connected(folder: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[JobsClient]:
-    """A client whose calls these answer."""
-    service, client = Service(handlers), JobsClient(str(folder / "jobs.sock"))
+async def connected(folder: Path, calls: object) -> AsyncIterator[JobsClient]:
+    """A client whose calls are answered by the methods of an object."""
+    service, client = Service("jobs", answering(calls)), JobsClient(str(folder / "jobs.sock"))
     await service.start(listening(folder / "jobs.sock"))
     client.open()
     try:

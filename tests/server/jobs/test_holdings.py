@@ -20,7 +20,7 @@ def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pytest.Ca
         jobs = Folder(str(tmp_path / "jobs"))
         async with opened(tmp_path / "jobs", FakeServer()) as place:
             holdings = Holdings(place.requests, place.files, place.batches)
-            async with connected(tmp_path, holdings.handlers()):
+            async with connected(tmp_path, holdings):
                 jobs.note_socket(str(tmp_path / "jobs.sock"))
                 await ended(place, await place.made(joined(input_lines(3))))
                 await place.made(joined(input_lines(3)), owner="anna")

@@ -1,12 +1,23 @@
-"""The jobs process's HTTP client against a server that says exactly these bytes."""
+"""The jobs process's HTTP client against a server that says exactly these bytes; and what it makes of answers: attempts
+that count, and those that don't.
+"""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection
+from server.features.jobs import http_client
+from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection, SelfClient
+from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.types import RetryPolicy
+from tests.server.jobs.test_runner import LOST, serving
+from tests.server.jobs.test_runner import OK as OK_ANSWER
+from tests.server.jobs.test_runner import Server as Answering
+from tests.server_e2e.running import PATIENCE
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Some: a\r\n\r\nhi"
 CLOSING = b"HTTP/1.1 503 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -25,19 +36,17 @@ class Server:
             self.heads.append(head)
             await reader.readexactly(4)
             writer.write(answer)
-        writer.close()
 
 
 def asked(folder: Path, server: Server, times: int) -> list[HttpAnswer]:
     async def run() -> list[HttpAnswer]:
         path = str(folder / "s")
-        listening = await asyncio.start_unix_server(server.accepted, path)
-        connection = HttpConnection(path)
-        try:
-            return [await connection.post("/a", [("b", "c")], b"body", max_bytes=10) for _ in range(times)]
-        finally:
-            connection.close()
-            listening.close()
+        async with serving(path, server.accepted):
+            connection = HttpConnection(path)
+            try:
+                return [await connection.post("/a", [("b", "c")], b"body", max_bytes=10) for _ in range(times)]
+            finally:
+                connection.close()
 
     return asyncio.run(run())
 
@@ -65,3 +74,111 @@ def test_an_answer_that_is_not_whole(answer: bytes, tmp_path: Path) -> None:
 def test_an_answer_that_is_too_large(tmp_path: Path) -> None:
     with pytest.raises(AnswerTooLarge):
         asked(tmp_path, Server([b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n"]), 1)
+
+
+Answers = Sequence[tuple[int, bytes]]
+
+
+def answer_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers, **changes: Any
+) -> tuple[HttpAnswer, Answering]:
+    """To a request, where the server answers so, and whom it asked."""
+    monkeypatch.setattr(http_client, "_LOST_SECONDS", 0.0)
+    how = {"headers": [("accept", "a/b")], "retry": RetryPolicy(3, 0, 0), "max_bytes": 100, **changes}
+
+    async def main() -> tuple[HttpAnswer, Answering]:
+        server, path = Answering(answers), str(folder / "http.sock")
+        async with serving(path, server.accepted), asyncio.timeout(PATIENCE):
+            client = SelfClient(path, "secret", Pace(4))
+            try:
+                return await client.ask(Lane("team"), "/v1/embeddings", b"{}", "line 1", **how), server
+            finally:
+                client.close()
+
+    return asyncio.run(main())
+
+
+def test_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, server = answer_of(tmp_path, monkeypatch, [OK_ANSWER])
+    assert (answer.status, answer.body) == OK_ANSWER
+    (head,) = server.heads
+    assert head.startswith("POST /v1/embeddings ")
+    sent = {"accept: a/b", "x-embedline-class: bulk", "x-embedline-jobs: secret", "x-embedline-owner: team"}
+    assert {*sent, "x-request-id: line 1"} <= set(head.split("\r\n"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        *([(status, b"")] * 2 for status in (424, 500, 502, 504)),
+        [(504, b""), LOST, (504, b"")],
+        [(429, b"")] * 5,
+        [(503, b"")] * 5,
+        [(500, b""), *[(429, b"")] * 5, (500, b"")],
+        [LOST] * 9,
+    ],
+    ids=range(9),
+)
+def test_what_fails_for_now_is_asked_again(answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, server = answer_of(tmp_path, monkeypatch, [*answers, OK_ANSWER])
+    assert (answer.status, len(server.heads)) == (200, len(answers) + 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "times"), [(500, 3), (502, 3), (400, 1), (401, 1), (404, 1), (413, 1), (422, 1), (505, 1)]
+)
+def test_an_answer_that_stays_counts(status: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, server = answer_of(tmp_path, monkeypatch, [(status, b"why")])
+    assert (answer.status, answer.body, len(server.heads)) == (status, b"why", times)
+
+
+def test_the_policy_says_how_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, server = answer_of(tmp_path, monkeypatch, [(500, b"")], retry=RetryPolicy(5, 0, 0))
+    assert len(server.heads) == 5
+
+
+def test_a_request_that_ends_its_server_each_time_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConnectionLost):
+        answer_of(tmp_path, monkeypatch, [LOST] * 10)
+
+
+@pytest.mark.parametrize(("answers", "is_postponed"), [([(429, b"")], True), ([(500, b""), (429, b"")], False)])
+def test_a_request_that_may_not_wait_for_room(
+    answers: Answers, is_postponed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it was computed in vain it goes on."""
+
+    def asked() -> HttpAnswer:
+        return answer_of(tmp_path, monkeypatch, [*answers, OK_ANSWER], may_wait=lambda: False)[0]
+
+    if is_postponed:
+        with pytest.raises(Postponed):
+            asked()
+    else:
+        assert asked().status == 200
+
+
+def test_an_answer_over_the_bound_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AnswerTooLarge):
+        answer_of(tmp_path, monkeypatch, [OK_ANSWER], max_bytes=3)
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "is_paused"),
+    [(200, "9", False), (500, "9", False), (503, "0", False), (429, "9", True), (503, "x", True)],
+)
+def test_the_servers_words_are_heeded(status: int, after: str, is_paused: bool, tmp_path: Path) -> None:
+    async def main() -> bool:
+        said = f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\nretry-after: {after}\r\n\r\n".encode()
+        path, pace = str(tmp_path / "s"), Pace(4)
+        client, lane = SelfClient(path, "secret", pace), Lane("")
+        how: dict[str, Any] = {"headers": [], "retry": RetryPolicy(1, 0, 0), "max_bytes": 9}
+        async with serving(path, Server([said]).accepted):
+            with contextlib.suppress(Postponed):
+                await client.ask(lane, "/a", b"body", "1", may_wait=lambda: False, **how)
+            client.close()
+        return pace.is_paused("")
+
+    assert asyncio.run(main()) == is_paused

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Lane, Pace, Postponed
 
 
@@ -179,15 +178,5 @@ def test_what_waits_in_a_lane_that_closes_is_postponed() -> None:
         assert await waiting[1] == await ask(True) == "sent"
         await ended(await taken(pace, 1, refused=30.0))
         assert await ask(True) == "postponed"
-
-    run(test)
-
-
-def test_the_servers_words_are_heeded() -> None:
-    async def test(pace: Pace) -> None:
-        async with pace.turn(Lane("")):
-            for status, after, is_paused in ((200, "9", False), (500, "9", False), (503, "0", False), (429, "x", True)):
-                pace.learn("", HttpAnswer(status, {"retry-after": after}, b""))
-                assert pace.is_paused("") == is_paused
 
     run(test)

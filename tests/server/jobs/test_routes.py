@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import Any
 import pytest
 
 from server.features.jobs import files as files_module
-from server.features.jobs.batches.batches import BatchProblem
 from server.features.jobs.calls import Documents
 from server.features.jobs.disk import read_at
 from server.features.jobs.http.batch_routes import in_pieces
 from server.features.jobs.http.routes import JobsPart
 from server.http.app import HeldSend
 from server.http.body import Message
+from server.requests.errors import InvalidRequest
 from server.requests.row_memory import Room
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call
@@ -42,7 +43,7 @@ class Asked:
 async def routes(folder: Path) -> AsyncIterator[Asked]:
     async with (
         opened(folder, FakeServer()) as place,
-        connected(folder, Documents(place.files, place.batches).handlers()) as client,
+        connected(folder, Documents(place.files, place.batches, place.store.documents, time.time)) as client,
     ):
         yield Asked(Edge(parts={"jobs": JobsPart(client)}), place)
 
@@ -131,7 +132,7 @@ async def test_metadata_has_the_bounds_of_openai(tmp_path: Path, metadata: dict[
     async with opened(tmp_path, FakeServer()) as place:
         if is_taken:
             return await _is_kept(place, metadata)
-        with pytest.raises(BatchProblem) as refused:
+        with pytest.raises(InvalidRequest) as refused:
             await place.made(b"line", **metadata)
     assert refused.value.param == "metadata"
     assert not any(len(text) > 3 and text in str(refused.value) for pair in metadata.items() for text in pair)

@@ -1,14 +1,18 @@
 """What becomes of a request by what the server answers: attempts that count, those that don't, and its end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from server.features.jobs import http_client
 from server.features.jobs import runner as runner_module
+from server.features.jobs.http_client import SelfClient
 from server.features.jobs.pace import Pace
-from server.features.jobs.runner import Runner, Target
+from server.features.jobs.runner import Runner
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import RequestStore, StoreFull
 from server.features.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
@@ -30,24 +34,43 @@ class Server:
         self.changes: list[int] = []  # how many requests were claimed when the runner said that numbers changed
 
     async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
-                self.heads.append(head)
-                status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-                self.asked.set()
-                if status == LOST[0]:
-                    break
-                if status == NEVER[0]:
-                    await reader.read()
-                    break
-                more = "retry-after: 0\r\n" if status in (429, 503) else "x-embedline-shape: 1\r\nx-other: a\r\n"
-                writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+            self.heads.append(head)
+            status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            self.asked.set()
+            if status == LOST[0]:
+                break
+            if status == NEVER[0]:
+                await reader.read()
+                break
+            more = "retry-after: 0\r\n" if status in (429, 503) else "x-embedline-shape: 1\r\nx-other: a\r\n"
+            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body)
+
+
+@asynccontextmanager
+async def serving(path: str, accepted: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+    """A server on a Unix socket, whose connections have ended afterwards. Its clients hang up before."""
+    tasks = set[asyncio.Task[Any]]()
+
+    async def noted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await accepted(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_unix_server(noted, path)
+    try:
+        yield
+    finally:
+        server.close()
+        if tasks:
+            await asyncio.wait(tasks)
+        await server.wait_closed()
 
 
 Test = Callable[[RequestStore, Server, Runner], Awaitable[None]]
@@ -59,24 +82,24 @@ def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Serve
     async def main() -> Server:
         store = await open_sqlite(folder / "store")
         server = Server(answers)
-        path = str(folder / "http.sock")
-        listening = await asyncio.start_unix_server(server.accepted, path)
+        path, pace = str(folder / "http.sock"), Pace(4)
+        client = SelfClient(path, "secret", pace)
         runner = Runner(
             store.requests,
-            Target(path, "secret"),
-            Pace(4),
+            client,
+            pace,
             most=4,
             metrics=Recorder(),
             changed=lambda: server.changes.append(runner.num_running),
         )
         runner.may_claim.set()
         running = asyncio.create_task(runner.run())
-        async with asyncio.timeout(PATIENCE):
+        async with serving(path, server.accepted), asyncio.timeout(PATIENCE):
             await test(store.requests, server, runner)
-        running.cancel()
-        await asyncio.wait([running])
-        await runner.stop()
-        listening.close()
+            running.cancel()
+            await asyncio.wait([running])
+            await runner.stop()
+            client.close()
         await store.close()
         return server
 
@@ -115,12 +138,6 @@ def test_what_is_sent_and_kept(tmp_path: Path) -> None:
     assert server.changes == [1, 0]
 
 
-@pytest.mark.parametrize("status", [424, 500, 502, 504])
-def test_attempts_that_fail_for_now_are_repeated(status: int, tmp_path: Path) -> None:
-    view, _, server = ended(tmp_path, [(status, b"{}"), (status, b"{}"), OK])
-    assert (view.status, len(server.heads)) == (Status.SUCCEEDED, 3)
-
-
 def test_after_the_last_attempt_it_has_failed_with_the_routes_answer(tmp_path: Path) -> None:
     view, result, server = ended(tmp_path, [(500, b'{"message":"the engine failed"}')])
 
@@ -132,22 +149,18 @@ def test_after_the_last_attempt_it_has_failed_with_the_routes_answer(tmp_path: P
     assert result.status_code == 500
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
-def test_what_the_route_refuses_is_not_repeated(status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "MODEL_INVALID_INPUT"), (401, "INTERNAL_SERVER_ERROR"), (404, "MODEL_DOES_NOT_EXIST")]
+)
+def test_what_the_route_refuses_has_failed(status: int, code: str, tmp_path: Path) -> None:
     view, _, server = ended(tmp_path, [(status, b"not JSON"), OK])
-    assert (view.status, len(server.heads)) == (Status.FAILED, 1)
+    assert (view.status, view.errors[0].code, len(server.heads)) == (Status.FAILED, code, 1)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_server_without_room_is_asked_again_and_no_attempt_is_counted(status: int, tmp_path: Path) -> None:
-    view, _, server = ended(tmp_path, [*[(status, b"{}")] * 8, OK])
-    assert (view.status, len(server.heads)) == (Status.SUCCEEDED, 9)
-
-
-def test_lost_connections_are_tried_again_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_LOST_SECONDS", 0.0)
-    (tmp_path / "one").mkdir()
-    assert ended(tmp_path / "one", [LOST, LOST, OK])[0].status is Status.SUCCEEDED
+def test_a_request_whose_server_ends_at_every_attempt_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "_LOST_SECONDS", 0.0)
     view, result, _ = ended(tmp_path, [LOST])
     assert (view.status, view.errors[0].code, result) == (Status.FAILED, "MODEL_PREDICT_ERROR", None)
 
@@ -211,18 +224,13 @@ class Ceilings(Server):
         self.order: list[str] = []
 
     async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
-                owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
-                self.order.append(owner)
-                status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
-                writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 2\r\n{more}\r\n{{}}".encode())
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+            owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
+            self.order.append(owner)
+            status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
+            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 2\r\n{more}\r\n{{}}".encode())
 
 
 async def all_ended(store: RequestStore, owner: str, ids: Sequence[str]) -> None:

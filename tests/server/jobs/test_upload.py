@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from server.features.jobs.http import batch_routes
 from server.features.jobs.http.batch_routes import PIECE_BYTES
-from server.features.jobs.messages import Reply
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import JobsClient
+from server.features.rpc import Answer
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
@@ -28,14 +28,14 @@ class Jobs(JobsClient):
         self.begun: Mapping[str, object] = {}
         self.pieces: list[bytes] = []
 
-    async def call(self, what: str, owner: str, fields: Any = None, body: Any = b"", *, seconds: float = 0.0) -> Reply:
+    async def call(self, what: str, owner: str, *, body: Any = b"", timeout_s: Any = 0.0, **fields: Any) -> Answer:
         assert owner == "me"
         self.asked.append(what)
         if what == "file_begin":
             self.begun = fields
         if what == "file_append":
             self.pieces.append(bytes(body))
-        return Reply({"file_id": "file-1"})
+        return Answer({"file_id": "file-1"})
 
 
 def part(name: str, content: bytes, more: str = "") -> bytes:

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from embedline import RequestFailed
 from embedline.pipelines import InvalidInput, pipeline, step
-from server.features.pipelines.client import PipelinesClient
-from server.features.pipelines.main import Service
-from server.features.pipelines.messages import Run
-from server.features.pipelines.runs import Clients, Runs
+from server.features.pipelines.main import Clients, Runs
+from server.features.pipelines.messages import PipelinesClient, Run
+from server.features.rpc import Service
 from wire.metrics import Recorder
 
 Rows = NDArray[np.float32]
@@ -222,7 +221,7 @@ class Process:
         self.metrics = Recorder()
         self.clients = Clients(str(folder / "http.sock"), "secret")
         self.runs = Runs({one.name: one for one in ALL}, self.clients, most=most, metrics=self.metrics)
-        self.service = Service(self.runs.listing(), self.runs.run)
+        self.service = Service("pipelines", self.runs.answer, says=self.runs.listing(), cancels=True)
 
 
 @contextlib.asynccontextmanager
@@ -238,7 +237,7 @@ async def connected(folder: Path, *, most: int = 4) -> AsyncIterator[tuple[Pipel
         yield client, process
     finally:
         client.close()
-        process.service.stop()
+        await process.service.stop()
         process.clients.close()
         await asyncio.sleep(0)  # sockets close at the end of a tick
 

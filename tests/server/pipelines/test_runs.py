@@ -16,11 +16,10 @@ import pytest
 
 from embedline import AsyncClient
 from embedline.pipelines import pipeline, step
-from server.features.pipelines.client import PipelinesClient
 from server.features.pipelines.loading import PipelinesUnusable
-from server.features.pipelines.messages import Run
+from server.features.pipelines.main import Clients, Runs
+from server.features.pipelines.messages import PipelinesClient, Run
 from server.features.pipelines.routes import RunPipeline
-from server.features.pipelines.runs import Clients, Runs
 from server.http.body import BodyReader
 from server.requests.errors import (
     DeadlineExceeded,
@@ -164,7 +163,7 @@ async def test_what_a_step_says_of_a_wrong_input_is_cut(tmp_path: Path) -> None:
 
 
 async def test_a_request_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.features.pipelines.client._GRACE_SECONDS", PATIENCE)
+    monkeypatch.setattr("server.features.pipelines.messages._GRACE_SECONDS", PATIENCE)
     async with connected(tmp_path) as (client, _):
         with pytest.raises(DeadlineExceeded, match="pipeline waits did not end before the request's deadline"):
             await run(client, "waits", seconds=0.5)
@@ -194,19 +193,8 @@ async def test_runs_have_a_bound(tmp_path: Path) -> None:
     assert refused.value.retry_after == 1.0
 
 
-async def test_a_process_that_ends_refuses_its_runs(tmp_path: Path) -> None:
-    async with connected(tmp_path) as (client, process):
-        asked = asyncio.create_task(run(client, "waits"))
-        await gates[-1].began.wait()
-        process.service.stop()
-        with pytest.raises(NotReady) as refused:
-            await asked
-        await gates[-1].ended.wait()  # nobody waits for it
-    assert refused.value.retry_after == 2.0
-
-
 async def test_a_process_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.features.pipelines.client._START_SECONDS", 0.001)
+    monkeypatch.setattr("server.features.rpc._START_SECONDS", 0.001)
     client = PipelinesClient(str(tmp_path / "nobody.sock"))
     client.open()
     calls: list[Callable[[], Any]] = [client.listing, lambda: run(client, "waits")]
@@ -246,7 +234,7 @@ async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch:
         made.append(run.pipeline)
         return [b'"%s"' % (b"x" * (8 << 20))]
 
-    monkeypatch.setattr("server.features.pipelines.runs._body", large)
+    monkeypatch.setattr("server.features.pipelines.main._body", large)
     async with connected(tmp_path, most=8) as (client, process):
         await client.listing()
         client._link._connection._transport.pause_reading()  # type: ignore[union-attr]
@@ -269,7 +257,7 @@ async def test_keys_take_turns_with_their_answers(tmp_path: Path, monkeypatch: p
         made.append(run.owner)
         return [b"x" * (8 << 20)]
 
-    monkeypatch.setattr("server.features.pipelines.runs._body", large)
+    monkeypatch.setattr("server.features.pipelines.main._body", large)
     async with connected(tmp_path, most=64) as (client, process):
         await client.listing()
         client._link._connection._transport.pause_reading()  # type: ignore[union-attr]

@@ -4,92 +4,28 @@ that counts. It is a line of output or of errors, as OpenAI has them.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from server.features.jobs.batches.lines import Line, LineProblem, LineRequest, custom_id_of, request_of
 from server.features.jobs.batches.outputs import RAW, rows_of
 from server.features.jobs.batches.state import BatchState
-from server.features.jobs.http_client import (
-    BUSY,
-    FAILED_FOR_NOW,
-    AnswerTooLarge,
-    ConnectionLost,
-    HttpAnswer,
-    HttpConnection,
-)
-from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
+from server.features.jobs.pace import Lane, Postponed
+from server.features.jobs.types import RetryPolicy
 
 if TYPE_CHECKING:
     import numpy as np
 
 MAX_ANSWER_BYTES = 8 << 20  # of one line
-_MAX_ATTEMPTS = 3  # that were computed, or lost on the way
-_MAX_LOST = 10
-_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0  # seconds between two attempts, doubling
+_RETRY = RetryPolicy(max_attempts=3, initial_delay_ms=200, max_delay_ms=5000)
 _JSON = "application/json"
 
 
-class Ask(Protocol):
-    """The server's answer after all attempts. Raises AnswerTooLarge, ConnectionLost, Postponed."""
-
-    def __call__(
-        self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str
-    ) -> Awaitable[HttpAnswer]: ...
-
-
-class Asking:
-    """Shares the pace with async requests.
-
-    path, secret  as `server.features.jobs.runner.Target` has them
-    """
-
-    def __init__(self, path: str, secret: str, pace: Pace) -> None:
-        self._path = path
-        self._secret = secret
-        self._pace = pace
-        self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
-
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
-        """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge, Postponed."""
-        headers = [
-            ("accept", accept),
-            ("x-embedline-class", "bulk"),
-            ("x-embedline-jobs", self._secret),
-            ("x-embedline-owner", lane.owner),
-            ("x-request-id", request_id),
-        ]
-        attempts, lost, pause = 0, 0, _FIRST_PAUSE
-        while True:
-            try:
-                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
-                    answer = await self._answer(route, headers, body)
-                    self._pace.learn(lane.owner, answer)
-                if answer.status in BUSY:
-                    continue  # the pace waits
-                attempts += 1
-                if answer.status not in FAILED_FOR_NOW or attempts == _MAX_ATTEMPTS:
-                    return answer
-            except ConnectionLost:
-                lost += 1
-                if lost == _MAX_LOST:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE)
-
-    async def _answer(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
-        connection = self._idle.pop() if self._idle else HttpConnection(self._path)
-        try:
-            return await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
-        finally:
-            self._idle.append(connection)  # one that was lost connects again
-
-    def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
+Ask = Callable[..., Awaitable[HttpAnswer]]  # as SelfClient.ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +90,15 @@ class LineAnswers:
             raise TimeoutError
         async with asyncio.timeout(seconds):
             accept = RAW if self._dtype else _JSON
-            answer = await self._ask(lane, request.url, bytes(request.body), line_id, accept=accept)
+            answer = await self._ask(
+                lane,
+                request.url,
+                bytes(request.body),
+                line_id,
+                headers=[("accept", accept)],
+                retry=_RETRY,
+                max_bytes=MAX_ANSWER_BYTES,
+            )
         if self._dtype is None or answer.status != 200:
             return Answered(line, answered(line_id, request.custom_id, answer), answer.status != 200)
         return Answered(line, rows_of(request.custom_id, answer, self._dtype), False)

@@ -17,8 +17,9 @@ from server.features.jobs.batches.outputs import FORMATS
 from server.features.jobs.batches.run import BatchRun, Slots
 from server.features.jobs.batches.state import ENDED, KIND, OPEN, BatchState, ClaimLost, Holder, Saved, state_of
 from server.features.jobs.files import Files, new_id
-from server.features.jobs.store.store import DocumentStore, Signal, StoreError, StoreUnavailable
+from server.features.jobs.store.store import DocumentStore, Signal, StoreError, StoreFull, StoreUnavailable
 from server.features.jobs.types import Document
+from server.requests.errors import Conflict, InvalidRequest
 
 MAX_RUNNING = 4  # at a time; the others that have begun take turns with them
 _MAX_BEGUN, _MAX_BEGUN_OF_ONE = 64, 16  # and an owner's first, whatever others have
@@ -38,28 +39,8 @@ _PAGE = 500  # documents at a time
 logger = logging.getLogger("embedline.jobs")
 
 
-class BatchProblem(ValueError):
-    """A batch that can't be made. The message is for the client, `param` the field that is wrong."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class TooManyBatches(Exception):
-    """As many as may be run and wait."""
-
-
-class BatchOpen(Exception):
-    """A batch that has not ended can't be deleted. The message is for the client."""
-
-
-class FileInUse(Exception):
-    """A file that a batch reads or writes can't be deleted. The message is for the client."""
-
-
 class Batches:
-    """`run` runs them until it is cancelled. Everything else raises what the store raises."""
+    """`run` runs them until it is cancelled. Everything else raises RequestError, and what the store raises."""
 
     def __init__(
         self,
@@ -90,9 +71,9 @@ class Batches:
     async def create(
         self, owner: str, *, endpoint: str, input_file_id: str, completion_window: str, metadata: Mapping[str, str]
     ) -> BatchState:
-        """Raises BatchProblem, TooManyBatches."""
+        """Raises InvalidRequest, and StoreFull where as many as may be run and wait."""
         if endpoint not in ENDPOINTS:
-            raise BatchProblem(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
+            raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
         _check_metadata(metadata)
         if (output_format := metadata.get("output_format", "jsonl")) != "jsonl":
             _check_format(output_format, endpoint)
@@ -111,17 +92,17 @@ class Batches:
         )
         async with self._creating:
             if await self._files.info(owner, input_file_id) is None:
-                raise BatchProblem("input_file_id is not the id of a file", "input_file_id")
+                raise InvalidRequest("input_file_id is not the id of a file", param="input_file_id")
             owners = [document.owner for document in await self._open()]
             if owners.count(owner) >= min(_MAX_OPEN_OF_ONE, MAX_OPEN - len(owners)):
-                raise TooManyBatches(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
+                raise StoreFull(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
             await self._documents.put(state.document(owner))
         self._saved(state, state)
         self._changed.set()
         return state
 
     async def delete_file(self, owner: str, file_id: str) -> bool:
-        """Whether there was one. Raises FileInUse."""
+        """Whether there was one. Raises Conflict where a batch reads or writes it."""
         async with self._creating:
             for document in await self._open():
                 state = state_of(document)
@@ -130,17 +111,18 @@ class Batches:
                     state.output_file_id,
                     state.error_file_id,
                 ):
-                    raise FileInUse(f"{state.id} needs this file until it has ended; it can be cancelled")
+                    message = f"{state.id} needs this file until it has ended; it can be cancelled"
+                    raise Conflict(message, param="file_id")
             hidden = await self._files.hide(owner, file_id)
         if hidden is not None:
             await self._files.removal.remove(hidden)
         return hidden is not None
 
     async def delete(self, owner: str, batch_id: str) -> bool:
-        """Whether there was one; its files stay. Raises BatchOpen."""
+        """Whether there was one; its files stay. Raises Conflict for one that has not ended."""
         document = await self._documents.get(owner, KIND, batch_id)
         if document is not None and not state_of(document).has_ended:
-            raise BatchOpen("this batch has not ended; it can be cancelled first")
+            raise Conflict("this batch has not ended; it can be cancelled first", param="batch_id")
         return document is not None and await self._documents.delete(owner, KIND, batch_id)
 
     async def get(self, owner: str, batch_id: str) -> BatchState | None:
@@ -148,9 +130,9 @@ class Batches:
         return state_of(document) if document is not None else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[BatchState]:
-        """Raises BatchProblem where `after` is no batch."""
+        """Raises InvalidRequest where `after` is no batch."""
         if after is not None and await self._documents.get(owner, KIND, after) is None:
-            raise BatchProblem("after is not the id of a batch", "after")
+            raise InvalidRequest("after is not the id of a batch", param="after")
         return [state_of(one) for one in await self._documents.newest(owner, KIND, after=after, limit=limit)]
 
     async def cancel(self, owner: str, batch_id: str) -> BatchState | None:
@@ -296,28 +278,30 @@ class Batches:
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > _MAX_METADATA:
-        raise BatchProblem(f"metadata may have {_MAX_METADATA} pairs", "metadata")
+        raise InvalidRequest(f"metadata may have {_MAX_METADATA} pairs", param="metadata")
     for number, (name, value) in enumerate(metadata.items()):
         if len(name) > _MAX_NAME or len(value) > _MAX_VALUE:
             bounds = f"{_MAX_NAME} characters, or its value over {_MAX_VALUE}"
-            raise BatchProblem(f"the key of metadata's pair {number} has over {bounds}", "metadata")
+            raise InvalidRequest(f"the key of metadata's pair {number} has over {bounds}", param="metadata")
 
 
 def _check_format(output_format: str, endpoint: str) -> None:
     if output_format not in FORMATS:
-        raise BatchProblem(f"metadata.output_format must be one of jsonl, {', '.join(FORMATS)}", "metadata")
+        raise InvalidRequest(f"metadata.output_format must be one of jsonl, {', '.join(FORMATS)}", param="metadata")
     if endpoint != "/v1/embeddings":
-        raise BatchProblem(f"metadata.output_format {output_format} is for /v1/embeddings alone", "metadata")
+        raise InvalidRequest(f"metadata.output_format {output_format} is for /v1/embeddings alone", param="metadata")
     if importlib.util.find_spec("pyarrow") is None:
         message = "needs pyarrow, which this server does not have: pip install 'embedline[backfill]'"
-        raise BatchProblem(f"metadata.output_format {output_format} {message}", "metadata")
+        raise InvalidRequest(f"metadata.output_format {output_format} {message}", param="metadata")
 
 
 def _seconds(window: str) -> int:
     number, unit = window[:-1], window[-1:]
     seconds = int(number) * _UNITS[unit] if _NUMBER.fullmatch(number) and unit in _UNITS else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
-        raise BatchProblem("completion_window must be a number and m, h or d, at most 30 days", "completion_window")
+        raise InvalidRequest(
+            "completion_window must be a number and m, h or d, at most 30 days", param="completion_window"
+        )
     return seconds
 
 

@@ -2,13 +2,10 @@
 
 https://docs.baseten.co/inference/async. `route` is ours, and so are bodies of over 256 KiB. A hot route, in front of
 FastAPI: to keep a request must not cost a frontend more than to answer it.
-
-What the jobs process refuses becomes an error of a request here, for all routes of jobs.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -16,33 +13,15 @@ import msgspec
 from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
-from server.features.jobs.messages import MAX_BODY_BYTES, Reason, Refused
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import MAX_BODY_BYTES, JobsClient
 from server.http.request import HeaderList, PassOn, Read
-from server.requests.errors import (
-    Conflict,
-    EngineFailed,
-    InvalidRequest,
-    MalformedBody,
-    NotFound,
-    NotReady,
-    PayloadTooLarge,
-    RequestError,
-)
+from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge
 
 PLACE = ("POST", "/async_predict")
 _ROUTES = frozenset(route.path for route in ROUTES)
 _DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
 _KEY = re.compile(rb"[!-~]{1,255}")
 _MAX_ACCEPT = 256  # characters
-_ERRORS: dict[Reason, type[RequestError]] = {
-    Reason.FULL: NotReady,
-    Reason.UNAVAILABLE: NotReady,
-    Reason.CONFLICT: Conflict,
-    Reason.NOT_FOUND: NotFound,
-    Reason.INVALID: InvalidRequest,
-    Reason.FAILED: EngineFailed,
-}
 
 
 class RetryConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -92,10 +71,8 @@ class AsyncPredict:
             raise _too_large()
         keys = [value for name, value in headers if name == b"idempotency-key"]
         fields = _fields(await read(_decode), by_name, keys)
-        model_input = fields.pop("model_input")
-        with calling():
-            reply = await self._jobs.call("add", owner, fields, model_input)
-        body = msgspec.json.encode(Accepted(reply.fields["request_id"]))
+        added = (await self._jobs.call("add", owner, **fields)).value
+        body = msgspec.json.encode(Accepted(added["request_id"]))
         return Answer(202, [(b"content-type", b"application/json")], body)
 
 
@@ -115,7 +92,7 @@ def _decode(body: bytes) -> AsyncPredictBody:
 def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes], keys: Sequence[bytes]) -> dict[str, Any]:
     """As the jobs process takes them. Raises InvalidRequest."""
     fields: dict[str, Any] = {
-        "model_input": bytes(body.model_input),
+        "body": bytes(body.model_input),
         "route": body.route or _DEFAULT_ROUTE,
         "priority": body.priority,
         "max_time_in_queue": float(body.max_time_in_queue_seconds),
@@ -146,15 +123,3 @@ def _refuse_other_than_utf8(body: bytes) -> None:
 
 def _too_large() -> PayloadTooLarge:
     return PayloadTooLarge(f"the body has more than the {MAX_BODY_BYTES} bytes of an async request")
-
-
-@contextlib.contextmanager
-def calling() -> Iterator[None]:
-    """Around a call of the jobs process. Raises RequestError in place of Refused."""
-    try:
-        yield
-    except Refused as refused:
-        reason = f"jobs_{refused.reason}" if _ERRORS[refused.reason] is NotReady else ""
-        raise _ERRORS[refused.reason](
-            refused.message, param=refused.param, retry_after=refused.retry_after, reason=reason
-        ) from None

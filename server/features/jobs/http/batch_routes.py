@@ -15,11 +15,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from server.dialects.reading.json_body import parse_body
-from server.features.jobs.http.async_predict import calling
-from server.features.jobs.messages import Fields, Refused, Reply
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import JobsClient
 from server.http.body import IS_HEAD, OWNER, ClientLeft
-from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge, UnsupportedMedia
+from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge, RequestError, UnsupportedMedia
 from wire.frames import Buffer
 
 PIECE_BYTES = 256 * 1024  # of a file whose client may not go on
@@ -46,6 +44,7 @@ class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
 
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 
 
@@ -56,32 +55,21 @@ class BatchRoutes:
         self._jobs = jobs
 
     async def upload(self, request: Request) -> Response:
-        with calling():
-            return JSONResponse(await received(request, self._jobs, request.scope[OWNER]))
-
-    async def files(self, request: Request) -> Response:
-        return await self._page("file_list", request)
-
-    async def file(self, request: Request) -> Response:
-        return JSONResponse((await self._call("file_view", request, request.path_params)).fields)
-
-    async def delete_file(self, request: Request) -> Response:
-        await self._call("file_delete", request, request.path_params)
-        return JSONResponse({"id": request.path_params["file_id"], "object": "file", "deleted": True})
+        return JSONResponse(await received(request, self._jobs, request.scope[OWNER]))
 
     async def content(self, request: Request) -> Response:
         """All bytes, a piece at a time."""
-        info = (await self._call("file_view", request, request.path_params)).fields
+        owner = request.scope[OWNER]
+        info = (await self._jobs.call("file_view", owner, **request.path_params)).value
         is_head = request.scope.get(IS_HEAD, False)
-        asked = {"file_id": info["id"], "offset": 0, **({"count": 1} if is_head else {})}
-        first = (await self._call("file_read", request, asked)).body
+        asked: dict[str, Any] = {"count": 1} if is_head else {}
+        first = (await self._jobs.call("file_read", owner, file_id=info["id"], offset=0, **asked)).body
         headers = {"content-type": "application/octet-stream"}
         if is_head:
             return Response(headers={**headers, "content-length": str(info["bytes"])})
-        jobs = self._jobs
 
         async def more(offset: int) -> Buffer:
-            return (await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})).body
+            return (await self._jobs.call("file_read", owner, file_id=info["id"], offset=offset)).body
 
         return in_pieces(first, info["bytes"], more, headers=headers)
 
@@ -93,30 +81,38 @@ class BatchRoutes:
                 raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
         new = parse_body(_NEW_BATCH, bytes(body))
         fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
-        return JSONResponse((await self._call("batch_create", request, fields)).fields)
+        return JSONResponse(await self._call("batch_create", request, fields))
 
-    async def batches(self, request: Request) -> Response:
-        return await self._page("batch_list", request)
+    def one(self, what: str) -> Endpoint:
+        """What a call about one file or batch gives."""
 
-    async def batch(self, request: Request) -> Response:
-        return JSONResponse((await self._call("batch_view", request, request.path_params)).fields)
+        async def endpoint(request: Request) -> Response:
+            return JSONResponse(await self._call(what, request, request.path_params))
 
-    async def cancel(self, request: Request) -> Response:
-        return JSONResponse((await self._call("batch_cancel", request, request.path_params)).fields)
+        return endpoint
 
-    async def delete_batch(self, request: Request) -> Response:
-        await self._call("batch_delete", request, request.path_params)
-        return JSONResponse({"id": request.path_params["batch_id"], "object": "batch", "deleted": True})
+    def deleting(self, kind: str) -> Endpoint:
+        """The end of a file or a batch."""
 
-    async def _page(self, what: str, request: Request) -> Response:
-        _check_list(request)
-        limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
-        fields = {"after": request.query_params.get("after"), "limit": limit}
-        return JSONResponse((await self._call(what, request, fields)).fields)
+        async def endpoint(request: Request) -> Response:
+            await self._call(f"{kind}_delete", request, request.path_params)
+            return JSONResponse({"id": request.path_params[f"{kind}_id"], "object": kind, "deleted": True})
 
-    async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
-        with calling():
-            return await self._jobs.call(what, request.scope[OWNER], dict(fields))
+        return endpoint
+
+    def listing(self, kind: str) -> Endpoint:
+        """A page of files or batches."""
+
+        async def endpoint(request: Request) -> Response:
+            _check_list(request)
+            limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
+            fields = {"after": request.query_params.get("after"), "limit": limit}
+            return JSONResponse(await self._call(f"{kind}_list", request, fields))
+
+        return endpoint
+
+    async def _call(self, what: str, request: Request, fields: Mapping[str, Any]) -> Any:
+        return (await self._jobs.call(what, request.scope[OWNER], **fields)).value
 
 
 def _check_list(request: Request) -> None:
@@ -157,7 +153,7 @@ async def _pieces(piece: Buffer, num_bytes: int, more: Callable[[int], Awaitable
         if offset < num_bytes:
             try:
                 piece = await more(offset)
-            except Refused:
+            except RequestError:
                 return  # fewer bytes than announced: the client sees that it is not whole
 
 
@@ -216,8 +212,8 @@ class _Form:
         self.has_ended = True
 
 
-async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
-    """What is known of the file, once all of it is kept. Raises RequestError, Refused, ClientLeft."""
+async def received(request: Request, jobs: JobsClient, owner: str) -> dict[str, Any]:
+    """What is known of the file, once all of it is kept. Raises RequestError, ClientLeft."""
     form = _Form()
     parser = _parser(request, form)
     length = request.headers.get("content-length")
@@ -228,17 +224,17 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
         async for chunk in _chunks(request):
             _write(parser, chunk)
             if form.filename is not None and file_id is None:
-                begun = await jobs.call("file_begin", owner, {"filename": form.filename, "most": int(length)})
-                file_id = str(begun.fields["file_id"])
+                begun = await jobs.call("file_begin", owner, filename=form.filename, most=int(length))
+                file_id = str(begun.value["file_id"])
             while len(form.chunks) >= PIECE_BYTES or (form.has_ended and form.chunks):
                 piece = bytes(form.chunks[:PIECE_BYTES])
                 del form.chunks[:PIECE_BYTES]
-                await jobs.call("file_append", owner, {"file_id": file_id}, piece)
+                await jobs.call("file_append", owner, body=piece, file_id=file_id)
         if not form.has_ended or file_id is None:
             raise MalformedBody("the form has no file, or no end")
         if bytes(form.fields.get("purpose", b"")) != _PURPOSE.encode():
             raise InvalidRequest(f"purpose must be {_PURPOSE}", param="purpose")
-        ended = (await jobs.call("file_end", owner, {"file_id": file_id}, seconds=_END_SECONDS)).fields
+        ended: dict[str, Any] = (await jobs.call("file_end", owner, timeout_s=_END_SECONDS, file_id=file_id)).value
         file_id = None
         return ended
     finally:
@@ -248,8 +244,8 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
 
 async def _abandon(jobs: JobsClient, owner: str, file_id: str) -> None:
     try:
-        await jobs.call("file_abandon", owner, {"file_id": file_id})
-    except Refused:
+        await jobs.call("file_abandon", owner, file_id=file_id)
+    except RequestError:
         return  # the process has ended, and forgets it by itself
 
 

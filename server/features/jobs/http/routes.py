@@ -14,11 +14,11 @@ from fastapi.responses import JSONResponse
 
 from server.dialects.writing.error_shapes import openai_error
 from server.features.jobs.feature import JOBS
-from server.features.jobs.http.async_predict import PLACE, Accepted, AsyncPredict, AsyncPredictBody, calling
+from server.features.jobs.http.async_predict import PLACE, Accepted, AsyncPredict, AsyncPredictBody
 from server.features.jobs.http.batch_routes import BatchRoutes, NewBatch, in_pieces
-from server.features.jobs.messages import Fields, Reply
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import JobsClient
 from server.features.jobs.types import Status
+from server.features.rpc import Answer
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Authority
@@ -118,15 +118,15 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None = None) -> None:
         ("GET", "/async_queue_status", routes.queue_status),
         ("GET", "/jobs", routes.jobs),
         ("POST", "/v1/files", of_batches.upload),
-        ("GET", "/v1/files", of_batches.files),
-        ("GET", "/v1/files/{file_id}", of_batches.file),
-        ("DELETE", "/v1/files/{file_id}", of_batches.delete_file),
+        ("GET", "/v1/files", of_batches.listing("file")),
+        ("GET", "/v1/files/{file_id}", of_batches.one("file_view")),
+        ("DELETE", "/v1/files/{file_id}", of_batches.deleting("file")),
         ("GET", "/v1/files/{file_id}/content", of_batches.content),
         ("POST", "/v1/batches", of_batches.create),
-        ("GET", "/v1/batches", of_batches.batches),
-        ("GET", "/v1/batches/{batch_id}", of_batches.batch),
-        ("DELETE", "/v1/batches/{batch_id}", of_batches.delete_batch),
-        ("POST", "/v1/batches/{batch_id}/cancel", of_batches.cancel),
+        ("GET", "/v1/batches", of_batches.listing("batch")),
+        ("GET", "/v1/batches/{batch_id}", of_batches.one("batch_view")),
+        ("DELETE", "/v1/batches/{batch_id}", of_batches.deleting("batch")),
+        ("POST", "/v1/batches/{batch_id}/cancel", of_batches.one("batch_cancel")),
     ):
         app.add_api_route(path, endpoint, methods=[method], **documented(method, path))
 
@@ -143,14 +143,14 @@ class _Routes:
 
     async def view(self, request: Request) -> Response:
         """Status, webhook's status, times and errors."""
-        return JSONResponse(_shown((await self._call("view", request)).fields))
+        return JSONResponse(_shown((await self._call("view", request)).value))
 
     async def result(self, request: Request) -> Response:
         """What the route answered, byte for byte and a piece at a time; 202 until then."""
-        reply = await self._call("result", request)
-        result = reply.fields.get("result")
+        first = await self._call("result", request)
+        result = first.value.get("result")
         if result is None:
-            view = reply.fields["view"]
+            view = first.value["view"]
             if view["status"] in _UNENDED:
                 return JSONResponse(_shown(view), status_code=202, headers=_ASK_AGAIN)
             raise Conflict(f"this request has no result: its status is {view['status']}")
@@ -160,21 +160,20 @@ class _Routes:
             return Response(status_code=result["status_code"], headers=headers)
 
         async def more(offset: int) -> Buffer:
-            fields = {**request.path_params, "offset": offset}
-            return (await self._jobs.call("result", request.scope[OWNER], fields)).body
+            return (await self._call("result", request, offset=offset)).body
 
-        return in_pieces(reply.body, result["bytes"], more, status=result["status_code"], headers=headers)
+        return in_pieces(first.body, result["bytes"], more, status=result["status_code"], headers=headers)
 
     async def cancel(self, request: Request) -> Response:
         """Only while it is QUEUED."""
-        fields = (await self._call("cancel", request)).fields
+        fields = (await self._call("cancel", request)).value
         if not fields["canceled"]:
             raise Conflict(f"only a request that is QUEUED can be canceled, and this one is {fields['view']['status']}")
         return JSONResponse({**_shown(fields["view"]), "canceled": True})
 
     async def queue_status(self, request: Request) -> Response:
         """In Baseten's words."""
-        counts = (await self._call("counts", request)).fields
+        counts = (await self._call("counts", request)).value
         return JSONResponse(
             {
                 "model_id": "embedline",
@@ -186,17 +185,16 @@ class _Routes:
 
     async def jobs(self, request: Request) -> Response:
         """What waits, by priority, how long, and how much room it takes; the batches that are open, and the files."""
-        counts = (await self._call("counts", request)).fields
+        counts = (await self._call("counts", request)).value
         queued = {str(priority): number for priority, number in enumerate(counts.pop("queued"))}
-        documents = (await self._call("document_counts", request)).fields
+        documents = (await self._call("document_counts", request)).value
         return JSONResponse({"queued": queued, **counts, **documents})
 
-    async def _call(self, what: str, request: Request) -> Reply:
-        with calling():
-            return await self._jobs.call(what, request.scope[OWNER], dict(request.path_params))
+    async def _call(self, what: str, request: Request, **fields: Any) -> Answer:
+        return await self._jobs.call(what, request.scope[OWNER], **request.path_params, **fields)
 
 
-def _shown(view: Fields) -> dict[str, Any]:
+def _shown(view: dict[str, Any]) -> dict[str, Any]:
     """As Baseten shows it, with route and priority beside it."""
     times = {name: datetime.fromtimestamp(view[name], UTC).isoformat() for name in ("created_at", "status_at")}
     return {**view, "model_id": "embedline", "deployment_id": "embedline", **times}

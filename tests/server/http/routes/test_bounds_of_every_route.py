@@ -16,8 +16,8 @@ from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.features.jobs.http.routes import JobsPart
-from server.features.jobs.messages import Reply
-from server.features.jobs.rpc import JobsClient
+from server.features.jobs.messages import JobsClient
+from server.features.rpc import Answer
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
@@ -45,15 +45,15 @@ class Jobs(JobsClient):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def call(self, what: str, owner: str, fields: Any = None, body: Any = b"", *, seconds: float = 0.0) -> Reply:
+    async def call(self, what: str, owner: str, **fields: Any) -> Answer:
         self.asked.append(what)
         size = 3 * len(LARGE)
         result = {"status_code": 200, "headers": [], "content_type": "application/json", "bytes": size}
         counts = {"queued": [0, 0, 0], "in_progress": 0, "canceled": True}
         view = {"created_at": 1.0, "status_at": 2.0}
         given = {"id": "file-1", "file_id": "file-1", "bytes": size, "request_id": "1", "result": result, "view": view}
-        offset = (fields or {}).get("offset", 0)
-        return Reply({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
+        offset = fields.get("offset", 0)
+        return Answer({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
 
 
 def other_routes() -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ class FakeServer:
     asked: list[str] = field(default_factory=list)  # ids, in order
     status: int = 200
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         self.asked.append(request_id)
         return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
 
@@ -47,11 +47,11 @@ class Gate(FakeServer):
         self.count = sys.maxsize
         self._open.set()
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         if len(self.asked) >= self.count:
             self.closed.set()
             await self._open.wait()
-        return await super().ask(lane, route, body, request_id, accept=accept)
+        return await super().ask(lane, route, body, request_id, **more)
 
 
 @dataclass

@@ -16,12 +16,11 @@ from server.features.jobs.batches import lines as batch_lines
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.batches import run as slots_module
 from server.features.jobs.batches.answers import LineAnswers
-from server.features.jobs.batches.batches import TooManyBatches
 from server.features.jobs.batches.run import Slots
 from server.features.jobs.gauges import BatchGauges
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Lane, Pace
-from server.features.jobs.store.store import StoreLimits
+from server.features.jobs.store.store import StoreFull, StoreLimits
 from tests.server.jobs.batches.fake_batches import (
     JSON,
     FakeServer,
@@ -52,15 +51,15 @@ class Paced(FakeServer):
         self.silent = silent
         self.pace = Pace(1)
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         while True:
             async with self.pace.turn(lane):
                 if lane.owner in self.silent:
-                    self.pace.learn(lane.owner, HttpAnswer(429, {"retry-after": "30"}, b""))
+                    self.pace.refused(lane.owner, 30.0)
                     continue
-                self.pace.learn(lane.owner, HttpAnswer(200, {}, b""))
+                self.pace.answered(lane.owner)
                 await asyncio.sleep(0.001)  # a long batch takes seconds
-                return await super().ask(lane, route, body, request_id, accept=accept)
+                return await super().ask(lane, route, body, request_id, **more)
 
 
 @pytest.mark.parametrize("owners", ["aaaa", "aaaabbbb", "abcd", "eeee", "aaaaaaaaaaaae"])
@@ -165,7 +164,7 @@ async def test_a_line_that_fails_again_and_again_ends_although_others_wait(tmp_p
     """Else its attempts would begin anew in each turn."""
 
     class Failing(Paced):
-        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
             for attempt in range(3):
                 async with self.pace.turn(lane, has_begun=attempt > 0):
                     await asyncio.sleep(0.001)
@@ -187,7 +186,7 @@ async def test_a_key_with_many_batches_leaves_room_for_anothers(
         file_ids = {owner: await place.uploaded(b"{}", owner) for owner in "abcdez"}
         made = dict.fromkeys("abcde", 0)
         for owner in "abcde" * 5:
-            with suppress(TooManyBatches):
+            with suppress(StoreFull):
                 await place.made(b"", owner=owner, input_id=file_ids[owner])
                 made[owner] += 1
         assert all(made.values())

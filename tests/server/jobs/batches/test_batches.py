@@ -12,10 +12,11 @@ import pytest
 from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import lines as batch_lines
 from server.features.jobs.batches import run as batch_run
-from server.features.jobs.batches.batches import BatchProblem, FileInUse, TooManyBatches
 from server.features.jobs.batches.outputs import Output
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Lane
+from server.features.jobs.store.store import StoreFull
+from server.requests.errors import Conflict, InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio
@@ -104,7 +105,7 @@ async def test_what_no_decoder_takes_in_a_body_comes_to_the_server_as_it_is(tmp_
     asked = list[bytes]()
 
     class Refusing(FakeServer):
-        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
             asked.append(body)
             return HttpAnswer(400, {"content-type": "application/json"}, b'{"error":{"param":"input[1]"}}')
 
@@ -181,7 +182,7 @@ async def test_what_can_not_be_a_batch_is_refused_by_name(tmp_path: Path, change
             "completion_window": "24h",
             "metadata": {},
         }
-        with pytest.raises(BatchProblem) as caught:
+        with pytest.raises(InvalidRequest) as caught:
             await place.batches.create("", **{**given, **changes})
     assert caught.value.param == param
 
@@ -281,7 +282,7 @@ async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, m
     asked: set[str] = set()
 
     class Noting(Gate):
-        async def ask(self, lane: Lane, *rest: Any, accept: str) -> HttpAnswer:
+        async def ask(self, lane: Lane, *rest: Any, **more: Any) -> HttpAnswer:
             asked.add(lane.owner)
             if asked == {"", "other"}:
                 self.closed.set()
@@ -303,7 +304,7 @@ async def test_no_more_batches_than_may_be_open(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(batches_module, "_MAX_OPEN_OF_ONE", 2)
     async with opened(tmp_path, FakeServer()) as place:
         first, _ = [await place.made(joined(input_lines(1))) for _ in range(2)]
-        with pytest.raises(TooManyBatches):
+        with pytest.raises(StoreFull):
             await place.made(joined(input_lines(1)))
         await place.made(joined(input_lines(1)), owner="other")
         await ended(place, first)
@@ -316,12 +317,12 @@ async def test_files_of_a_batch_that_has_not_ended_stay(tmp_path: Path) -> None:
         state = await place.batches.get("", batch_id)
         assert state is not None
         for file_id in (state.input_file_id, state.output_file_id):
-            with pytest.raises(FileInUse, match=batch_id):
+            with pytest.raises(Conflict, match=batch_id):
                 await place.batches.delete_file("", file_id)
         await ended(place, batch_id)
         assert await place.batches.delete_file("", state.input_file_id)
         assert await place.batches.delete_file("", state.output_file_id)
-        with pytest.raises(BatchProblem, match="input_file_id is not"):
+        with pytest.raises(InvalidRequest, match="input_file_id is not"):
             await place.made(b"", input_id=state.input_file_id)
 
 

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.features.jobs import gauges
 from server.features.jobs.batches.batches import Batches
-from server.features.jobs.calls import DocumentCounts
+from server.features.jobs.calls import Documents
 from server.features.jobs.files import Files
 from server.features.jobs.gauges import BatchGauges
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.messages import Call
 from server.features.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, when_ended
 from wire.metrics import Recorder
@@ -29,11 +29,11 @@ class Counted(Place):
     """Its clock stands 30 s after every batch was made."""
 
     metrics: Recorder
-    counts: DocumentCounts
+    counts: Documents
 
     async def told(self, owner: str) -> dict[str, Any]:
-        (handler,) = self.counts.handlers().values()
-        return (await handler(Call("document_counts", owner), memoryview(b""))).fields
+        told: dict[str, Any] = msgspec.to_builtins(await self.counts.document_counts(owner))
+        return told
 
     def counted(self) -> dict[tuple[str, ...], float]:
         return {tuple(key): value for *key, value in self.metrics.drain()["counts"]}
@@ -48,7 +48,7 @@ async def running(folder: Path, server: Any) -> AsyncIterator[Counted]:
     watching = BatchGauges(store.documents, metrics, title="jobs 0")
     batches = Batches(files, store.documents, ask=server.ask, saved=watching.saved, clock=lambda: 1_800_000_000.0)
     place = Counted(files, batches, store)
-    place.metrics, place.counts = metrics, DocumentCounts(store.documents, lambda: 1_800_000_030.0)
+    place.metrics, place.counts = metrics, Documents(files, batches, store.documents, lambda: 1_800_000_030.0)
     tasks = [asyncio.create_task(one.run()) for one in (batches, watching)]
     try:
         yield place

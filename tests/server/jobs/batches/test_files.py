@@ -7,9 +7,9 @@ import pytest
 
 from server.features.jobs import files as files_module
 from server.features.jobs.batches import run as batch_run
-from server.features.jobs.files import FileProblem, TooManyUploads
 from server.features.jobs.store.store import StoreFull, StoreLimits
 from server.features.jobs.types import Document
+from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio
@@ -19,12 +19,12 @@ MIB = 1 << 20
 async def test_an_upload_has_at_most_what_it_announced(tmp_path: Path) -> None:
     async with opened(tmp_path, FakeServer()) as place:
         file_id = await place.files.begin("", "in.jsonl", "batch", 3)
-        with pytest.raises(FileProblem, match="more bytes than were announced"):
+        with pytest.raises(InvalidRequest, match="more bytes than were announced"):
             await place.files.append("", file_id, memoryview(b"four"))
         assert await place.files.info("", file_id) is None
         await place.files.abandon("", file_id)
         assert not list((tmp_path / "files").iterdir())
-        with pytest.raises(FileProblem, match="not known"):
+        with pytest.raises(InvalidRequest, match="not known"):
             await place.files.end("", file_id)
 
 
@@ -34,12 +34,12 @@ async def test_uploads_under_way_are_bounded_and_idle_ones_make_room(
     monkeypatch.setattr(files_module, "_MAX_UPLOADS", 1)
     async with opened(tmp_path, FakeServer()) as place:
         first = await place.files.begin("", "in.jsonl", "batch", 3)
-        with pytest.raises(TooManyUploads):
+        with pytest.raises(StoreFull):
             await place.files.begin("", "in.jsonl", "batch", 3)
         await place.files.begin("other", "in.jsonl", "batch", 3)  # nobody can take another's place
         monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)
         await place.files.begin("", "in.jsonl", "batch", 3)
-        with pytest.raises(FileProblem, match="not known"):
+        with pytest.raises(InvalidRequest, match="not known"):
             await place.files.append("", first, memoryview(b"one"))
 
 
@@ -51,7 +51,7 @@ async def test_uploads_that_begin_together_are_bounded_too(tmp_path: Path, monke
             begun = [place.files.begin("", "in.jsonl", "batch", 3) for _ in range(5)]
             return await asyncio.gather(*begun, return_exceptions=True)
 
-        assert [type(one) for one in await begin()] == [str, str, *[TooManyUploads] * 3]
+        assert [type(one) for one in await begin()] == [str, str, *[StoreFull] * 3]
         monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)  # each of these drops what it finds
         assert [type(one) for one in await begin()] == [str] * 5
 

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ class Answers(FakeServer):
         self.size = size
         self.waits = asyncio.Event()
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         self.asked.append(request_id)
         if request_id.endswith(f"_{SLOW}"):
             self.waits.set()

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from server.features.jobs.batches import outputs
-from server.features.jobs.batches.batches import BatchProblem
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Lane
+from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
@@ -27,8 +27,8 @@ class RowsServer(FakeServer):
     dtype = "float32"
     failed = "0"
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
-        assert accept == outputs.RAW
+    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+        assert more["headers"] == [("accept", outputs.RAW)]
         self.asked.append(request_id)
         number = int(request_id.rpartition("_")[2])
         rows = np.full((2, number), number if number != 5 else 70_000, "<f4")
@@ -125,20 +125,20 @@ async def test_an_end_that_was_cut_off_is_done_again(
 @pytest.mark.parametrize("output_format", ["csv", "parquet", "PARQUET_F16", ""])
 async def test_an_unknown_format_is_refused(output_format: str, tmp_path: Path) -> None:
     async with opened(tmp_path, FakeServer()) as place:
-        with pytest.raises(BatchProblem, match="must be one of jsonl, parquet_f16, parquet_f32"):
+        with pytest.raises(InvalidRequest, match="must be one of jsonl, parquet_f16, parquet_f32"):
             await place.made(b"", output_format=output_format)
 
 
 async def test_without_pyarrow_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     async with opened(tmp_path, FakeServer()) as place:
-        with pytest.raises(BatchProblem, match="pip install"):
+        with pytest.raises(InvalidRequest, match="pip install"):
             await place.made(b"", output_format="parquet_f16")
 
 
 async def test_scores_have_no_parquet(tmp_path: Path) -> None:
     async with opened(tmp_path, FakeServer()) as place:
-        with pytest.raises(BatchProblem, match="/v1/embeddings alone"):
+        with pytest.raises(InvalidRequest, match="/v1/embeddings alone"):
             await place.batches.create(
                 "",
                 endpoint="/v1/score",

@@ -13,9 +13,9 @@ from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.batches.outputs import Output
 from server.features.jobs.batches.state import BatchState, Holder
-from server.features.jobs.files import FileProblem
 from server.features.jobs.store.store import StoreUnavailable
 from server.features.jobs.types import Document
+from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import (
     LEASE,
     FakeServer,
@@ -249,7 +249,7 @@ async def test_uploads_of_other_servers_stay_unless_they_are_old(tmp_path: Path)
         await first.files.append("", file_id, memoryview(b"one line\n"))
         clock.now += 3600
         await second.files.open()
-        with pytest.raises(FileProblem, match="not known"):
+        with pytest.raises(InvalidRequest, match="not known"):
             await first.files.end("", file_id)
         assert await second.files.info("", file_id) is None
 
