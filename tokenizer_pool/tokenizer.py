@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from tokenizer_pool.chat_template import ChatTemplate
 from tokenizer_pool.config_files import TokenizerError, has_token_types
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import load, load_as_it_stands
@@ -19,6 +19,9 @@ from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
 from tokenizer_pool.tasks import DecodedPiece, DetailedPiece, ScannedPiece, ScanPiece, Token
 from tokenizer_pool.token_ids import PROMPT_TOKEN
+
+if TYPE_CHECKING:
+    from tokenizer_pool.chat_template import ChatTemplate
 
 _UNKNOWN = "<unk>"  # the usual name, for kinds of tokenizers that do not say theirs
 _DIRECTIONS = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
@@ -120,15 +123,17 @@ class Tokenizer:
         return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
 
     @property
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> "ChatTemplate":
         """Raises TextRefused (NO_TEMPLATE) if the model has none."""
         if self._chat_template is None:
             raise TextRefused(Refusal.NO_TEMPLATE, -1)
         return self._chat_template
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate | None:
+    def _chat_template(self) -> "ChatTemplate | None":
         """Read once, also where there is none: that would be looked for again with each chat."""
+        from tokenizer_pool.chat_template import ChatTemplate  # its library takes a while to import
+
         try:
             return ChatTemplate(Path(self._spec.folder))
         except TextRefused:

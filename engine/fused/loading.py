@@ -38,8 +38,8 @@ from engine.rows.with_torch import load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, is_near, not_finite
 from engine.selftest.sample_ids import Sequences, trial
-from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
+from wire.files import check_owner
 
 logger = logging.getLogger("embedline.engine")
 

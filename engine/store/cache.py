@@ -19,9 +19,9 @@ from pathlib import Path
 
 from engine.machine.failures import one_line
 from engine.store import copies, manifest
-from engine.store.folder_rights import check_owner
 from engine.store.manifest import Json
 from engine.types import MAX_CACHE_BYTES, ModelError
+from wire.files import check_owner
 
 logger = logging.getLogger("embedline.engine")
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.store.folder_rights import check_owner
+from wire import files
 
 logger = logging.getLogger("embedline.engine")
 
@@ -31,7 +31,7 @@ def open_root(root: Path) -> None:
     """Make the root if it is not there, and remove what killed processes left in it. Raises OSError where this can't be
     done, or other users may write into it."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(root)
+    files.check_owner(root)
     for folder in root.glob(f"*{PARTIAL}"):
         with contextlib.suppress(OSError):
             _remove_unused(folder)
@@ -80,24 +80,13 @@ def use(copy: Path) -> None:
 def lock(folder: Path) -> int:
     """The descriptor that keeps other processes from removing the folder until it is closed. Raises OSError,
     FileNotFoundError if another process has removed it meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        folder.stat()
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return files.lock(folder, files.FOLDER, is_shared=True, waits=True)
 
 
 def remove_if_unused(folder: Path) -> None:
     """Raises BlockingIOError where a process uses it, and other OSErrors."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with files.locked(folder, files.FOLDER):
         shutil.rmtree(folder)
-    finally:
-        os.close(descriptor)
 
 
 def make_way(copy: Path, *, most_others: int) -> None:
@@ -122,7 +111,7 @@ def _last_use(folder: Path) -> int:
 
 @contextlib.contextmanager
 def of_this_user_alone() -> Iterator[None]:
-    """Set the umask so that the next start may use what is made (see engine.store.folder_rights.check_owner)."""
+    """Set the umask so that the next start may use what is made (see wire.files.check_owner)."""
     before = os.umask(0o077)
     try:
         yield
@@ -137,6 +126,5 @@ def _lock_file(copy: Path) -> Path:
 
 def _remove_unused(folder: Path) -> None:
     """Remove a copy or unfinished work. Raises BlockingIOError where a process uses it or is at work on it."""
-    with os.fdopen(os.open(_lock_file(folder.with_suffix("")), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with files.locked(_lock_file(folder.with_suffix(""))):
         remove_if_unused(folder)

@@ -13,9 +13,9 @@ from huggingface_hub import errors, get_session, set_client_factory, snapshot_do
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from engine.store.folder_rights import remedy
 from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS, check_snapshot, snapshot_in_part
 from engine.types import ModelError
+from wire.files import remedy
 
 logger = logging.getLogger("embedline.engine.hub")
 _TIMEOUT = 10.0  # seconds without a byte; the library's own for most requests, where it has any

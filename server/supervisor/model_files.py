@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from embedline.progress import Progress
 from engine.store import cache
-from engine.store.folder_rights import remedy
 from engine.store.model_source import ResolvedModel, resolve
 from engine.types import ModelError
 from server.feature import loaded
@@ -30,6 +29,7 @@ from server.features.table import FEATURES
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
+from wire.files import remedy
 from wire.placeholder import placeholder
 
 _OFF = "off"

@@ -1,6 +1,6 @@
 """The folder with the sockets of one running server: private to this user, removed when the server stops."""
 
-import fcntl
+import contextlib
 import os
 import secrets
 import shutil
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.settings.flag import SettingsError
+from wire import files
 
 _PREFIX = "embedline-"
 _MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
@@ -42,8 +43,7 @@ class SocketFolder:
             ) from None
         self._listeners: list[socket.socket] = []
         unlocked = self.path / "lock.new"
-        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # held as long as this process lives
+        self._lock = files.lock(unlocked)  # as long as this process lives
         unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
 
     def listen(self, name: str) -> tuple[socket.socket, str]:
@@ -100,14 +100,5 @@ def _made() -> Path:
 def _sweep(parent: Path) -> None:
     """Remove folders whose lock nobody holds."""
     for lock in parent.glob(f"{_PREFIX}*/lock"):
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # somebody else's, or gone by now
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), files.locked(lock, os.O_RDWR):  # or somebody else's, or gone by now
             shutil.rmtree(lock.parent, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)

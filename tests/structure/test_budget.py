@@ -21,21 +21,21 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_400, 242_200),
+    "server": (27_400, 242_150),
     "engine": (17_900, 168_200),
     "batch_manager": (2_180, 21_250),
     "tokenizer_pool": (2_370, 22_400),
-    "wire": (840, 8_050),
+    "wire": (900, 8_500),
     "embedline": (4_050, 35_900),
-    "core": (34_950, 322_500),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_950, 322_650),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 104_005,
-    "files of the product": 417,
+    "lines of the tests": 104_081,
+    "files of the product": 414,
     "folders of the product": 57,
-    "files with one importer that no registry names": 83,
+    "files with one importer that no registry names": 82,
     "imports of features by the core": 31,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,

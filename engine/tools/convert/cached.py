@@ -16,10 +16,10 @@ from pathlib import Path
 
 from engine.machine.failures import one_line
 from engine.store import copies, fingerprint, manifest
-from engine.store.folder_rights import check_owner, remedy
 from engine.tools.convert.conversion import Report, fill
 from engine.tools.convert.plan import Plan
 from engine.types import ModelError
+from wire.files import check_owner, remedy
 
 logger = logging.getLogger("embedline.engine")
 

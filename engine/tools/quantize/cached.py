@@ -12,10 +12,10 @@ from pathlib import Path
 
 from engine.machine.failures import one_line
 from engine.store import copies, fingerprint
-from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job
 from engine.tools.quantize.plan import BLOCK, Plan, plan
 from engine.types import ModelError
+from wire.files import check_owner, remedy
 
 logger = logging.getLogger("embedline.engine")
 

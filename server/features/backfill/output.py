@@ -5,7 +5,6 @@ it knows. A file there is whole or not at all.
 """
 
 import contextlib
-import fcntl
 import io
 import os
 import re
@@ -22,6 +21,7 @@ from server.features.backfill import plan
 from server.features.backfill.errors import BackfillError, RefusedJob, in_words
 from server.features.backfill.locations import check_no_secrets, local_path
 from server.features.backfill.plan import Plan
+from wire.files import lock, sync_folder
 
 MANIFEST = "manifest.json"
 _LOCK = ".lock"
@@ -97,15 +97,10 @@ class Folder:
     def _locked(self, path: Path) -> Callable[[], object]:
         """Make the file and lock it; what lets go and removes it. Raises BlockingIOError where another process has it,
         and OSError."""
-        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(lock).st_nlink:
-                raise BlockingIOError  # a process that just ended has removed it
-        except BaseException:
-            os.close(lock)
-            raise
-        return weakref.finalize(self, _let_go, path, lock)
+            return weakref.finalize(self, _let_go, path, lock(path, mode=0o666))
+        except FileNotFoundError:
+            raise BlockingIOError from None  # a process that just ended has removed it
 
     def names(self) -> set[str]:
         try:
@@ -129,25 +124,18 @@ class Folder:
                     stream.flush()
                     os.fsync(stream.fileno())
                 unfinished.rename(self._path / name)
-                self._sync()
+                sync_folder(self._path)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
         except OSError as error:
             raise BackfillError(f"{self._path / name} can't be written: {error.strerror or error}") from None
 
-    def _sync(self) -> None:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
-
-def _let_go(path: Path, lock: int) -> None:
+def _let_go(path: Path, descriptor: int) -> None:
     with contextlib.suppress(OSError):
         path.unlink()  # while it is locked, so that it is nobody else's
-    os.close(lock)
+    os.close(descriptor)
 
 
 class Objects:

@@ -1,21 +1,16 @@
-"""The folder of --jobs on the disk: private, and one server's at a time unless its requests lie in Redis.
-
-The functions at the end are calls to a disk that block: run them in a thread.
-"""
+"""The folder of --jobs on the disk: private, and one server's at a time unless its requests lie in Redis."""
 
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import socket
-import stat
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 from server.settings.flag import SettingsError
+from wire.files import ReadByOthersError, lock, make_private, sync_folder
 
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CALLS_AT = "calls-at-"  # and the machine's name: a file with the path of the socket of its server's jobs process
@@ -39,16 +34,16 @@ class Folder:
         """
         self.path = Path(path).absolute()
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_private()
-            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            make_private(self.path)
+            self._lock = lock(self.path / _LOCK, is_shared=is_shared)
+        except ReadByOthersError:
+            raise SettingsError(
+                "--jobs: other users can read the folder; if it is for jobs alone, chmod 700 it"
+            ) from None
+        except BlockingIOError:
+            raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None
         except OSError as error:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
-        try:
-            fcntl.flock(self._lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None
 
     def shared_id(self) -> str:
         """What tells this folder from others, wherever it is mounted: made by the first server that asks.
@@ -99,13 +94,6 @@ class Folder:
         """Let go of it."""
         os.close(self._lock)
 
-    def _make_private(self) -> None:
-        """One with something in it may be meant for others. Raises SettingsError and OSError."""
-        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
-            if any(self.path.iterdir()):
-                raise SettingsError("--jobs: other users can read the folder; if it is for jobs alone, chmod 700 it")
-            self.path.chmod(0o700)
-
 
 async def opened(path: str, *, waits: bool, is_shared: bool = False) -> Folder:
     """The folder once nobody else has it. Raises SettingsError.
@@ -121,38 +109,3 @@ async def opened(path: str, *, waits: bool, is_shared: bool = False) -> Folder:
             if not waits and loop.time() > latest:
                 raise
         await asyncio.sleep(_LOOK_SECONDS)  # nobody tells that a lock is free
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk, so that they outlive a loss of power."""
-    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        os.fsync(descriptor)
-
-
-def written_at(path: Path) -> float:
-    """Unix seconds; 0 where there is no file."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def read_at(path: Path, offset: int, count: int) -> bytes:
-    """At most so many bytes from there on."""
-    with _opened(path, os.O_RDONLY) as descriptor:
-        return os.pread(descriptor, count, offset)
-
-
-def write_all(descriptor: int, chunk: memoryview) -> None:
-    """However often the kernel has to be asked."""
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

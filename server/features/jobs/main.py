@@ -19,11 +19,10 @@ from server.features.jobs.batches.batches import Batches, Expiry
 from server.features.jobs.batches.state import Holder
 from server.features.jobs.calls import Documents, Holdings, Requests, answering
 from server.features.jobs.disk import Folder, opened
-from server.features.jobs.files import Files
+from server.features.jobs.files import Files, Objects
 from server.features.jobs.gauges import BatchGauges, QueueGauges
 from server.features.jobs.http_client import SelfClient
 from server.features.jobs.messages import JobsStart
-from server.features.jobs.objects import Objects
 from server.features.jobs.pace import Pace
 from server.features.jobs.runner import Housekeeping, Runner
 from server.features.jobs.store.sqlite import open_sqlite

@@ -2,11 +2,13 @@
 later without it. The hub is a small one on this machine; the library reads its address when it is imported, so
 each start is a process of its own."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engine.store.hub import _why
 from engine.store.hub_cache import is_needed
 from tests.engine.folder_files import write
 from tests.engine.store.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, serving_hub
@@ -240,3 +242,9 @@ def test_a_folder_needs_nothing_of_the_library(hub: LocalHub, start: Starter) ->
 )
 def test_without_which_files_a_snapshot_is_not_whole(file: str, needed: bool) -> None:
     assert is_needed(file) is needed
+
+
+def test_a_download_into_somebody_elses_folder() -> None:
+    message = _why(PermissionError(errno.EACCES, "Permission denied", "/data/models--a--b"), "a/b", None)
+    assert message.startswith("--huggingface-hub-cache can't take the files of 'a/b': [Errno 13] Permission denied")
+    assert message.endswith("(docker run --user $(id -u):$(id -g))")

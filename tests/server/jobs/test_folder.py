@@ -1,7 +1,6 @@
 """The folder of --jobs is private and one server's."""
 
 import asyncio
-import stat
 from pathlib import Path
 
 import pytest
@@ -9,17 +8,6 @@ import pytest
 from server.features.jobs import disk as folder_module
 from server.features.jobs.disk import Folder, FolderTaken, opened
 from server.settings.flag import SettingsError
-
-
-def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
-    Folder(str(tmp_path / "a" / "b")).close()
-    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
-
-
-def test_an_empty_folder_is_made_private(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir(mode=0o755)
-    Folder(str(tmp_path / "a")).close()
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
 
 
 def test_a_folder_that_others_read_is_refused(tmp_path: Path) -> None:

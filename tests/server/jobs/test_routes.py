@@ -13,7 +13,7 @@ import pytest
 
 from server.features.jobs import files as files_module
 from server.features.jobs.calls import Documents
-from server.features.jobs.disk import read_at
+from server.features.jobs.files import read_at
 from server.features.jobs.http.batch_routes import in_pieces
 from server.features.jobs.http.routes import JobsPart
 from server.http.app import HeldSend

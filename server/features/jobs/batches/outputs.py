@@ -19,9 +19,9 @@ import numpy as np
 
 from server.features.jobs.batches.lines import LineProblem
 from server.features.jobs.batches.state import BatchState, KeptBatch
-from server.features.jobs.disk import sync_folder
 from server.features.jobs.files import Files
 from server.features.jobs.http_client import HttpAnswer
+from wire.files import sync_folder
 
 if TYPE_CHECKING:
     import numpy as np

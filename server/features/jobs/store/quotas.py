@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from server.features.jobs.store.store import BLOCK_BYTES, INODE_BYTES, OVERHEAD_BYTES, StoreFull, StoreLimits
 from server.features.jobs.types import Document, Finished, JobError, NewRequest, Status
 
-EXPIRED_MESSAGE = "the request waited longer than its max_time_in_queue_seconds"
+EXPIRY = Finished(
+    Status.EXPIRED, errors=(JobError("EXPIRED", "the request waited longer than its max_time_in_queue_seconds"),)
+)
 _FIRST_RESULT = 1 << 20  # bytes, or a small part of what an owner may hold: until one of its results is known
 _PART = 16
 

@@ -25,8 +25,8 @@ from server.features.jobs.store.quotas import (
     size_of_new,
     too_large_to_keep,
 )
-from server.features.jobs.store.redis_connection import IDS_AT_ONCE, Connection, client_of, limits_text
 from server.features.jobs.store.store import (
+    MAX_BYTES_AT_ONCE,
     MAX_RESULT_BYTES,
     NO_TURNS,
     IdempotencyConflict,
@@ -37,12 +37,10 @@ from server.features.jobs.store.store import (
     Turns,
     content_digest,
     errors_from,
-    errors_text,
     headers_from,
-    headers_text,
+    json_text,
     new_request_id,
     retry_from,
-    retry_text,
 )
 from server.features.jobs.types import (
     NUM_PRIORITIES,
@@ -63,39 +61,17 @@ _UNCOUNTED = 1  # the version that did not count by owner
 PREFIX = "{embedline:jobs}:"  # braces: one slot of a cluster
 LEAST_REDIS = 7  # whose XAUTOCLAIM passes over entries that were removed
 LOOK_SECONDS = 1.0  # other servers' requests, and claims that nobody renewed, are looked for so often
-MAX_BYTES_AT_ONCE = 64 << 20  # of one claim's bodies or one answer of `due_webhooks`
 VIEW = ("route", "priority", "status", "webhook_status", "created_at", "status_at", "errors")
 RESULT = ("status_code", "result_headers", "content_type", "result")
-TIMED = ("expiring", "purging", "outbox")
+TIMED = ("expiring", "purging", "outbox")  # by when something is due
 FIELDS = ("owner", "state", "content", "created_at", "held_bytes", "version")
-# Of a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
-COUNT = """
-if call('GET', P .. 'version') ~= '1' then return end
-call('DEL', P .. 'usage')
-local function count(name, is_open)
-  for _, id in ipairs(call('ZRANGE', P .. name, 0, -1)) do
-    local r = call('HMGET', row(id), 'owner', 'size')
-    use(r[1], r[2], is_open and r[2] or 0, is_open and 1 or 0)
-  end
-end
-for _, name in ipairs({'expiring', 'running', 'outbox', 'purging'}) do
-  count(name, name == 'expiring' or name == 'running')
-end
-for _, name in ipairs({'file:uploading', 'file:ready', 'batch:open', 'batch:ended'}) do
-  for _, id in ipairs(call('ZRANGE', P .. 'stated:' .. name, 0, -1)) do
-    local r = call('HMGET', P .. 'document:' .. string.match(name, '%a+') .. ':' .. id, 'owner', 'size')
-    use(r[1], r[2], 0, 0)
-  end
-end
-call('SET', P .. 'version', 2)
-"""
 logger = logging.getLogger("embedline.server")
 
 
 class RedisRequests:
     """A RequestStore."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: scripts.Connection) -> None:
         self._connection = connection
         self._limits = connection.limits
         self._holder = secrets.token_hex(8)
@@ -108,8 +84,8 @@ class RedisRequests:
         size = size_of_new(new)
         known: dict[str, str | bytes] = {
             "route": new.route,
-            "headers": headers_text(new.headers),
-            "retry": retry_text(new.retry),
+            "headers": json_text(new.headers),
+            "retry": json_text(new.retry),
             "endpoint": new.webhook_endpoint or "",
             "webhook_status": WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED,
             "body": new.body,
@@ -123,7 +99,7 @@ class RedisRequests:
             new.priority,
             size,
             repr(new.max_time_in_queue),
-            limits_text(self._limits),
+            scripts.limits_text(self._limits),
             self._limits.max_queued,
             *(part for pair in known.items() for part in pair),
         )
@@ -137,7 +113,7 @@ class RedisRequests:
     async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         lease = int(self._limits.claim_lease * 1000)
-        given = (limit, limits_text(self._limits), lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
+        given = (limit, scripts.limits_text(self._limits), lease, self._holder, MAX_BYTES_AT_ONCE, NUM_PRIORITIES)
         num_expired, rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
         self._num_expired += num_expired
         self._webhook_due.set()  # some may have expired
@@ -151,13 +127,13 @@ class RedisRequests:
         if (result := outcome.result) is not None:
             values: tuple[str | bytes | int, ...] = (
                 result.status_code,
-                headers_text(result.headers),
+                json_text(result.headers),
                 result.content_type,
                 result.body,
             )
             known = tuple(part for pair in zip(RESULT, values, strict=True) for part in pair)
         size, limits = size_of_end(outcome), self._limits
-        given = (request_id, outcome.status.value, errors_text(outcome.errors), size, limits_text(limits))
+        given = (request_id, outcome.status.value, json_text(outcome.errors), size, scripts.limits_text(limits))
         what, *more = await self._connection.run(scripts.FINISH, *given, *known)
         if what == b"too large":
             return await self.finish(request_id, too_large_to_keep(outcome))
@@ -240,7 +216,7 @@ class RedisRequests:
     async def end_ttl(self, owner: str) -> None:
         purging, now, others = self._key("purging"), self._connection.clock(), 0
         while True:
-            later = ("ZRANGEBYSCORE", purging, f"({now!r}", "+inf", "LIMIT", others, IDS_AT_ONCE)
+            later = ("ZRANGEBYSCORE", purging, f"({now!r}", "+inf", "LIMIT", others, scripts.IDS_AT_ONCE)
             (ids,) = await self._connection.read(later)
             if not ids:
                 return
@@ -335,7 +311,7 @@ def _result(*known: bytes | None) -> Result | None:
 class RedisDocuments:
     """A DocumentStore."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: scripts.Connection) -> None:
         self._connection = connection
         self._limits = connection.limits
 
@@ -356,33 +332,29 @@ class RedisDocuments:
         return found[0] if found and found[0].owner == owner else None
 
     async def newest(self, owner: str, kind: str, *, after: str | None = None, limit: int = 20) -> list[Document]:
-        key = f"{self._connection.prefix}owned:{kind}:{owner}"
-        below = "+inf"
-        if after is not None:
-            (seq,) = await self._connection.read(("ZSCORE", key, after))
-            if seq is None:
-                return []
-            below = f"({float(seq):.17g}"
-        (ids,) = await self._connection.read(("ZREVRANGEBYSCORE", key, below, "-inf", "LIMIT", 0, limit))
-        return await self._read(kind, [one.decode() for one in ids])
+        return await self._page(f"owned:{kind}:{owner}", kind, after, limit, newest_first=True)
 
     async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
-        key = f"{self._connection.prefix}stated:{kind}:{state}"
-        above = "-inf"
+        found = await self._page(f"stated:{kind}:{state}", kind, after, limit, newest_first=False)
+        return [one for one in found if one.state == state]
+
+    async def _page(self, name: str, kind: str, after: str | None, limit: int, *, newest_first: bool) -> list[Document]:
+        key, behind = self._connection.prefix + name, None
         if after is not None:
             (seq,) = await self._connection.read(("ZSCORE", key, after))
             if seq is None:
                 return []
-            above = f"({float(seq):.17g}"
-        (ids,) = await self._connection.read(("ZRANGEBYSCORE", key, above, "+inf", "LIMIT", 0, limit))
-        found = await self._read(kind, [one.decode() for one in ids])
-        return [one for one in found if one.state == state]
+            behind = f"({float(seq):.17g}"
+        bounds = (behind or "+inf", "-inf") if newest_first else (behind or "-inf", "+inf")
+        command = "ZREVRANGEBYSCORE" if newest_first else "ZRANGEBYSCORE"
+        (ids,) = await self._connection.read((command, key, *bounds, "LIMIT", 0, limit))
+        return await self._read(kind, [one.decode() for one in ids])
 
     async def held(self, owner: str, kind: str) -> tuple[int, int]:
         count = total = 0
         key = f"{self._connection.prefix}owned:{kind}:{owner}"
         while True:
-            (ids,) = await self._connection.read(("ZRANGE", key, count, count + IDS_AT_ONCE - 1))
+            (ids,) = await self._connection.read(("ZRANGE", key, count, count + scripts.IDS_AT_ONCE - 1))
             if not ids:
                 return count, total
             keys = [f"{self._connection.prefix}document:{kind}:{one.decode()}" for one in ids]
@@ -404,7 +376,7 @@ class RedisDocuments:
     def _named(self, document: Document) -> tuple[str | int, ...]:
         size = size_of_document(document)
         names = (document.kind, document.document_id, document.owner, document.state)
-        return (limits_text(self._limits), *names, size)
+        return (scripts.limits_text(self._limits), *names, size)
 
     async def _read(self, kind: str, ids: Sequence[str]) -> list[Document]:
         """Those of them that are there."""
@@ -432,7 +404,7 @@ def _document(kind: str, document_id: str, *row: bytes) -> Document:
 class RedisStore:
     """A Store. Several servers may have it open."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: scripts.Connection) -> None:
         self._connection = connection
         self.requests = RedisRequests(connection)
         self.documents = RedisDocuments(connection)
@@ -448,15 +420,15 @@ async def open_redis(
 
     folder_id  of the folder with the files: all servers must share it
     """
-    client = client_of(url)
+    client = scripts.client_of(url)
     limits = limits or StoreLimits()
-    connection = Connection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
+    connection = scripts.Connection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
     try:
         await _check_server(client)
         await _make(client)
         if folder_id is not None:
             await _check_folder(client, folder_id)
-        await connection.run(COUNT)
+        await connection.run(scripts.COUNT)
         await connection.shorten_waits()
     except BaseException as error:
         await connection.close()

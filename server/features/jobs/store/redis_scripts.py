@@ -1,4 +1,5 @@
-"""What changes requests and documents in Redis: Lua scripts, each of which is carried out whole.
+"""What changes requests and documents in Redis: Lua scripts, each of which is carried out whole, and the connections
+that carry them there.
 
 Keys, all with one prefix: `request:ID` is a hash; `queue:PRIORITY` a stream with the group "servers", whose pending
 entries are claims; `waiting:PRIORITY`, `running` and `outbox` are sorted sets, once for all and once for each owner;
@@ -11,6 +12,30 @@ the errors of an expired request and its size, then its own. Redis without memor
 alone, so it is never left half done.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+
+from server.features.jobs.store.quotas import EXPIRY, size_of_end
+from server.features.jobs.store.store import (
+    BACKWARDS_SECONDS,
+    StoreFull,
+    StoreLimits,
+    StoreUnavailable,
+    StoreUnusable,
+    json_text,
+)
+
+MAX_CONNECTIONS = 32
+PLACE_SECONDS = 10.0  # to wait for one of them
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+IDS_AT_ONCE = 500
+TIMED = ("expiring", "running", "purging", "outbox")
 PRELUDE = """
 local P, now, ttl = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local EXPIRY_ERRORS, EXPIRY_SIZE = ARGV[3], ARGV[4]
@@ -413,3 +438,125 @@ call('ZREM', P .. 'stated:' .. kind .. ':' .. r[2], id)
 use(owner, -r[3], 0, 0)
 return 1
 """
+
+
+# Of a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
+COUNT = """
+if call('GET', P .. 'version') ~= '1' then return end
+call('DEL', P .. 'usage')
+local function count(name, is_open)
+  for _, id in ipairs(call('ZRANGE', P .. name, 0, -1)) do
+    local r = call('HMGET', row(id), 'owner', 'size')
+    use(r[1], r[2], is_open and r[2] or 0, is_open and 1 or 0)
+  end
+end
+for _, name in ipairs({'expiring', 'running', 'outbox', 'purging'}) do
+  count(name, name == 'expiring' or name == 'running')
+end
+for _, name in ipairs({'file:uploading', 'file:ready', 'batch:open', 'batch:ended'}) do
+  for _, id in ipairs(call('ZRANGE', P .. 'stated:' .. name, 0, -1)) do
+    local r = call('HMGET', P .. 'document:' .. string.match(name, '%a+') .. ':' .. id, 'owner', 'size')
+    use(r[1], r[2], 0, 0)
+  end
+end
+call('SET', P .. 'version', 2)
+"""
+
+
+def client_of(url: str) -> Redis:
+    """Connects when it is used. A command whose answer was lost is not sent again. Raises StoreUnusable."""
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=PLACE_SECONDS,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_timeout=ANSWER_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+    except (ValueError, TypeError):  # its words may repeat the password
+        raise StoreUnusable("--jobs-redis: that is not a URL that redis-py knows") from None
+    return Redis.from_pool(pool)
+
+
+def limits_text(limits: StoreLimits) -> str:
+    """As scripts take the quota, and the share of each owner with a name."""
+    return f"{limits.quota_bytes} {limits.key_share!r}"
+
+
+class Connection:
+    """Calls raise StoreFull where Redis has no memory left, and StoreUnavailable."""
+
+    def __init__(
+        self, client: Redis, limits: StoreLimits, *, prefix: str, clock: Callable[[], float], folder_id: str = ""
+    ) -> None:
+        """folder_id  of the folder with the files; no other server may use another one with this Redis"""
+        self.limits = limits
+        self.clock = clock
+        self.prefix = prefix
+        self._client = client
+        self._folder_key = f"{prefix}folder:{folder_id}"
+        self._scripts: dict[str, Any] = {}
+        self._last_now = float("-inf")
+        self._is_closed = False
+
+    async def run(self, script: str, *arguments: bytes | str | float) -> Any:
+        """What the script returns; `arguments` are its own."""
+        now = self.clock()
+        if now < self._last_now - BACKWARDS_SECONDS:
+            await self.shorten_waits()
+        self._last_now = now
+        return await self._run(script, now, *arguments)
+
+    async def read(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """The answers to commands sent together; not by MULTI, which Redis refuses when it has no memory left."""
+
+        async def ask() -> Any:
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute()
+
+        answers: list[Any] = await self._guarded(ask())
+        return answers
+
+    async def shorten_waits(self) -> None:
+        """After the clock went back, no wait is longer than its whole length from now."""
+        now = self._last_now = self.clock()
+        for name in TIMED:
+            cursor = 0
+            while True:
+                ask = self._client.zscan(self.prefix + name, cursor, count=IDS_AT_ONCE)
+                cursor, found = await self._guarded(ask)
+                if found:
+                    await self._run(SHORTEN, now, name, *(member for member, _ in found))
+                if not cursor:
+                    break
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._client.aclose()
+
+    async def _run(self, script: str, now: float, *arguments: bytes | str | float) -> Any:
+        known = self._scripts.get(script)
+        if known is None:
+            known = self._scripts[script] = self._client.register_script(PRELUDE + script)
+        common = (repr(now), repr(self.limits.result_ttl), json_text(EXPIRY.errors), size_of_end(EXPIRY))
+        return await self._guarded(known(keys=[self.prefix, self._folder_key], args=[*common, *arguments]))
+
+    async def _guarded(self, asked: Any) -> Any:
+        if self._is_closed:
+            asked.close()
+            raise StoreUnavailable("the store of jobs is closed")
+        try:
+            return await asked
+        except OutOfMemoryError as error:
+            raise StoreFull("Redis has no memory left") from error
+        except ResponseError as error:
+            if "ANOTHERFOLDER" not in str(error):
+                raise StoreUnavailable(f"Redis does not do it: {type(error).__name__}") from error
+            message = "servers with another folder of --jobs have taken this Redis since it was emptied"
+            raise StoreUnavailable(message) from error
+        except (TimeoutError, RedisError, OSError) as error:
+            raise StoreUnavailable(f"Redis does not do it: {type(error).__name__}") from error

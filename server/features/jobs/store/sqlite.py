@@ -9,15 +9,12 @@ Its documents stand here too; its requests are `sqlite_requests`.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import sqlite3
-import stat
 import struct
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from server.features.jobs.disk import sync_folder
 from server.features.jobs.store.quotas import Held, Usage, refuse_growth, size_of_content, size_of_document
 from server.features.jobs.store.sqlite_requests import SqliteRequests
 from server.features.jobs.store.sqlite_writer import Reader, Transaction, Writer
 from server.features.jobs.store.store import StoreError, StoreLimits, StoreUnusable
 from server.features.jobs.types import Document
+from wire.files import MADE, ReadByOthersError, lock, make_private, sync_folder
 
 VERSION = 1
 APPLICATION_ID = 0x656D626A  # "embj"
@@ -141,130 +138,103 @@ class SqliteDocuments:
         self._limits = limits
 
     async def put(self, document: Document, *, needs: int | None = None) -> None:
-        operation = partial(_put, limits=self._limits, document=document, needs=needs)
-        await self._writer.do(operation, len(document.content))
+        await self._writer.do(self._put, document, needs, size=len(document.content))
+
+    def _put(self, transaction: Transaction, document: Document, needs: int | None) -> None:
+        if _find(transaction, document.kind, document.document_id) is not None:
+            raise StoreError(f"there is a {document.kind} of this id already")
+        if needs != 0:
+            size = size_of_content(len(document.content), needs or document.held_bytes)
+            self._refuse_growth(transaction, document.owner, size)
+        known = (document.kind, document.document_id, document.owner, document.state, document.content)
+        transaction.connection.execute(INSERT, (*known, document.created_at, document.held_bytes))
+        transaction.usage.add(document.owner, held=size_of_document(document))
 
     async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
-        found = await self._reader.do(partial(_find, kind=kind, document_id=document_id))
-        return found if found is not None and found.owner == owner else None
+        rows = await self._reader.rows(f"{FIND} AND owner = ?", (kind, document_id, owner))
+        return Document(*rows[0]) if rows else None
 
     async def newest(self, owner: str, kind: str, *, after: str | None = None, limit: int = 20) -> list[Document]:
         given = {"owner": owner, "kind": kind, "after": after, "limit": limit}
-        return await self._reader.do(lambda connection: [Document(*row) for row in connection.execute(LIST, given)])
+        return [Document(*row) for row in await self._reader.rows(LIST, given)]
 
     async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
         given = {"kind": kind, "state": state, "after": after, "limit": limit}
-        return await self._reader.do(lambda connection: [Document(*row) for row in connection.execute(IN_STATE, given)])
+        return [Document(*row) for row in await self._reader.rows(IN_STATE, given)]
 
     async def held(self, owner: str, kind: str) -> tuple[int, int]:
-        found: tuple[int, int] = await self._reader.do(
-            lambda connection: connection.execute(HELD, (owner, kind)).fetchone()
-        )
-        return found
+        ((count, total),) = await self._reader.rows(HELD, (owner, kind))
+        return count, total
 
     async def replace(self, document: Document) -> bool:
-        operation = partial(_replace, limits=self._limits, document=document)
-        return await self._writer.do(operation, len(document.content))
+        return await self._writer.do(self._replace, document, size=len(document.content))
+
+    def _replace(self, transaction: Transaction, document: Document) -> bool:
+        kept = _find(transaction, document.kind, document.document_id)
+        if kept is None or kept.version != document.version or kept.owner != document.owner:
+            return False
+        growth = size_of_document(document) - size_of_document(kept)
+        if document.held_bytes > kept.held_bytes:
+            self._refuse_growth(transaction, document.owner, growth)
+        changed = (document.state, document.content, document.held_bytes)
+        transaction.connection.execute(REPLACE, (*changed, document.kind, document.document_id))
+        transaction.usage.add(document.owner, held=growth)
+        return True
 
     async def delete(self, owner: str, kind: str, document_id: str) -> bool:
-        return await self._writer.do(partial(_delete, owner=owner, kind=kind, document_id=document_id))
+        def delete(transaction: Transaction) -> bool:
+            kept = _find(transaction, kind, document_id)
+            if kept is None or kept.owner != owner:
+                return False
+            given = (kind, document_id)
+            transaction.connection.execute("DELETE FROM documents WHERE kind = ? AND document_id = ?", given)
+            transaction.usage.add(owner, held=-size_of_document(kept))
+            return True
+
+        return await self._writer.do(delete)
+
+    def _refuse_growth(self, transaction: Transaction, owner: str, size: int) -> None:
+        total, its = transaction.usage.total, transaction.usage.by_owner.get(owner, Held())
+        refuse_growth(size, self._limits, owner, total.held_bytes, its.held_bytes)
 
 
-def _find(connection: sqlite3.Connection, kind: str, document_id: str) -> Document | None:
-    row = connection.execute(FIND, (kind, document_id)).fetchone()
+def _find(transaction: Transaction, kind: str, document_id: str) -> Document | None:
+    row = transaction.connection.execute(FIND, (kind, document_id)).fetchone()
     return None if row is None else Document(*row)
 
 
-def _put(transaction: Transaction, limits: StoreLimits, document: Document, needs: int | None) -> None:
-    if _find(transaction.connection, document.kind, document.document_id) is not None:
-        raise StoreError(f"there is a {document.kind} of this id already")
-    if needs != 0:
-        _refuse_growth(
-            transaction, limits, document.owner, size_of_content(len(document.content), needs or document.held_bytes)
-        )
-    known = (document.kind, document.document_id, document.owner, document.state, document.content)
-    transaction.connection.execute(INSERT, (*known, document.created_at, document.held_bytes))
-    transaction.usage.add(document.owner, held=size_of_document(document))
-
-
-def _replace(transaction: Transaction, limits: StoreLimits, document: Document) -> bool:
-    kept = _find(transaction.connection, document.kind, document.document_id)
-    if kept is None or kept.version != document.version or kept.owner != document.owner:
-        return False
-    growth = size_of_document(document) - size_of_document(kept)
-    if document.held_bytes > kept.held_bytes:
-        _refuse_growth(transaction, limits, document.owner, growth)
-    changed = (document.state, document.content, document.held_bytes)
-    transaction.connection.execute(REPLACE, (*changed, document.kind, document.document_id))
-    transaction.usage.add(document.owner, held=growth)
-    return True
-
-
-def _delete(transaction: Transaction, owner: str, kind: str, document_id: str) -> bool:
-    kept = _find(transaction.connection, kind, document_id)
-    if kept is None or kept.owner != owner:
-        return False
-    given = (kind, document_id)
-    transaction.connection.execute("DELETE FROM documents WHERE kind = ? AND document_id = ?", given)
-    transaction.usage.add(owner, held=-size_of_document(kept))
-    return True
-
-
-def _refuse_growth(transaction: Transaction, limits: StoreLimits, owner: str, size: int) -> None:
-    total, its = transaction.usage.total, transaction.usage.by_owner.get(owner, Held())
-    refuse_growth(size, limits, owner, total.held_bytes, its.held_bytes)
-
-
-class StoreFolder:
-    """Made and locked when constructed, unlocked by `close`; the kernel unlocks it when the process dies."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            _make_private(path)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise StoreUnusable(f"{path} can't be used for jobs: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise StoreUnusable(f"{path} is in use by another server; give each its own folder") from error
-
-    def close(self) -> None:
-        os.close(self._lock)
-
-
-def _make_private(path: Path) -> None:
-    """An empty folder is made private; one that has something in it may be meant for others and is refused."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not stat.S_IMODE(path.stat().st_mode) & 0o077:
-        return
-    if any(path.iterdir()):
-        raise StoreUnusable(f"{path} can be read by others; if it is for jobs alone, run chmod 700 {path}")
-    path.chmod(0o700)
+def _locked(folder: Path) -> int:
+    """Make the folder; the descriptor of its lock."""
+    try:
+        make_private(folder)
+        return lock(folder / LOCK, MADE | os.O_NOFOLLOW)
+    except ReadByOthersError:
+        raise StoreUnusable(
+            f"{folder} can be read by others; if it is for jobs alone, run chmod 700 {folder}"
+        ) from None
+    except BlockingIOError as error:
+        raise StoreUnusable(f"{folder} is in use by another server; give each its own folder") from error
+    except OSError as error:
+        raise StoreUnusable(f"{folder} can't be used for jobs: {error.strerror}") from error
 
 
 class SqliteStore:
     """A Store. The folder is its alone until it is closed."""
 
     def __init__(
-        self, folder: StoreFolder, connection: sqlite3.Connection, limits: StoreLimits, clock: Callable[[], float]
+        self, folder: Path, lock: int, connection: sqlite3.Connection, limits: StoreLimits, clock: Callable[[], float]
     ) -> None:
-        self._folder = folder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
-        self._reading = open_for_reading(folder.path / FILE)
-        room = partial(room_beside, folder.path / FILE)
+        self._lock = lock
+        self._reader = Reader(folder / FILE)
+        room = partial(room_beside, folder / FILE)
         self._writer = Writer(connection, _usage(connection), room=room, clock=clock, result_ttl=limits.result_ttl)
-        reader = Reader(self._reading, self._thread)
-        self.requests = SqliteRequests(self._writer, reader, limits=limits, clock=clock)
-        self.documents = SqliteDocuments(self._writer, reader, limits)
+        self.requests = SqliteRequests(self._writer, self._reader, limits=limits, clock=clock)
+        self.documents = SqliteDocuments(self._writer, self._reader, limits)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
-        self._reading.close()
+        await self._reader.close()
         await self._writer.close()
-        self._folder.close()
+        os.close(self._lock)
 
 
 async def open_sqlite(
@@ -272,13 +242,13 @@ async def open_sqlite(
 ) -> SqliteStore:
     """Open or make the store in this folder, else StoreUnusable. What was in progress is queued again."""
     limits = limits or StoreLimits()
-    folder = await asyncio.to_thread(StoreFolder, path)
+    lock = await asyncio.to_thread(_locked, path)
     try:
         connection = await asyncio.to_thread(open_for_writing, path / FILE)
     except BaseException:
-        folder.close()
+        os.close(lock)
         raise
-    return SqliteStore(folder, connection, limits, clock)
+    return SqliteStore(path, lock, connection, limits, clock)
 
 
 def _usage(connection: sqlite3.Connection) -> Usage:
@@ -310,12 +280,6 @@ def open_for_writing(file: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise StoreUnusable(f"{file} can't be opened as a store of jobs: {error}") from error
     sync_folder(file.parent)
-    return connection
-
-
-def open_for_reading(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA query_only = 1")
     return connection
 
 

@@ -1,19 +1,13 @@
-"""The requests of a store in SQLite: each call is an operation for the writer's thread, or for the reader's.
-
-Operations stand behind the class in the order of a request's life: it is added, claimed, ended, read, and its webhook
-is sent. What the reader sees are committed rows, by a connection of its own.
-"""
+"""The requests of a store in SQLite. What the reader sees are committed rows, by a connection of its own."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from server.features.jobs.store.quotas import (
-    EXPIRED_MESSAGE,
+    EXPIRY,
     Held,
-    Usage,
     refuse_growth,
     refuse_what_finds_no_room,
     size_of_end,
@@ -22,6 +16,7 @@ from server.features.jobs.store.quotas import (
 )
 from server.features.jobs.store.sqlite_writer import Reader, Transaction, Writer
 from server.features.jobs.store.store import (
+    MAX_BYTES_AT_ONCE,
     MAX_RESULT_BYTES,
     NO_TURNS,
     IdempotencyConflict,
@@ -30,19 +25,16 @@ from server.features.jobs.store.store import (
     Turns,
     content_digest,
     errors_from,
-    errors_text,
     headers_from,
-    headers_text,
+    json_text,
     new_request_id,
     retry_from,
-    retry_text,
 )
 from server.features.jobs.types import (
     NUM_PRIORITIES,
     Claimed,
     Delivery,
     Finished,
-    JobError,
     NewRequest,
     QueueCounts,
     RequestView,
@@ -51,12 +43,9 @@ from server.features.jobs.types import (
     WebhookStatus,
 )
 
-MAX_CLAIM_BYTES = 64 << 20  # of one claim's bodies, so that what is held in memory is bounded
-MAX_DELIVERY_BYTES = 64 << 20  # of the results in one answer of `due`, so that what is held in memory is bounded
 MAX_ENDED_AT_ONCE = 1000
 MAX_PURGED_AT_ONCE = 1000
 FREE_PAGES_AT_ONCE = 1000  # handed back to the file system after a purge; 4 KiB each
-EXPIRY = Finished(Status.EXPIRED, errors=(JobError("EXPIRED", EXPIRED_MESSAGE),))
 INSERT = """
 INSERT INTO requests (request_id, owner, route, headers, priority, retry, webhook_endpoint, idempotency_key, digest,
     status, webhook_status, size, created_at, status_at, max_time_in_queue, expires_at)
@@ -91,22 +80,28 @@ UPDATE requests SET status = ?, webhook_status = ?, errors = ?, size = ?, status
 WHERE seq = ?
 """
 VIEW = """
-SELECT request_id, route, priority, status, webhook_status, created_at, status_at, errors
+SELECT route, priority, status, webhook_status, created_at, status_at, errors
 FROM requests WHERE request_id = ? AND owner = ?
 """
 RESULT = "SELECT status_code, headers, content_type, body FROM results WHERE seq = ?"
-RESULT_HEAD = "SELECT seq, status_code, headers, content_type FROM results WHERE seq = ?"
+RESULT_HEAD = """
+SELECT results.seq, status_code, results.headers, content_type FROM requests JOIN results USING (seq)
+WHERE request_id = ? AND owner = ?
+"""
+KEEP = "INSERT INTO results (seq, status_code, headers, content_type, body) VALUES (?, ?, ?, ?, ?)"
 OPEN = """
 SELECT status, priority, count(*), min(created_at) FROM requests
 WHERE status IN ('QUEUED', 'IN_PROGRESS') AND (:owner IS NULL OR owner = :owner) GROUP BY status, priority
 """
 OPEN_OF_ONE = OPEN.replace("(:owner IS NULL OR owner = :owner)", "owner = :owner")
 PENDING = "SELECT count(*) FROM requests WHERE next_attempt_at IS NOT NULL AND (:owner IS NULL OR owner = :owner)"
-DUE = (
-    "SELECT expires_at FROM requests WHERE status = 'QUEUED' ORDER BY expires_at LIMIT 1",
-    "SELECT purge_at FROM requests WHERE purge_at IS NOT NULL ORDER BY purge_at LIMIT 1",
-    "SELECT next_attempt_at FROM requests WHERE next_attempt_at IS NOT NULL ORDER BY next_attempt_at LIMIT 1",
-)
+# Each by its index; min of one column reads one row of it.
+NEXT_DUE = """
+SELECT min(due) FROM (SELECT min(expires_at) AS due FROM requests WHERE status = 'QUEUED' UNION ALL
+    SELECT min(purge_at) FROM requests WHERE purge_at IS NOT NULL UNION ALL
+    SELECT min(next_attempt_at) FROM requests WHERE next_attempt_at IS NOT NULL)
+"""
+END_TTL = "UPDATE requests SET purge_at = :now WHERE owner = :owner AND purge_at > :now"
 # As those of the queue.
 DUE_OWNERS = """
 WITH RECURSIVE owners(owner) AS (
@@ -131,10 +126,13 @@ UPDATE requests SET webhook_status = ?, next_attempt_at = NULL, purge_at = max(s
     status = CASE WHEN status = 'SUCCEEDED' AND ? THEN 'WEBHOOK_FAILED' ELSE status END
 WHERE request_id = ? AND next_attempt_at IS NOT NULL
 """
+POSTPONE = """
+UPDATE requests SET next_attempt_at = ?, attempt_wait = ? WHERE request_id = ? AND next_attempt_at IS NOT NULL
+"""
 
 
 class SqliteRequests:
-    """A RequestStore."""
+    """A RequestStore. What writes goes to the writer's thread, as a transaction; what reads, to the reader's."""
 
     def __init__(self, writer: Writer, reader: Reader, *, limits: StoreLimits, clock: Callable[[], float]) -> None:
         self._writer = writer
@@ -147,60 +145,201 @@ class SqliteRequests:
 
     async def add(self, new: NewRequest) -> str:
         try:
-            return await self._writer.do(partial(_add, limits=self._limits, new=new), size_of_new(new))
+            return await self._writer.do(self._add, new, size=size_of_new(new))
         finally:  # also if the caller is canceled, for the request is kept all the same
             self._claimable.set()
+
+    def _add(self, transaction: Transaction, new: NewRequest) -> str:
+        """The id of a new request, or of the one that was added before with this key."""
+        if new.idempotency_key is not None and (earlier := _earlier(transaction, new)):
+            return earlier
+        usage, now, size = transaction.usage, transaction.now, size_of_new(new)
+        refuse_what_finds_no_room(size, self._limits, new.owner, usage.total, usage.by_owner.get(new.owner, Held()))
+        transaction.take(size)
+        request_id = new_request_id(now)
+        webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED
+        row = (
+            request_id,
+            new.owner,
+            new.route,
+            json_text(new.headers),
+            new.priority,
+            json_text(new.retry),
+            new.webhook_endpoint,
+            new.idempotency_key,
+            content_digest(new) if new.idempotency_key is not None else None,
+            Status.QUEUED.value,
+            webhook_status.value,
+            size,
+            now,
+            now,
+            new.max_time_in_queue,
+            now + new.max_time_in_queue,
+        )
+        seq = transaction.connection.execute(INSERT, row).lastrowid
+        transaction.connection.execute("INSERT INTO bodies (seq, body) VALUES (?, ?)", (seq, new.body))
+        usage.add(new.owner, held=size, open_bytes=size, num_open=1)
+        return request_id
 
     async def claim(self, limit: int, turns: Turns = NO_TURNS) -> list[Claimed]:
         self._claimable.clear()
         try:
-            operation = partial(_claim, limits=self._limits, limit=limit, turns=turns)
-            claimed, num_expired = await self._writer.do(operation)
+            claimed, num_expired = await self._writer.do(self._claim, limit, turns)
         finally:
             self._webhook_due.set()  # some may have expired
         self._num_expired += num_expired
         return claimed
 
+    def _claim(self, transaction: Transaction, limit: int, turns: Turns) -> tuple[list[Claimed], int]:
+        """None of an owner whose results might find no room; and how many have expired."""
+        num_expired = self._expire(transaction)
+        ask, usage = transaction.connection.execute, transaction.usage
+
+        def first(owner: str) -> tuple[int, int] | None:
+            if not usage.has_room_for_result(owner, self._limits):
+                return None
+            found: tuple[int, int] | None = ask(FIRST_QUEUED, (owner, transaction.now)).fetchone()
+            return found
+
+        seqs = _bounded(turns.given(ask(QUEUED_OWNERS).fetchall(), first), limit)
+        return [_claim_one(transaction, seq) for seq in seqs], num_expired
+
     async def renew(self, request_ids: Sequence[str]) -> None:
         return
 
     async def finish(self, request_id: str, outcome: Finished) -> bool:
-        operation = partial(_finish, limits=self._limits, request_id=request_id, outcome=outcome)
         try:
-            return await self._writer.do(operation, size_of_end(outcome))
+            return await self._writer.do(self._finish, request_id, outcome, size=size_of_end(outcome))
         finally:
             self._webhook_due.set()
 
+    def _finish(self, transaction: Transaction, request_id: str, outcome: Finished) -> bool:
+        row = transaction.connection.execute(
+            f"{ENDING} WHERE request_id = ? AND status IN ('QUEUED', 'IN_PROGRESS')", (request_id,)
+        ).fetchone()
+        if row is None:
+            return False
+        ending = _Ending(*row)
+        if outcome.result is not None:
+            outcome = self._kept_if_there_is_room(transaction, ending, outcome)
+        self._end(transaction, ending, outcome)
+        return True
+
+    def _kept_if_there_is_room(self, transaction: Transaction, ending: "_Ending", outcome: Finished) -> Finished:
+        """Raises StoreFull where there is none now."""
+        owner, size, usage, limits = ending.owner, size_of_end(outcome), transaction.usage, self._limits
+        if size > limits.quota_of(owner):
+            return too_large_to_keep(outcome)
+        usage.learn(owner, size, limits)
+        if size > ending.size:
+            refuse_growth(size - ending.size, limits, owner, usage.total.held_bytes, usage.by_owner[owner].held_bytes)
+        return outcome
+
+    def _end(self, transaction: Transaction, ending: "_Ending", outcome: Finished) -> None:
+        """A webhook is due at once; without one, or canceled, the request's TTL begins."""
+        now, connection, size = transaction.now, transaction.connection, size_of_end(outcome)
+        webhook_status = _webhook_status(ending.webhook_endpoint, outcome.status)
+        is_due = webhook_status == WebhookStatus.PENDING
+        times = (None, now) if is_due else (now + self._limits.result_ttl, None)
+        changed = (outcome.status.value, webhook_status.value, json_text(outcome.errors), size, now, *times)
+        connection.execute(END, (*changed, ending.seq))
+        connection.execute("DELETE FROM bodies WHERE seq = ?", (ending.seq,))
+        if (result := outcome.result) is not None:
+            kept = (ending.seq, result.status_code, json_text(result.headers), result.content_type, result.body)
+            connection.execute(KEEP, kept)
+        running = -1 if ending.status == Status.IN_PROGRESS else 0
+        held = size - ending.size
+        transaction.usage.add(ending.owner, held=held, open_bytes=-ending.size, num_open=-1, running=running)
+
     async def release(self, request_ids: Sequence[str]) -> None:
+        def release(transaction: Transaction) -> None:
+            for request_id in request_ids:
+                for (owner,) in transaction.connection.execute(RELEASE, (transaction.now, request_id)).fetchall():
+                    transaction.usage.add(owner, running=-1)
+
         try:
-            await self._writer.do(partial(_release, request_ids=request_ids))
+            await self._writer.do(release)
         finally:
             self._claimable.set()
 
     async def view(self, owner: str, request_id: str) -> RequestView | None:
-        return await self._reader.do(partial(_view, owner=owner, request_id=request_id))
+        rows = await self._reader.rows(VIEW, (request_id, owner))
+        if not rows:
+            return None
+        ((route, priority, status, webhook_status, created_at, status_at, errors),) = rows
+        return RequestView(
+            request_id,
+            route,
+            priority,
+            status=Status(status),
+            webhook_status=WebhookStatus(webhook_status),
+            created_at=created_at,
+            status_at=status_at,
+            errors=errors_from(errors),
+        )
 
     async def result(
         self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
     ) -> Result | None:
-        found = partial(_result, owner=owner, request_id=request_id, offset=offset, count=count)
-        return await self._reader.do(found)
+        def read(connection: sqlite3.Connection) -> Result | None:
+            row = connection.execute(RESULT_HEAD, (request_id, owner)).fetchone()
+            if row is None:
+                return None
+            seq, status_code, headers, content_type = row
+            with connection.blobopen("results", "body", seq, readonly=True) as blob:
+                blob.seek(min(offset, len(blob)))
+                return Result(status_code, headers_from(headers), blob.read(count), content_type, len(blob))
+
+        return await self._reader.do(read)
 
     async def cancel(self, owner: str, request_id: str) -> bool:
-        return await self._writer.do(partial(_cancel, limits=self._limits, owner=owner, request_id=request_id))
+        def cancel(transaction: Transaction) -> bool:
+            row = transaction.connection.execute(
+                f"{ENDING} WHERE request_id = ? AND owner = ? AND status = 'QUEUED'", (request_id, owner)
+            ).fetchone()
+            if row is not None:
+                self._end(transaction, _Ending(*row), Finished(Status.CANCELED))
+            return row is not None
+
+        return await self._writer.do(cancel)
 
     async def counts(self, owner: str | None) -> QueueCounts:
-        usage, quota = self._writer.usage, self._limits.quota_bytes
-        operation = partial(_counts, owner=owner, now=self._clock(), usage=usage, quota_bytes=quota)
-        return await self._reader.do(operation)
+        query, given = OPEN if owner is None else OPEN_OF_ONE, {"owner": owner}
+        usage, now = self._writer.usage, self._clock()
+        rows, (pending,) = await self._reader.do(
+            lambda reading: (reading.execute(query, given).fetchall(), reading.execute(PENDING, given).fetchone())
+        )
+        queued, in_progress, oldest = [0] * NUM_PRIORITIES, 0, now
+        for status, priority, count, created_at in rows:
+            if status == Status.QUEUED:
+                queued[priority] = count
+                oldest = min(oldest, created_at)
+            else:
+                in_progress += count
+        return QueueCounts(
+            queued=tuple(queued),
+            oldest_age=now - oldest,
+            in_progress=in_progress,
+            webhooks_pending=pending,
+            held_bytes=usage.total.held_bytes,
+            quota_bytes=self._limits.quota_bytes,
+        )
 
     async def expire(self) -> int:
         try:
-            self._num_expired += await self._writer.do(partial(_expire, limits=self._limits))
+            self._num_expired += await self._writer.do(self._expire)
         finally:
             self._webhook_due.set()
         num_expired, self._num_expired = self._num_expired, 0
         return num_expired
+
+    def _expire(self, transaction: Transaction) -> int:
+        rows = transaction.connection.execute(
+            f"{ENDING} WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?", (transaction.now, MAX_ENDED_AT_ONCE)
+        ).fetchall()
+        for row in rows:
+            self._end(transaction, _Ending(*row), EXPIRY)
+        return len(rows)
 
     async def purge(self) -> int:
         try:
@@ -214,67 +353,51 @@ class SqliteRequests:
         )
 
     async def end_ttl(self, owner: str) -> None:
-        await self._writer.do(partial(_end_ttl, owner=owner))
+        def end(transaction: Transaction) -> None:
+            transaction.connection.execute(END_TTL, {"now": transaction.now, "owner": owner})
+
+        await self._writer.do(end)
 
     async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
-        return await self._writer.do(partial(_due, limits=self._limits, limit=limit, turns=turns))
+        return await self._writer.do(self._due, limit, turns)
+
+    def _due(self, transaction: Transaction, limit: int, turns: Turns) -> list[Delivery]:
+        ask, now, lease = transaction.connection.execute, transaction.now, self._limits.delivery_lease
+        rows = turns.given(ask(DUE_OWNERS).fetchall(), lambda owner: ask(FIRST_DUE, (owner, now)).fetchone())
+        return [_begin_attempt(transaction, lease, seq) for seq in _bounded(rows, limit)]
 
     async def delivered(self, request_id: str) -> None:
         await self._settle(request_id, WebhookStatus.SUCCEEDED)
 
     async def delivery_failed(self, request_id: str, next_attempt_at: float | None) -> None:
         if next_attempt_at is None:
-            await self._settle(request_id, WebhookStatus.FAILED)
-        else:
-            operation = partial(_postpone, request_id=request_id, next_attempt_at=next_attempt_at)
-            await self._writer.do(operation)
+            return await self._settle(request_id, WebhookStatus.FAILED)
+
+        def postpone(transaction: Transaction) -> None:
+            wait = max(0.0, next_attempt_at - transaction.now)
+            transaction.connection.execute(POSTPONE, (next_attempt_at, wait, request_id))
+
+        await self._writer.do(postpone)
+
+    async def _settle(self, request_id: str, status: WebhookStatus) -> None:
+        """No more attempts; the TTL of the request counts from its end."""
+
+        def settle(transaction: Transaction) -> None:
+            given = (status.value, self._limits.result_ttl, transaction.now, status == WebhookStatus.FAILED, request_id)
+            transaction.connection.execute(SETTLE, given)
+
+        await self._writer.do(settle)
 
     async def next_due(self) -> float | None:
-        return await self._reader.do(_next_due)
+        ((due,),) = await self._reader.rows(NEXT_DUE)
+        return None if due is None else float(due)
 
     async def claimable(self, seconds: float) -> None:
         await self._claimable.wait(seconds)
 
     async def webhook_due(self, seconds: float) -> None:
         await self._webhook_due.wait(seconds)
-
-    async def _settle(self, request_id: str, status: WebhookStatus) -> None:
-        operation = partial(_settle, limits=self._limits, request_id=request_id, webhook_status=status)
-        await self._writer.do(operation)
-
-
-def _add(transaction: Transaction, limits: StoreLimits, new: NewRequest) -> str:
-    """The id of a new request, or of the one that was added before with this key."""
-    if new.idempotency_key is not None and (earlier := _earlier(transaction, new)):
-        return earlier
-    usage, now, size = transaction.usage, transaction.now, size_of_new(new)
-    refuse_what_finds_no_room(size, limits, new.owner, usage.total, usage.by_owner.get(new.owner, Held()))
-    transaction.take(size)
-    request_id = new_request_id(now)
-    webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED
-    row = (
-        request_id,
-        new.owner,
-        new.route,
-        headers_text(new.headers),
-        new.priority,
-        retry_text(new.retry),
-        new.webhook_endpoint,
-        new.idempotency_key,
-        content_digest(new) if new.idempotency_key is not None else None,
-        Status.QUEUED.value,
-        webhook_status.value,
-        size,
-        now,
-        now,
-        new.max_time_in_queue,
-        now + new.max_time_in_queue,
-    )
-    seq = transaction.connection.execute(INSERT, row).lastrowid
-    transaction.connection.execute("INSERT INTO bodies (seq, body) VALUES (?, ?)", (seq, new.body))
-    usage.add(new.owner, held=size, open_bytes=size, num_open=1)
-    return request_id
 
 
 def _earlier(transaction: Transaction, new: NewRequest) -> str | None:
@@ -290,26 +413,14 @@ def _earlier(transaction: Transaction, new: NewRequest) -> str | None:
     return str(request_id)
 
 
-def _claim(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> tuple[list[Claimed], int]:
-    """None of an owner whose results might find no room; and how many have expired."""
-    num_expired = _expire(transaction, limits)
-    ask, usage = transaction.connection.execute, transaction.usage
-
-    def first(owner: str) -> tuple[int, int] | None:
-        if not usage.has_room_for_result(owner, limits):
-            return None
-        found: tuple[int, int] | None = ask(FIRST_QUEUED, (owner, transaction.now)).fetchone()
-        return found
-
-    claimed: list[Claimed] = []
+def _bounded(rows: Iterable[tuple[int, int]], limit: int) -> Iterator[int]:
+    """The first of these, by their sizes: as many as the limit, and of more than one only what may be in memory."""
     total = 0
-    rows = turns.given(ask(QUEUED_OWNERS).fetchall(), first)
-    for seq, size in islice(rows, limit):
+    for number, (seq, size) in enumerate(islice(rows, limit)):
         total += size
-        if claimed and total > MAX_CLAIM_BYTES:
-            break
-        claimed.append(_claim_one(transaction, seq))
-    return claimed, num_expired
+        if number and total > MAX_BYTES_AT_ONCE:
+            return
+        yield seq
 
 
 def _claim_one(transaction: Transaction, seq: int) -> Claimed:
@@ -331,32 +442,6 @@ def _claim_one(transaction: Transaction, seq: int) -> Claimed:
     )
 
 
-def _release(transaction: Transaction, request_ids: Sequence[str]) -> None:
-    for request_id in request_ids:
-        released = transaction.connection.execute(RELEASE, (transaction.now, request_id)).fetchall()
-        for (owner,) in released:
-            transaction.usage.add(owner, running=-1)
-
-
-def _expire(transaction: Transaction, limits: StoreLimits) -> int:
-    rows = transaction.connection.execute(
-        f"{ENDING} WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?", (transaction.now, MAX_ENDED_AT_ONCE)
-    ).fetchall()
-    for row in rows:
-        _end(transaction, limits, _Ending(*row), EXPIRY)
-    return len(rows)
-
-
-def _cancel(transaction: Transaction, limits: StoreLimits, owner: str, request_id: str) -> bool:
-    row = transaction.connection.execute(
-        f"{ENDING} WHERE request_id = ? AND owner = ? AND status = 'QUEUED'", (request_id, owner)
-    ).fetchone()
-    if row is None:
-        return False
-    _end(transaction, limits, _Ending(*row), Finished(Status.CANCELED))
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """A row that is about to end, and its size until then."""
@@ -368,66 +453,10 @@ class _Ending:
     status: str
 
 
-def _finish(transaction: Transaction, limits: StoreLimits, request_id: str, outcome: Finished) -> bool:
-    row = transaction.connection.execute(
-        f"{ENDING} WHERE request_id = ? AND status IN ('QUEUED', 'IN_PROGRESS')", (request_id,)
-    ).fetchone()
-    if row is None:
-        return False
-    ending = _Ending(*row)
-    if outcome.result is not None:
-        outcome = _kept_if_there_is_room(transaction, limits, ending, outcome)
-    _end(transaction, limits, ending, outcome)
-    return True
-
-
-def _kept_if_there_is_room(
-    transaction: Transaction, limits: StoreLimits, ending: _Ending, outcome: Finished
-) -> Finished:
-    """Raises StoreFull where there is none now."""
-    owner, size, usage = ending.owner, size_of_end(outcome), transaction.usage
-    if size > limits.quota_of(owner):
-        return too_large_to_keep(outcome)
-    usage.learn(owner, size, limits)
-    if size > ending.size:
-        refuse_growth(size - ending.size, limits, owner, usage.total.held_bytes, usage.by_owner[owner].held_bytes)
-    return outcome
-
-
-def _end(transaction: Transaction, limits: StoreLimits, ending: _Ending, outcome: Finished) -> None:
-    """A webhook is due at once; without one, or canceled, the request's TTL begins."""
-    now, connection, size = transaction.now, transaction.connection, size_of_end(outcome)
-    webhook_status = _webhook_status(ending.webhook_endpoint, outcome.status)
-    is_due = webhook_status == WebhookStatus.PENDING
-    times = (None, now) if is_due else (now + limits.result_ttl, None)
-    changed = (outcome.status.value, webhook_status.value, errors_text(outcome.errors), size, now, *times)
-    connection.execute(END, (*changed, ending.seq))
-    connection.execute("DELETE FROM bodies WHERE seq = ?", (ending.seq,))
-    if outcome.result is not None:
-        _keep(transaction, ending.seq, outcome.result)
-    running = -1 if ending.status == Status.IN_PROGRESS else 0
-    held = size - ending.size
-    transaction.usage.add(ending.owner, held=held, open_bytes=-ending.size, num_open=-1, running=running)
-
-
 def _webhook_status(endpoint: str | None, status: Status) -> WebhookStatus:
     if endpoint is None:
         return WebhookStatus.NO_WEBHOOK_PROVIDED
     return WebhookStatus.CANCELED if status == Status.CANCELED else WebhookStatus.PENDING
-
-
-def _keep(transaction: Transaction, seq: int, result: Result) -> None:
-    transaction.connection.execute(
-        "INSERT INTO results (seq, status_code, headers, content_type, body) VALUES (?, ?, ?, ?, ?)",
-        (seq, result.status_code, headers_text(result.headers), result.content_type, result.body),
-    )
-
-
-def _end_ttl(transaction: Transaction, owner: str) -> None:
-    """Of all ended requests of an owner."""
-    transaction.connection.execute(
-        "UPDATE requests SET purge_at = ? WHERE owner = ? AND purge_at > ?", (transaction.now, owner, transaction.now)
-    )
 
 
 def _purge(transaction: Transaction) -> int:
@@ -445,82 +474,12 @@ def _purge(transaction: Transaction) -> int:
     return len(rows)
 
 
-def _view(connection: sqlite3.Connection, owner: str, request_id: str) -> RequestView | None:
-    row = connection.execute(VIEW, (request_id, owner)).fetchone()
-    if row is None:
-        return None
-    known_id, route, priority, status, webhook_status, created_at, status_at, errors = row
-    return RequestView(
-        known_id,
-        route,
-        priority,
-        status=Status(status),
-        webhook_status=WebhookStatus(webhook_status),
-        created_at=created_at,
-        status_at=status_at,
-        errors=errors_from(errors),
-    )
-
-
-def _result(connection: sqlite3.Connection, owner: str, request_id: str, *, offset: int, count: int) -> Result | None:
-    known = connection.execute(
-        "SELECT seq FROM requests WHERE request_id = ? AND owner = ?", (request_id, owner)
-    ).fetchone()
-    row = connection.execute(RESULT_HEAD, known).fetchone() if known is not None else None
-    if row is None:
-        return None
-    seq, status_code, headers, content_type = row
-    with connection.blobopen("results", "body", seq, readonly=True) as blob:
-        blob.seek(min(offset, len(blob)))
-        return Result(status_code, headers_from(headers), blob.read(count), content_type, len(blob))
-
-
 def _result_of(connection: sqlite3.Connection, seq: int) -> Result | None:
     row = connection.execute(RESULT, (seq,)).fetchone()
     if row is None:
         return None
     status_code, headers, content_type, body = row
     return Result(status_code, headers_from(headers), body, content_type)
-
-
-def _counts(
-    connection: sqlite3.Connection, owner: str | None, *, now: float, usage: Usage, quota_bytes: int
-) -> QueueCounts:
-    queued, in_progress, oldest = [0] * NUM_PRIORITIES, 0, now
-    query = OPEN if owner is None else OPEN_OF_ONE
-    for status, priority, count, created_at in connection.execute(query, {"owner": owner}):
-        if status == Status.QUEUED:
-            queued[priority] = count
-            oldest = min(oldest, created_at)
-        else:
-            in_progress += count
-    (pending,) = connection.execute(PENDING, {"owner": owner}).fetchone()
-    return QueueCounts(
-        queued=tuple(queued),
-        oldest_age=now - oldest,
-        in_progress=in_progress,
-        webhooks_pending=pending,
-        held_bytes=usage.total.held_bytes,
-        quota_bytes=quota_bytes,
-    )
-
-
-def _next_due(connection: sqlite3.Connection) -> float | None:
-    rows = (connection.execute(query).fetchone() for query in DUE)
-    return min((row[0] for row in rows if row is not None), default=None)
-
-
-def _due(transaction: Transaction, limits: StoreLimits, limit: int, turns: Turns) -> list[Delivery]:
-    ask = transaction.connection.execute
-    deliveries: list[Delivery] = []
-    total = 0
-    rows = turns.given(ask(DUE_OWNERS).fetchall(), lambda owner: ask(FIRST_DUE, (owner, transaction.now)).fetchone())
-    for seq, size in islice(rows, limit):
-        total += size
-        if deliveries and total > MAX_DELIVERY_BYTES:
-            break
-        deliveries.append(_begin_attempt(transaction, limits.delivery_lease, seq))
-    return deliveries
 
 
 def _begin_attempt(transaction: Transaction, lease: float, seq: int) -> Delivery:
@@ -536,19 +495,4 @@ def _begin_attempt(transaction: Transaction, lease: float, seq: int) -> Delivery
         result=_result_of(transaction.connection, seq),
         errors=errors_from(errors),
         num_attempts=num_attempts,
-    )
-
-
-def _settle(transaction: Transaction, limits: StoreLimits, request_id: str, webhook_status: WebhookStatus) -> None:
-    """No more attempts; the TTL of the request counts from its end."""
-    failed = webhook_status == WebhookStatus.FAILED
-    now = transaction.now
-    transaction.connection.execute(SETTLE, (webhook_status.value, limits.result_ttl, now, failed, request_id))
-
-
-def _postpone(transaction: Transaction, request_id: str, next_attempt_at: float) -> None:
-    transaction.connection.execute(
-        "UPDATE requests SET next_attempt_at = ?, attempt_wait = ? "
-        "WHERE request_id = ? AND next_attempt_at IS NOT NULL",
-        (next_attempt_at, max(0.0, next_attempt_at - transaction.now), request_id),
     )

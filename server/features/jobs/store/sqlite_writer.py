@@ -12,13 +12,14 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
 
 from server.features.jobs.store.quotas import Usage
-from server.features.jobs.store.store import StoreError, StoreFull, StoreUnavailable
+from server.features.jobs.store.store import BACKWARDS_SECONDS, StoreError, StoreFull, StoreUnavailable
 
 MAX_GROUP = 512  # operations
 MAX_WAITING = 8192  # operations
@@ -26,10 +27,10 @@ MAX_WAITING_BYTES = 256 << 20
 MIN_ROOM = 16 << 20  # bytes of the disk beside the log; with less the log is kept short
 _RESERVE = 4 << 20  # of it, where ends and removals find room
 _WRITTEN = 3  # times its size: into the log and into the file, whose pages stay partly empty
-BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
 # What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(slots=True)
@@ -87,12 +88,12 @@ class Writer:
         self._closed = self._loop.create_future()
         threading.Thread(target=self._run, name="store-writer", daemon=True).start()
 
-    async def do(self, operation: Callable[[Transaction], T], size: int = 0) -> T:
+    async def do(self, operation: Callable[[Transaction, *Ts], T], *given: *Ts, size: int = 0) -> T:
         """What the operation returns, when it is on the disk. `size` is that of what it will write, in bytes.
 
         It is carried out even if the caller is canceled. Before it writes anything it may raise a StoreError.
         """
-        waiting = _Waiting(operation, size, self._loop.create_future())
+        waiting = _Waiting(lambda transaction: operation(transaction, *given), size, self._loop.create_future())
         with self._changed:
             if self._closing:
                 raise StoreUnavailable("the store of jobs is closed")
@@ -181,9 +182,10 @@ class Writer:
 class Reader:
     """One thread with a connection that only reads."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: Executor) -> None:
-        self._connection = connection
-        self._thread = thread
+    def __init__(self, file: Path) -> None:
+        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection.execute("PRAGMA query_only = 1")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
     async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """What the operation returns, else StoreUnavailable."""
@@ -191,6 +193,15 @@ class Reader:
             return await asyncio.get_running_loop().run_in_executor(self._thread, operation, self._connection)
         except (RuntimeError, sqlite3.Error) as error:  # the former when the thread has ended
             raise StoreUnavailable(f"the store of jobs can't be read: {error}") from error
+
+    async def rows(self, query: str, given: Any = ()) -> list[Any]:
+        """All that a query finds."""
+        return await self.do(lambda connection: connection.execute(query, given).fetchall())
+
+    async def close(self) -> None:
+        """Answer what was asked for, then end the thread and the connection."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        self._connection.close()
 
 
 def _resolve(group: list[_Waiting]) -> None:

@@ -41,6 +41,8 @@ OVERHEAD_BYTES = 1024
 # A file takes whole blocks of the disk, and its inode and its name beside them.
 BLOCK_BYTES, INODE_BYTES = 4096, 512
 MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
+MAX_BYTES_AT_ONCE = 64 << 20  # in memory: of one claim's bodies, or of the results in one answer of `due_webhooks`
+BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
 T = TypeVar("T")
 
 
@@ -323,24 +325,17 @@ def content_digest(new: NewRequest) -> bytes:
     return hashlib.sha256(msgspec.json.encode(said) + b"\0" + new.body).digest()
 
 
-def headers_text(headers: Headers) -> str:
-    return msgspec.json.encode(headers).decode()
+def json_text(part: Headers | tuple[JobError, ...] | RetryPolicy) -> str:
+    """A part of a request as stores keep it."""
+    return msgspec.json.encode(part).decode()
 
 
 def headers_from(text: str | bytes) -> Headers:
     return msgspec.json.decode(text, type=Headers)
 
 
-def errors_text(errors: tuple[JobError, ...]) -> str:
-    return msgspec.json.encode(errors).decode()
-
-
 def errors_from(text: str | bytes) -> tuple[JobError, ...]:
     return msgspec.json.decode(text, type=tuple[JobError, ...])
-
-
-def retry_text(retry: RetryPolicy) -> str:
-    return msgspec.json.encode(retry).decode()
 
 
 def retry_from(text: str | bytes) -> RetryPolicy:

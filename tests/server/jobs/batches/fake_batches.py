@@ -11,9 +11,8 @@ from typing import Any
 
 from server.features.jobs.batches.batches import Batches
 from server.features.jobs.batches.state import Holder
-from server.features.jobs.files import Files
+from server.features.jobs.files import Files, Objects
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.objects import Objects
 from server.features.jobs.pace import Lane
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits

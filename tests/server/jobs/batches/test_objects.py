@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from server.features.jobs import objects as objects_module
+from server.features.jobs import files as files_module
 from server.features.jobs.batches import answers
 from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import run as batch_run
-from server.features.jobs.objects import Objects
+from server.features.jobs.files import Objects
 from server.features.jobs.store.store import StoreUnavailable, StoreUnusable
 from server.features.jobs.types import Document
 from tests.server.jobs.batches.fake_batches import (
@@ -216,7 +216,7 @@ async def test_a_place_where_nothing_can_be_written_is_refused(url: str, monkeyp
 async def test_what_a_store_that_is_away_keeps_is_removed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects_module, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(files_module, "RETRY_PAUSE", 0.0)
     objects = Objects(URL)
     failures = iter([ConnectionError("no")] * 4)
 
@@ -244,7 +244,7 @@ async def test_what_a_store_that_is_away_keeps_is_removed_later(
 
 
 async def test_a_store_that_hangs_delays_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(files_module, "AT_ONCE_SECONDS", 0.0)
     objects = Objects(URL)
     goes_on = threading.Event()
     (tmp_path / "objects").mkdir()
