@@ -25,7 +25,6 @@ _ID_BYTES = 4
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
 _MAY_BE_SICK = (Refusal.ENGINE_FAILED, Refusal.NON_FINITE)  # an input is to blame, or the engine is
 _LEAST_PART_BYTES = 16_384  # of token ids, 4,096 tokens: what is less is not split, as a batch takes it whole
-_RETRY_SECONDS = 1.0  # sent with a refusal: the batch managers are back by then
 
 logger = logging.getLogger("embedline.frontend")
 
@@ -207,7 +206,7 @@ class BatchManagers:
                 answer = await self._managers[index].ask(request_id, payload)
             except _ManagerLost:
                 # not this request's fault as far as anybody knows: a long one is there at many deaths
-                reason = RequestRefused(Refusal.NO_ENGINE, retry_after=_RETRY_SECONDS)
+                reason = RequestRefused(Refusal.NO_ENGINE)
             except RequestRefused as refused:
                 if (
                     refused.reason in _MAY_BE_SICK

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import FakeOptions, LoadOptions
+from engine import offer
+from engine.messages import LoadOptions
+from engine.registry import FAKE
 from engine.types import (
     MAX_NUM_SEQS,
     ROWS_OF_TOKENS,
@@ -110,14 +112,31 @@ class Fault:
         return self.where == "tokens" and batch.num_tokens > self.value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(offer.Options):
+    """Options that only this engine reads, and what it has to know of the model's folder."""
+
+    fake_dim: int = 1024  # numbers in a row
+    fake_cost_ms: float = 0.0  # milliseconds for each batch
+    fake_tokens_per_second: float = 0.0  # added cost of a batch's tokens; 0 = none
+    fake_fault: tuple[str, ...] = ()  # see Fault.parse
+    vocab_size: int = 1
+    outputs: OutputKind = OutputKind.POOLED | OutputKind.TOKENS
+    labels: tuple[str, ...] = ()  # a number in a row of scores for each, and at least one
+
+
+OFFER = offer.Offer(options=Options)
+
+
 class FakeEngine:
     """Computes in the thread that collects, so that one batch runs while the next one waits."""
 
-    def __init__(self, info: ModelInfo, limits: EngineLimits, *, options: FakeOptions, faults: Sequence[Fault]) -> None:
+    def __init__(self, info: ModelInfo, limits: EngineLimits, *, options: Options, faults: Sequence[Fault]) -> None:
         self.info = info
         self.limits = limits
         self._options = options
         self._faults = faults
+        self._num_labels = max(len(options.labels), 1)
         self._table = table(info.dimensions)
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._num_submitted = 0
@@ -133,7 +152,7 @@ class FakeEngine:
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
         """See engine.types.Engine. Faults and costs are for the thread that collects."""
         options = self._options
-        return None if self._faults or options.cost_ms or options.tokens_per_second else self._results(batch)
+        return None if self._faults or options.fake_cost_ms or options.fake_tokens_per_second else self._results(batch)
 
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
@@ -154,8 +173,8 @@ class FakeEngine:
         for fault in self._faults:
             if fault.strikes(batch, batch_number):
                 self._strike(fault.action, batch)
-        rate = self._options.tokens_per_second
-        seconds = self._options.cost_ms / 1000 + (batch.num_tokens / rate if rate else 0)
+        rate = self._options.fake_tokens_per_second
+        seconds = self._options.fake_cost_ms / 1000 + (batch.num_tokens / rate if rate else 0)
         if seconds:
             self._never.wait(seconds)
         results = self._results(batch)
@@ -177,9 +196,9 @@ class FakeEngine:
                 case OutputKind.POOLED:
                     results[kind] = Rows(pooled)
                 case OutputKind.LOGITS:
-                    results[kind] = Rows(pooled[:, : self._options.num_labels])
+                    results[kind] = Rows(pooled[:, : self._num_labels])
                 case OutputKind.TOKEN_LOGITS:
-                    results[kind] = Rows(of_tokens[:, : self._options.num_labels], batch.cu_seqlens)
+                    results[kind] = Rows(of_tokens[:, : self._num_labels], batch.cu_seqlens)
                 case OutputKind.SPARSE:
                     results[kind] = _counts(batch)
                 case _:
@@ -229,22 +248,21 @@ def _counts(batch: Batch) -> Rows:
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> FakeEngine:
     """Raises ModelError if an option is wrong."""
     on_stage("load")
-    fake = options.fake
-    assert fake is not None
+    own = options.own_of(FAKE, Options)
     assert options.max_seqlen is not None
-    faults = [fault for fault in map(Fault.parse, fake.faults) if fault.device in ("", options.device)]
+    faults = [fault for fault in map(Fault.parse, own.fake_fault) if fault.device in ("", options.device)]
     if any(fault.where == "load" for fault in faults):
         os._exit(70)
-    if fake.dimensions < IDENTITY_FLOATS:
+    if own.fake_dim < IDENTITY_FLOATS:
         raise ModelError(f"--fake-dim must be at least {IDENTITY_FLOATS}")
     info = ModelInfo(
         name=name,
-        engine="fake",
+        engine=FAKE,
         reason=reason,
-        outputs=fake.outputs,
-        dimensions=fake.dimensions,
+        outputs=own.outputs,
+        dimensions=own.fake_dim,
         max_seqlen=options.max_seqlen,
-        vocab_size=fake.vocab_size,
+        vocab_size=own.vocab_size,
         pooling="none",
         normalize=False,
         dtype="float32",
@@ -260,4 +278,4 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         depth=_DEPTH,
         target_num_tokens=max_num_tokens,  # the cost is linear, and faults count the batches of a warm-up
     )
-    return FakeEngine(info, limits, options=fake, faults=faults)
+    return FakeEngine(info, limits, options=own, faults=faults)

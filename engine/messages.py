@@ -9,23 +9,17 @@ import enum
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
 from engine.machine.cuda_driver import Gpu
-from engine.types import (
-    Batch,
-    EngineError,
-    EngineErrorKind,
-    EngineLimits,
-    ModelInfo,
-    OutputKind,
-    Results,
-    Rows,
-)
+from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
 from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
+
+_T = TypeVar("_T")
 
 READY = 0x0400
 BATCH = 0x0401
@@ -52,25 +46,11 @@ class _Flags(enum.IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeOptions:
-    """Options of the fake engine besides LoadOptions."""
-
-    dimensions: int  # numbers in a row
-    vocab_size: int
-    outputs: OutputKind = OutputKind.POOLED | OutputKind.TOKENS
-    num_labels: int = 1  # numbers in a row of scores
-    cost_ms: float = 0.0  # milliseconds for each batch
-    tokens_per_second: float = 0.0  # added cost of a batch's tokens; 0 = none
-    faults: tuple[str, ...] = ()  # see engine.fake.Fault.parse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of an engine's `load`. An engine ignores those of other engines."""
+    """Options of an engine's `load`."""
 
     device: str  # "cpu", "cuda:0", …
     path: str = ""  # the model's folder; "" only for the fake engine
-    weights: str | None = None  # a quantized copy of that folder; None = its own weights; for the tensorrt-llm engine
     dtype: str = "auto"
     quantization: str = "none"
     pooling: str | None = None  # None = what the folder says
@@ -83,20 +63,20 @@ class LoadOptions:
     num_threads: int = 1  # of the CPU
     cache_dir: str | None = None  # for compiled and quantized models; None = none is kept
     max_cache_bytes: int | None = None  # of compiled models, and of quantized ones; None = engine.store.cache's own
-    compiled: str | None = None  # a folder that `embedline compile` wrote; for the openvino engine
-    compiles_in_child: bool = False  # whether a child process converts models; see engine.cpu.child
     memory_share: float = 1.0  # of the GPU's memory that this process may take, in (0, 1]
     gpu: Gpu | None = None  # as the driver describes it; None on the CPU
-    model_class: str = "embedline"  # or "stock"; for the tensorrt-llm engine
-    records_graphs: bool = False  # CUDA graphs; for the tensorrt-llm engine
-    is_gated: bool = True  # whether layers that lose too much fidelity stay unquantized; for the fused engine
     least_tried: int = 0  # tokens of a sequence that the self-test must run, however long that takes
-    fake: FakeOptions | None = None
+    # Options that one engine alone reads, by its name and as JSON: the fields of its engine.offer.Options.
+    own: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """The kind of device: "cpu" or "cuda"."""
         return self.device.partition(":")[0]
+
+    def own_of(self, engine: str, kind: type[_T]) -> _T:
+        """The engine's own options. Raises ProtocolError where they are of another form."""
+        return from_json(kind, self.own.get(engine, {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ class EngineRow:
 
     name: str  # in `--engine`
     module: str  # has `load(name=, reason=, options=, on_stage=)`
+    offer: str = ""  # has OFFER, see engine.offer; "" = the engine has no options and no reasons of its own
     packages: tuple[str, ...] = ()  # that it needs; for auto it is installed if the first one is
     converters: tuple[str, ...] = ()  # packages that it needs to convert most models, and not to serve them
     extra: str = "server"  # of our package, which installs those; "" = users install them
@@ -46,10 +47,11 @@ class EngineRow:
 ENGINES = {
     row.name: row
     for row in (
-        EngineRow(name=FAKE, module="engine.fake"),
+        EngineRow(name=FAKE, module="engine.fake", offer="engine.fake"),
         EngineRow(
             name=OPENVINO,
             module="engine.cpu.loading",
+            offer="engine.cpu.offer",
             packages=("openvino",),
             converters=("torch", "transformers"),
             kinds=(CPU,),
@@ -59,6 +61,7 @@ ENGINES = {
         EngineRow(
             name=FUSED,
             module="engine.fused.start",
+            offer="engine.fused.offer",
             packages=("triton", "torch", "transformers"),
             extra="cuda",
             kinds=(CUDA,),
@@ -71,6 +74,7 @@ ENGINES = {
         EngineRow(
             name=TENSORRT_LLM,
             module="engine.tensorrt_llm.engine",
+            offer="engine.tensorrt_llm.offer",
             packages=("tensorrt_llm",),
             extra="",
             kinds=(CUDA,),

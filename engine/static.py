@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
-from engine.model.weights import Header, header_of
+from engine.model.weights import Header, as_float32, header_of, mapped
 from engine.rows.with_numpy import RowModules, load_modules
 from engine.types import (
     MAX_NUM_SEQS,
@@ -34,17 +34,6 @@ from engine.types import (
 
 _TABLE = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
 _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN = "mapping", "weights"  # model2vec's, if tokens share rows
-_STORED_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I8": "<i1",
-    "I16": "<i2",
-    "I32": "<i4",
-    "I64": "<i8",
-}
-_BITS_OF_BF16 = np.dtype("<u2")  # no other dtype is stored as this
 _DEPTH = 2
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _DTYPES = ("auto", "float32")
@@ -70,7 +59,7 @@ class Table:
 
     def __call__(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Rows [T, D] of ids [T], each 0 <= id < V."""
-        rows = _float32(self.rows[token_ids if self.row_of_token is None else self.row_of_token[token_ids]])
+        rows = as_float32(self.rows[token_ids if self.row_of_token is None else self.row_of_token[token_ids]])
         return rows if self.weight_of_token is None else rows * self.weight_of_token[token_ids, None]
 
 
@@ -81,7 +70,7 @@ def read_table(file: Path) -> Table:
         name = next((name for name in _TABLE if name in header.tensors), None)
         if name is None:
             raise ModelError(f"{file} has no table of embeddings ({' or '.join(_TABLE)})")
-        rows = _mapped(file, header, name)
+        rows = mapped(file, header, name)
         row_of_token = _optional(file, header, _ROW_OF_TOKEN)
         weights = _optional(file, header, _WEIGHT_OF_TOKEN)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
@@ -89,7 +78,7 @@ def read_table(file: Path) -> Table:
     table = Table(
         rows,
         None if row_of_token is None else row_of_token.astype(np.int64),
-        None if weights is None else _float32(weights),
+        None if weights is None else as_float32(weights),
     )
     _check_table(file, table)
     return table
@@ -110,24 +99,7 @@ def _are_rows(mapping: NDArray[np.int64], num_rows: int) -> bool:
 
 
 def _optional(file: Path, header: Header, name: str) -> NDArray[Any] | None:
-    return _mapped(file, header, name) if name in header.tensors else None
-
-
-def _mapped(file: Path, header: Header, name: str) -> NDArray[Any]:
-    """Raises ValueError if its size does not match its shape, KeyError for an unknown dtype."""
-    tensor = header.tensors[name]
-    dtype, shape = np.dtype(_STORED_DTYPES[tensor["dtype"]]), tuple(map(int, tensor["shape"]))
-    begin, end = tensor["data_offsets"]
-    whole = np.memmap(file, np.uint8, mode="r")
-    if not 0 <= begin <= end <= len(whole) - header.end:
-        raise ValueError("it is cut short")
-    return np.asarray(whole[header.end + begin : header.end + end]).view(dtype).reshape(shape)
-
-
-def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    if values.dtype == _BITS_OF_BF16:  # the upper half of a float32
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32, copy=False)
+    return mapped(file, header, name) if name in header.tensors else None
 
 
 class StaticEngine(BlockingEngine):

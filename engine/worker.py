@@ -23,7 +23,6 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
-from engine.fp8_copy import with_copy
 from engine.messages import EngineStart
 from engine.selftest.warmup import Canary, warm_up
 from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
@@ -243,10 +242,8 @@ def main() -> NoReturn:
     begin(process.title, process.log_level, json_output=process.json_output)
     starting = StartReport(supervisor)
     try:
-        starting.enter("copy")
-        options = with_copy(start.engine, start.options)
         engine = registry.load(
-            start.engine, name=start.model, reason=start.reason, options=options, on_stage=starting.enter
+            start.engine, name=start.model, reason=start.reason, options=start.options, on_stage=starting.enter
         )
         starting.enter("first batches")
         limits = warm_up(engine)

@@ -32,10 +32,6 @@ _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
 )
-_SOURCE_HELP = (
-    "Instead, hold a tensorrt_llm against what its engine relies on: an unpacked wheel or repository, a site-packages "
-    "folder, or the package's own. It is read as text; nothing of it is run. Exit code 1 where something is missing."
-)
 _OF_ENGINES = frozenset({"torch", "transformers", "safetensors"})  # an image that serves may have them elsewhere alone
 _MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), server_flags()
 _OF_REAL_MODELS = tuple(flag.name for flag in _MODEL_FLAGS if flag.group != "Testing")
@@ -93,21 +89,6 @@ def inspect(
     sys.exit(run(_of_model(model, words), as_json=json))
 
 
-def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder: one that is not there yet, or is empty.")],
-    **words: Any,
-) -> None:
-    """Make a model's copy whose linear layers are FP8, with a scale for each block of 128 by 128 numbers.
-
-    It takes a CPU, no data and little memory. Unfinished work lies in OUT.partial: after a kill, the same command
-    removes it and starts again. Prints what each tensor lost.
-    """
-    from server.commands.model_copies import quantize as run
-
-    sys.exit(run(_of_model(model, words), out))
-
-
 def compile_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
     *,
@@ -127,18 +108,15 @@ def doctor(
     *,
     config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    tensorrt_llm_source: Annotated[str | None, typer.Option(metavar="DIR", help=_SOURCE_HELP)] = None,
     **words: Any,
 ) -> None:
     """Print what there is on this machine, which engines can serve a model here, and why the others can't.
 
     Nothing is started, loaded or fetched. Exit code 0 if the model can be served here, 1 if not.
     """
-    from server.commands import doctor as command
+    from server.commands.doctor import doctor as run
 
-    if tensorrt_llm_source is not None:
-        sys.exit(command.check_library(tensorrt_llm_source, as_json=json))
-    sys.exit(command.doctor(_of_serve(words, config), as_json=json))
+    sys.exit(run(_of_serve(words, config), as_json=json))
 
 
 def _of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
@@ -246,7 +224,7 @@ class GroupedCommand(TyperCommand):
     """Help with a heading for each group of flags."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """As typer calls it."""
+        """Typer calls this."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -330,7 +308,6 @@ _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "inspect": (inspect, _named(*HUB_FLAGS, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
     "compile": (compile_model, _named(*HUB_FLAGS, *_CHANGE_GRAPHS, "compiled_cache", "cpu_threads")),
     "doctor": (doctor, _named(*HUB_FLAGS, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
-    "quantize": (quantize, _named(*HUB_FLAGS)),
     "health": (health, []),
     "version": (version, []),
 }

@@ -4,22 +4,11 @@ The rest of the server imports none of them: it asks the list of server.features
 `module:name` is loaded when it is needed: without the feature, nothing of it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol
-
-
-class FeatureFlags(Protocol):
-    """A feature's flags: a frozen dataclass of fields that server.settings.flag makes, each with a default.
-
-    It raises SettingsError for the first of them that can't be.
-    """
-
-    @property
-    def is_on(self) -> bool:
-        """Whether they ask for the feature."""
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +44,12 @@ class Feature:
     prepares   the `module:name` of a function that a start gives each model's folder: it gives the folder to serve
                instead, see server.supervisor.model_files:without_pickles
     fetches    the `module:name` of a function that says which more files `prepares` needs of a folder from the hub
-    flags      the class of its flags
-    switch     what turns it on, as a command line has it
-    port       the flag, by its field, of a port where each frontend listens for it beside --port; "" = none
+    flags      its flags: a frozen dataclass of fields that server.settings.flag makes, each with a default. It raises
+               SettingsError for the first of them that can't be
+    switch     the one of them, by its field, that turns the feature on where it is given, and what stands for its value
+    has_port   whether that value is a port, where each frontend listens for it beside --port
     process    the `module:name` of a function that gets the Settings and the Sidecar of its process, and gives the Plan
-    metrics    the `module:name` of the metrics that its process counts, a tuple of Declared
+    metrics    gives the metrics that its process counts, each a Declared
     frontend   the `module:name` of a function that gets a FeatureStart and what a frontend's parts share, and gives the
                Part that the feature has in the frontend; called where the feature is on
     routes     its routes, method and path, with what each does in a line
@@ -71,15 +61,20 @@ class Feature:
     commands: Mapping[str, Command | Group] = field(default_factory=lambda: MappingProxyType({}))
     prepares: str = ""
     fetches: str = ""
-    flags: type[FeatureFlags] | None = None
-    switch: str = ""
-    port: str = ""
+    flags: type[Any] | None = None
+    switch: tuple[str, str] = ("", "")
+    has_port: bool = False
     process: str = ""
-    metrics: str = ""
+    metrics: Callable[[], Sequence[Any]] | None = None
     frontend: str = ""
     routes: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
     passed_on: str = ""
     documents: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag that turns it on, as a command line has it."""
+        return f"--{self.switch[0].replace('_', '-')}"
 
 
 def loaded(place: str) -> Any:

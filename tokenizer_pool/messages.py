@@ -9,6 +9,7 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +155,12 @@ class TextRefused(Exception):
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
         self.max_chars = max_chars
+
+    def moved(self, places: Sequence[int]) -> Self:
+        """The same refusal of a request that has the items at these places."""
+        if self.index >= 0:
+            self.index = places[self.index]
+        return self
 
 
 def encode_piece(piece: Piece) -> list[Buffer]:

@@ -121,7 +121,4 @@ class Job(Generic[Answer]):
         """A worker's refusal, or our own; its index is one of the part's."""
         if self.future.done():
             return
-        index = refused.index + part.start if refused.index >= 0 else -1
-        self.future.set_exception(
-            TextRefused(refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens)
-        )
+        self.future.set_exception(refused.moved(range(part.start, part.start + part.piece.num_items)))

@@ -78,7 +78,10 @@ class Tokenizer:
             self._backend.enable_truncation(max_seqlen, direction=_DIRECTIONS[truncation])
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
         piece = self._flatten(of_each(encode, texts), max_seqlen, start)
-        return self._with_prompt_marked(piece, prompt) if prompt and self._spec.marks_prompts else piece
+        if not prompt or not self._spec.marks_prompts:
+            return piece
+        limit = None if truncation is Truncation.NONE else (max_seqlen, truncation)
+        return _with_prompt_marked(piece, self._num_prompt_tokens(prompt, limit, add_special_tokens))
 
     def details(self, texts: Sequence[str], *, prompt: str = "", add_special_tokens: bool = True) -> DetailedPiece:
         """The tokens of each text with the prompt before it, none cut off; perhaps there are none.
@@ -148,16 +151,13 @@ class Tokenizer:
             texts, pair_texts, instruction=prompt, truncation=truncation, max_seqlen=max_seqlen
         )
 
-    def _with_prompt_marked(self, piece: TokenizedPiece, prompt: str) -> TokenizedPiece:
-        """As many tokens at the start of each text as the prompt has by itself, as sentence-transformers does it."""
-        places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
-        is_prompt = places < self._num_prompt_tokens(prompt)
-        return replace(piece, token_type_ids=np.where(is_prompt, np.int32(PROMPT_TOKEN), np.int32(0)))
-
-    def _count_prompt_tokens(self, prompt: str) -> int:
-        """With those that are put in front, and without one behind, such as [SEP]. Cut as a text would be."""
-        (encoding,) = of_each(self._backend.encode_batch_fast, [prompt])
-        ends_special = bool(encoding.ids) and encoding.ids[-1] in self._special_ids
+    def _count_prompt_tokens(self, prompt: str, limit: tuple[int, Truncation] | None, add_special_tokens: bool) -> int:
+        """As many tokens as sentence-transformers takes for the prompt's: those of the prompt by itself, with those
+        that are put in front, and without one behind, such as [SEP]. `limit` is what the tokenizer now cuts a text to.
+        """
+        encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
+        (encoding,) = of_each(encode, [prompt])
+        ends_special = add_special_tokens and bool(encoding.ids) and encoding.ids[-1] in self._special_ids
         return len(encoding) - ends_special
 
     @cached_property
@@ -254,6 +254,13 @@ def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> lis
         )
         for token_id, name, is_special, (start, stop) in columns
     ]
+
+
+def _with_prompt_marked(piece: TokenizedPiece, num_prompt_tokens: int) -> TokenizedPiece:
+    """So many tokens at the start of each text."""
+    places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
+    types = np.where(places < num_prompt_tokens, np.int32(PROMPT_TOKEN), np.int32(0))
+    return replace(piece, token_type_ids=types)
 
 
 def _check_ids(is_foreign: NDArray[np.bool_], offsets: NDArray[np.int32]) -> None:

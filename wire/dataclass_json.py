@@ -1,7 +1,7 @@
 """Frozen dataclasses as JSON and back, by their type hints. An engine's Python may have nothing but numpy for this.
 
-Fields may be str, int, float, bool, bytes (as hexadecimal digits), enums, lists, tuples, other dataclasses, and None
-where the hint allows it.
+Fields may be str, int, float, bool, bytes (as hexadecimal digits), enums, lists, tuples, other dataclasses, None where
+the hint allows it, and dicts, which are JSON that whoever reads the field understands.
 """
 
 import dataclasses
@@ -47,6 +47,7 @@ def _as(hint: Any, value: Any) -> Any:
         return tuple(_as(each, one) for each, one in zip(inner, value, strict=True))
     if dataclasses.is_dataclass(hint):
         return from_json(typing.cast(type, hint), value)
+    hint = origin or hint
     if issubclass(hint, enum.Enum):
         return hint(value)
     if hint is bytes:

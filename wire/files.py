@@ -34,12 +34,13 @@ def lock(path: Path, flags: int = MADE, *, mode: int = 0o600, is_shared: bool = 
     """A descriptor; the file or folder is locked until it is closed.
 
     Raises BlockingIOError where another process has locked it and this one does not wait, FileNotFoundError where it
-    was removed or replaced meanwhile, and other OSErrors.
+    was removed meanwhile, and other OSErrors.
     """
     descriptor = os.open(path, flags, mode)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
-        if not os.path.samestat(os.fstat(descriptor), path.stat()):
+        path.stat()
+        if not flags & os.O_DIRECTORY and not os.fstat(descriptor).st_nlink:  # not every disk counts links of folders
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     except BaseException:
         os.close(descriptor)

@@ -27,6 +27,7 @@ from benchmarks.engines.fma_peak import Peak, measure_peak
 from benchmarks.measuring.graded_pairs import correlation, graded_pairs
 from benchmarks.measuring.report import PACKAGES, Report, parse
 from benchmarks.measuring.texts import Corpus, Prose
+from engine import registry
 from engine.machine import cores
 from engine.messages import LoadOptions
 from engine.store.model_source import resolve
@@ -96,6 +97,7 @@ def run_alone(subject: Subject, corpora: Sequence[Corpus], *, cache: Path, secon
         max_num_tokens=16_384,
         max_num_seqs=1024,
         num_threads=cores.usable(),
+        own={registry.OPENVINO: {"compiles_in_child": False}},
     )
     job = {
         "engine": subject.engine,

@@ -12,9 +12,9 @@ from benchmarks.gpu.clock import gpu_event
 from benchmarks.gpu.fused_models import FusedModel
 from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokenizer
 from engine.fused.assembly import Model, assemble
-from engine.fused.choices import Choices
 from engine.fused.cuda_device import CudaDevice
 from engine.fused.engine import FusedEngine
+from engine.fused.offer import Choices
 from engine.fused.packing import Shape
 from engine.model import model_folder
 from engine.rows.with_torch import RowModules

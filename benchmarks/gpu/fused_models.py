@@ -132,6 +132,6 @@ def ops_for(device: torch.device) -> Ops:
         from engine.fused.model.reference import ReferenceOps
 
         return ReferenceOps()
-    from engine.fused.kernels.ops import TritonOps
+    from engine.fused.kernels import TritonOps
 
     return TritonOps()

@@ -74,7 +74,7 @@ def _body(options: Options, texts: list[str]) -> bytes:
 
 
 def num_tokens(answer: Answer) -> int | None:
-    """As the server counts them; None where it doesn't say."""
+    """How many the server counted; None where it doesn't say."""
     for name in _TOKEN_HEADERS:
         if value := header(answer.head, name):
             return int(value) if value.isdigit() else None

@@ -5,30 +5,68 @@ import contextlib
 import ssl
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from embedline.client.client import Client, Inputs
+from embedline.client.client import Client
 from embedline.client.errors import Cancelled
 from embedline.client.preference import CancellationToken, RequestProcessingPreference
-from embedline.client.responses import (
-    BatchPostResponse,
-    ClassifyResponse,
-    EmbeddedSlice,
-    EmbedResponse,
-    RerankResponse,
-)
 from embedline.client.runner import Threads
 
 _MAX_CALLS = 512  # at a time; others wait
 _NO_SECONDS = 0.001  # the least that a call may be given
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def in_a_thread(
+    call: Callable[Concatenate[Client, P], R],
+) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, R]]:
+    """The call of a Client as one to await, with the same arguments. The wait for a thread is a part of its time."""
+
+    @wraps(call)
+    async def awaited(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        called_at = time.monotonic()
+
+        def begin() -> R:
+            rest = own.total_timeout_s
+            if rest is not None:
+                rest = max(_NO_SECONDS, rest - (time.monotonic() - called_at))
+            kwargs["preference"] = replace(own, total_timeout_s=rest)
+            return call(self._client, *args, **kwargs)
+
+        with self._cancellable(kwargs) as own:
+            return await self._in_thread(begin, own)
+
+    return awaited
+
+
+def each_in_a_thread(
+    call: Callable[Concatenate[Client, P], Generator[R, None, None]],
+) -> Callable[Concatenate["AsyncClient", P], AsyncGenerator[R, None]]:
+    """The same for a call whose results come one by one."""
+
+    @wraps(call)
+    async def each_awaited(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        with self._cancellable(kwargs) as own:
+            kwargs["preference"] = own
+            results = call(self._client, *args, **kwargs)
+            try:
+                while (result := await self._in_thread(lambda: next(results, None), own)) is not None:
+                    yield result
+            finally:
+                try:
+                    await asyncio.to_thread(results.close)  # aborts what is in flight, and waits for its end
+                except RuntimeError:  # the system starts no thread
+                    results.close()
+
+    return each_awaited
 
 
 class AsyncClient:
@@ -68,133 +106,16 @@ class AsyncClient:
         self._client.close()
         self._close_threads()
 
-    async def embed(
-        self,
-        input: Inputs,
-        model: str | None = None,
-        *,
-        dimensions: int | None = None,
-        user: str | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        preference: RequestProcessingPreference | None = None,
-        progress: bool = False,
-    ) -> EmbedResponse:
-        """As Client.embed."""
-        return await self._call(
-            lambda own: self._client.embed(
-                input,
-                model,
-                dimensions=dimensions,
-                user=user,
-                extra_body=extra_body,
-                preference=own,
-                progress=progress,
-            ),
-            preference,
-        )
-
-    async def iter_embed(
-        self,
-        input: Inputs,
-        model: str | None = None,
-        *,
-        dimensions: int | None = None,
-        user: str | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        preference: RequestProcessingPreference | None = None,
-        progress: bool = False,
-    ) -> AsyncGenerator[EmbeddedSlice, None]:
-        """As Client.iter_embed."""
-        with self._cancellable(preference) as own:
-            slices = self._client.iter_embed(
-                input,
-                model,
-                dimensions=dimensions,
-                user=user,
-                extra_body=extra_body,
-                preference=own,
-                progress=progress,
-            )
-            try:
-                while (part := await self._in_thread(lambda: next(slices, None), own)) is not None:
-                    yield part
-            finally:
-                try:
-                    await asyncio.to_thread(slices.close)  # aborts what is in flight, and waits for its end
-                except RuntimeError:  # the system starts no thread
-                    slices.close()
-
-    async def rerank(
-        self,
-        query: str,
-        texts: Sequence[str],
-        model: str | None = None,
-        *,
-        raw_scores: bool | None = None,
-        truncate: bool | None = None,
-        truncation_direction: str | None = None,
-        preference: RequestProcessingPreference | None = None,
-        progress: bool = False,
-    ) -> RerankResponse:
-        """As Client.rerank."""
-        return await self._call(
-            lambda own: self._client.rerank(
-                query,
-                texts,
-                model,
-                raw_scores=raw_scores,
-                truncate=truncate,
-                truncation_direction=truncation_direction,
-                preference=own,
-                progress=progress,
-            ),
-            preference,
-        )
-
-    async def classify(
-        self,
-        inputs: Sequence[str | Sequence[str]],
-        model: str | None = None,
-        *,
-        raw_scores: bool | None = None,
-        truncate: bool | None = None,
-        truncation_direction: str | None = None,
-        preference: RequestProcessingPreference | None = None,
-        progress: bool = False,
-    ) -> ClassifyResponse:
-        """As Client.classify."""
-        return await self._call(
-            lambda own: self._client.classify(
-                inputs,
-                model,
-                raw_scores=raw_scores,
-                truncate=truncate,
-                truncation_direction=truncation_direction,
-                preference=own,
-                progress=progress,
-            ),
-            preference,
-        )
-
-    async def batch_post(
-        self,
-        url_path: str,
-        payloads: Sequence[Any],
-        *,
-        method: str = "POST",
-        preference: RequestProcessingPreference | None = None,
-        progress: bool = False,
-    ) -> BatchPostResponse:
-        """As Client.batch_post."""
-        return await self._call(
-            lambda own: self._client.batch_post(url_path, payloads, method=method, preference=own, progress=progress),
-            preference,
-        )
+    embed = in_a_thread(Client.embed)
+    iter_embed = each_in_a_thread(Client.iter_embed)
+    rerank = in_a_thread(Client.rerank)
+    classify = in_a_thread(Client.classify)
+    batch_post = in_a_thread(Client.batch_post)
 
     @contextmanager
-    def _cancellable(self, preference: RequestProcessingPreference | None) -> Iterator[RequestProcessingPreference]:
-        """The preference with a token of this call's own, which the caller's token cancels too."""
-        chosen = preference or self._client.preference
+    def _cancellable(self, arguments: Mapping[str, Any]) -> Iterator[RequestProcessingPreference]:
+        """The call's preference with a token of its own, which the caller's token cancels too."""
+        chosen: RequestProcessingPreference = arguments.get("preference") or self._client.preference
         given, token = chosen.cancel_token, CancellationToken()
         if given is not None:
             given.watch(token.cancel)
@@ -203,21 +124,6 @@ class AsyncClient:
         finally:
             if given is not None:
                 given.forget(token.cancel)
-
-    async def _call(
-        self, call: Callable[[RequestProcessingPreference], R], preference: RequestProcessingPreference | None
-    ) -> R:
-        """Its result. The wait for a thread is a part of the call's time."""
-        called_at = time.monotonic()
-
-        def begin() -> R:
-            if own.total_timeout_s is None:
-                return call(own)
-            rest = own.total_timeout_s - (time.monotonic() - called_at)
-            return call(replace(own, total_timeout_s=max(_NO_SECONDS, rest)))
-
-        with self._cancellable(preference) as own:
-            return await self._in_thread(begin, own)
 
     async def _in_thread(self, call: Callable[[], R], own: RequestProcessingPreference) -> R:
         """Its result. If the task is cancelled the call is too, and its end is waited for."""

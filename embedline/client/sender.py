@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from embedline.client.answer import Answer
 from embedline.client.connection import Connection
@@ -19,84 +19,6 @@ from embedline.client.pool import Call, InFlight, connect_seconds
 
 _MAX_ERROR_BODY = 1 << 16  # bytes
 T = TypeVar("T")
-
-
-class Copy(Protocol):
-    """One of the two."""
-
-    def receive(self) -> None:
-        """Send the request and wait for a good head. Raises Failure."""
-        ...
-
-    def abort(self) -> None:
-        """End `receive`, now or as soon as it begins. From any thread."""
-        ...
-
-
-C = TypeVar("C", bound=Copy)
-
-
-class Race(Generic[C]):
-    """Between a copy and one that is made after `delay` seconds without a head: the first good head wins.
-
-    A thread sends the second copy and waits for its head. So no server that is slow to connect, that sends half of a
-    head or TLS's own messages alone, keeps the other copy waiting. The loser's connection is closed, which tells its
-    server to drop the work.
-    """
-
-    def __init__(self, first: C, delay: float, make_second: Callable[[], C | None]) -> None:
-        """`make_second` runs in another thread, and never after `run` has returned; None = there is to be no second."""
-        self._first = first
-        self._delay = delay
-        self._make_second = make_second
-        self._first_ended = threading.Event()
-        self._lock = threading.Lock()
-        self._second: C | None = None
-        self._winner: C | None = None
-
-    def run(self) -> C:
-        """The winner. Raises the first copy's Failure where there is none."""
-        failure: Failure | None = None
-        other = threading.Thread(target=self._run_second, name="embedline hedge", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the system starts no thread: there is no second
-            other.start()
-        try:
-            self._first.receive()
-            self._finish(self._first)
-        except Failure as error:  # the second goes on, if there is one by now
-            failure = error
-        except BaseException:
-            self._finish(self._first)
-            raise
-        finally:
-            self._first_ended.set()
-            if other.ident is not None:
-                other.join()
-        if self._winner is None:
-            assert failure is not None
-            raise failure
-        return self._winner
-
-    def _run_second(self) -> None:
-        if self._first_ended.wait(self._delay) or (second := self._make_second()) is None:
-            return
-        with self._lock:
-            if self._winner is not None:
-                return
-            self._second = second
-        with contextlib.suppress(Failure):
-            second.receive()
-            self._finish(second)
-
-    def _finish(self, copy: C) -> None:
-        """It wins unless the other one has."""
-        with self._lock:
-            if self._winner is not None:
-                return
-            self._winner = copy
-        rival = self._second if copy is self._first else self._first
-        if rival is not None:
-            rival.abort()
 
 
 class HedgeBudget:
@@ -148,6 +70,7 @@ class _Copy:
         self._in_flight = in_flight
 
     def receive(self) -> None:
+        """Send the request and wait for a good head. Raises Failure."""
         request, origin = self._request, self._endpoint.origin
         self._in_flight.add(self._connection, request.deadline, self._call)
         if not self._connection.is_open:
@@ -158,6 +81,7 @@ class _Copy:
         _check_status(self.answer)
 
     def abort(self) -> None:
+        """End `receive`, now or as soon as it begins. From any thread."""
         self._connection.abort(Kind.ABORTED)
 
     def end(self) -> None:
@@ -168,6 +92,69 @@ class _Copy:
             is_kept = self.answer.may_be_followed
             self.answer.close()
         self._endpoint.pool.give_back(self._connection, is_kept=is_kept)
+
+
+class Race:
+    """Between a copy and one that is made after `delay` seconds without a head: the first good head wins.
+
+    A thread sends the second copy and waits for its head. So no server that is slow to connect, that sends half of a
+    head or TLS's own messages alone, keeps the other copy waiting. The loser's connection is closed, which tells its
+    server to drop the work.
+    """
+
+    def __init__(self, first: _Copy, delay: float, make_second: Callable[[], _Copy | None]) -> None:
+        """`make_second` runs in another thread, and never after `run` has returned; None = there is to be no second."""
+        self._first = first
+        self._delay = delay
+        self._make_second = make_second
+        self._first_ended = threading.Event()
+        self._lock = threading.Lock()
+        self._second: _Copy | None = None
+        self._winner: _Copy | None = None
+
+    def run(self) -> _Copy:
+        """The winner. Raises the first copy's Failure where there is none."""
+        failure: Failure | None = None
+        other = threading.Thread(target=self._run_second, name="embedline hedge", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system starts no thread: there is no second
+            other.start()
+        try:
+            self._first.receive()
+            self._finish(self._first)
+        except Failure as error:  # the second goes on, if there is one by now
+            failure = error
+        except BaseException:
+            self._finish(self._first)
+            raise
+        finally:
+            self._first_ended.set()
+            if other.ident is not None:
+                other.join()
+        if self._winner is None:
+            assert failure is not None
+            raise failure
+        return self._winner
+
+    def _run_second(self) -> None:
+        if self._first_ended.wait(self._delay) or (second := self._make_second()) is None:
+            return
+        with self._lock:
+            if self._winner is not None:
+                return
+            self._second = second
+        with contextlib.suppress(Failure):
+            second.receive()
+            self._finish(second)
+
+    def _finish(self, copy: _Copy) -> None:
+        """It wins unless the other one has."""
+        with self._lock:
+            if self._winner is not None:
+                return
+            self._winner = copy
+        rival = self._second if copy is self._first else self._first
+        if rival is not None:
+            rival.abort()
 
 
 class Sender:

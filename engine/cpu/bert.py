@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu import openvino
+from engine.cpu.converted import Reference
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
-from engine.cpu.selftest import Reference
 from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder

@@ -5,7 +5,6 @@ keeps some 350 MB until it ends. Exits with 2 and one line on standard output if
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.cpu import converted, converting
-from engine.cpu.choices import choices_of
+from engine.cpu.offer import choices_of
 from engine.messages import LoadOptions
 from engine.model.model_folder import read_with
 from engine.types import ModelError
@@ -31,7 +30,7 @@ class Child:
 
     def __init__(self, options: LoadOptions, target: Path) -> None:
         """Start it. `target`: an empty folder, for the model and the file of engine.cpu.converted."""
-        asked = {"options": to_json(dataclasses.replace(options, compiles_in_child=False)), "target": str(target)}
+        asked = {"options": to_json(options), "target": str(target)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "engine.cpu.child", str(os.getpid())],
             env={**os.environ, "PYTHONPATH": str(_APPLICATION)},

@@ -1,4 +1,7 @@
-"""What is known of a converted model before it is compiled, and the file that takes it to another process."""
+"""What is known of a converted model before it is compiled, and the file that takes it to another process.
+
+Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.selftest import Reference
+from engine.selftest.sample_ids import Sequences
 
 FILE = "rows.npz"  # plain arrays; numpy reads pickled ones only where it is asked to
 _FACTS = "facts"
+
+
+RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Sequences and the rows that the original gives for them, one sequence at a time."""
+
+    sequences: Sequences  # int32 [S] each
+    rows: RowsOfEach  # of the first ones; the others are there to stand beside them
+    hides_tokens: bool = False  # whether the last half of each sequence is hidden from the other tokens
+
+    @property
+    def dimensions(self) -> int:
+        """D."""
+        return int(self.rows[0].shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

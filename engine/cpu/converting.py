@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.cpu import bert
-from engine.cpu.choices import Choices
-from engine.cpu.converted import Converted
-from engine.cpu.selftest import Reference
+from engine.cpu.converted import Converted, Reference
+from engine.cpu.offer import Choices
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
 from engine.selftest.fidelity import SENTENCES

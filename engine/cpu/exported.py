@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.cpu import converted as converted_file
-from engine.cpu.choices import Choices
 from engine.cpu.converted import Converted
 from engine.cpu.keys import file_sums, key_parts
+from engine.cpu.offer import Choices
 from engine.model.model_folder import ModelFolder
 from engine.store import fingerprint, manifest
 from engine.store.manifest import Json

@@ -3,7 +3,7 @@
 import dataclasses
 
 from engine.cpu import openvino
-from engine.cpu.choices import Choices
+from engine.cpu.offer import Choices
 from engine.cpu.outputs import steps_of
 from engine.machine import host
 from engine.model.model_folder import ModelFolder, read_as

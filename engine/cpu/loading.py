@@ -14,14 +14,14 @@ from pathlib import Path
 from engine.cpu import converted as converted_file
 from engine.cpu import exported, openvino
 from engine.cpu.child import Child
-from engine.cpu.choices import Choices, check, check_outputs, choices_of
 from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
 from engine.cpu.engine import DEPTH, CompiledEngine
-from engine.cpu.examination import Facts, examine
 from engine.cpu.keys import cache_key
+from engine.cpu.offer import Choices, Options, check, check_outputs, choices_of
 from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, makers_of, sizes_of
+from engine.cpu.selftest import Facts, examine
 from engine.machine import cores, host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
@@ -155,17 +155,18 @@ class _Loader:
         root = Path(options.cache_dir, "compiled") if options.cache_dir else None
         self._cache = Cache(root, max_bytes=options.max_cache_bytes)
         self._options = options
+        self._own = options.own_of(openvino.NAME, Options)
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         self._on_stage("compiled model")
-        if self._options.compiled is not None and (taken := self._load_exported(Path(self._options.compiled), makers)):
+        if (entry := self._own.compiled_folder) is not None and (taken := self._load_exported(entry, makers)):
             return taken
         key = cache_key(self._folder, self.choices)
         loaded = self._load_warm(key)
         return loaded or self._load_cold(key, makers)
 
     def _convert(self, target: Path) -> Converted:
-        if not self._options.compiles_in_child:
+        if not self._own.compiles_in_child:
             return convert(self._folder, self.choices, target=target)
         with Child(self._options, target) as child:
             openvino.import_openvino()  # while the child imports its own libraries

@@ -10,7 +10,6 @@ entries of the vocabulary, D numbers a row.
 
 import contextlib
 import importlib
-import inspect
 import io
 import os
 import warnings
@@ -28,15 +27,16 @@ from transformers.masking_utils import AttentionMaskInterface, bidirectional_mas
 from transformers.utils import logging
 
 from engine.cpu import openvino
+from engine.cpu.converted import Reference
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.outputs import head_in_graph
-from engine.cpu.selftest import Reference, num_hidden
+from engine.cpu.selftest import num_hidden
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.transformers.loading import load_model
+from engine.transformers.loading import load_model, takes
 from engine.transformers.reference import State
 from engine.transformers.visibility import visibility_of
 from engine.types import ModelError
@@ -152,8 +152,8 @@ class Graph(nn.Module):
             register()
             model.set_attn_implementation(TRACED_WITH_HIDDEN if hides_tokens else TRACED)
         # A model without a table of token types, such as GPT-2, would take their zeros for token 0.
-        self.takes_types = _takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
-        self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
+        self.takes_types = takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
+        self._fixed = {"use_cache": False} if takes(model, "use_cache") else {}
         self._finish = _finish(model, head)
 
     def forward(
@@ -173,10 +173,6 @@ class Graph(nn.Module):
         ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
         types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
-
-
-def _takes(model: PreTrainedModel, argument: str) -> bool:
-    return argument in inspect.signature(model.forward).parameters
 
 
 def _finish(model: PreTrainedModel, head: TransformersHead | None) -> _Finish | None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.fused.choices import Choices
 from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
 from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
+from engine.fused.offer import Choices
 from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
 from engine.fused.runner import Device, HostDevice, Runner
 from engine.model.tasks import output_size

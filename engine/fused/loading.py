@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.fused import choices, packing
+from engine.fused import offer, packing
 from engine.fused.assembly import Model, assemble
-from engine.fused.choices import Choices
 from engine.fused.cuda_device import on_recorder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.forwards import Weights
@@ -28,12 +27,14 @@ from engine.fused.model.linear import NoProduct, probe_products, products_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.offer import Choices, Options
 from engine.fused.packing import ALL_OUTPUTS
 from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
+from engine.registry import FUSED
 from engine.rows.with_torch import load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, is_near, not_finite
@@ -64,7 +65,7 @@ class Loaded:
 
 def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loaded:
     """See engine.fused.start.load."""
-    chosen = choices.choose(options)
+    chosen = offer.choose(options)
     if chosen.capability is not None:
         torch.cuda.set_device(chosen.device)  # of this thread, before anything opens the first GPU
         if chosen.memory_share < 1.0:
@@ -151,7 +152,7 @@ class _Loading:
         if rejected is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phase("precision"):
-            requested, is_gated = self._options.quantization, self._options.is_gated
+            requested, is_gated = self._options.quantization, self._options.own_of(FUSED, Options).is_gated
             plain, try_products = found.source.linear, self._probe_products
             model, outcome = quantized(model, requested, plain=plain, is_gated=is_gated, probe=try_products)
         if outcome is not None and self._cache is not None:
@@ -190,7 +191,7 @@ class _Loading:
 def _ops(chosen: Choices) -> Ops:
     if chosen.capability is None:
         return ReferenceOps()
-    from engine.fused.kernels.ops import TritonOps  # Triton need not be there to check a model on a CPU
+    from engine.fused.kernels import TritonOps  # Triton need not be there to check a model on a CPU
 
     return TritonOps()
 

@@ -18,11 +18,11 @@ from transformers import PretrainedConfig
 from engine.fused.adapters import ADAPTERS
 from engine.fused.adapters.adapter import Adapter, Recipe, Recipes
 from engine.fused.checkpoint import Checkpoint, DequantizedCheckpoint, SafetensorsCheckpoint
-from engine.fused.choices import Choices, NotForFused
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.ops import MAX_HEAD_DIM, MAX_WIDTH
 from engine.fused.model.spec import Spec, shape_of
+from engine.fused.offer import Choices, NotForFused
 from engine.model import quantization
 from engine.model.weights import Weights as StoredWeights
 from engine.model.weights import check_read, weights_of

@@ -5,6 +5,10 @@
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.model.model_folder import ModelFolder
 
 BEGIN = "<!-- made by `make docs` -->"
 END = "<!-- up to here -->"
@@ -87,6 +91,16 @@ ARCHITECTURES = (
     ),
     Architecture(name="Static embeddings (model2vec)", model_type="", uses=(Use.EMBED,), transformers=""),
 )
+
+
+def use_of(folder: "ModelFolder") -> Use:
+    """What the model is for."""
+    return Use.GENERATIVE_RERANK if folder.template else Use(folder.task)
+
+
+def rows_of(folder: "ModelFolder") -> list[Architecture]:
+    """Those of its architecture, which may have several."""
+    return [row for row in ARCHITECTURES if row.model_type == folder.architecture]
 
 
 def table() -> str:

@@ -230,8 +230,9 @@ class TokenTable:
 class LateInteraction:
     """How a late-interaction model treats queries and documents."""
 
-    query_marker_id: int | None = None  # inserted after the first token of a query; the next one for documents
+    query_marker_id: int | None = None  # inserted into a query; the next one for documents
     document_marker_id: int | None = None
+    marks_text_start: bool = False  # a marker stands behind all leading special tokens, else behind the first token
     query_length: int | None = None  # tokens to which a query is cut, or filled up with `expansion_id`; None = neither
     expansion_id: int | None = None  # None = queries are not filled up
     attends_to_expansion: bool = False  # whether other tokens attend to the filled-in ones

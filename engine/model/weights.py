@@ -9,14 +9,13 @@ the engines, not here.
 import json
 import math
 import operator
-import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,11 @@ _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I
 _WEIGHTS = (".weight", ".qweight", ".weight_packed")
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
 QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
-_NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_NUMPY_DTYPES = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"},
+    **{"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"},
+}
+_BITS_OF_BF16 = np.dtype("<u2")  # no other dtype is stored as this
 # Numbers that older versions of the library wrote down: they follow from the configuration.
 _FOLLOWS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "attn.bias", "relative_position_index")
 # BERT's second head of pre-training, which is inside the part that scores the vocabulary.
@@ -175,7 +178,7 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
     """
     found: dict[str, StoredTensor] = {}
     for file in weight_files(folder):
-        for tensor in _described(file):
+        for tensor in described(file):
             first = found.setdefault(tensor.name, tensor)
             if first is not tensor:
                 raise ModelError(
@@ -186,10 +189,11 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a safetensors file. Raises ModelError."""
-    return {tensor.name: tensor.shape for tensor in _described(file)}
+    return {tensor.name: tensor.shape for tensor in described(file)}
 
 
-def _described(file: Path) -> list[StoredTensor]:
+def described(file: Path) -> list[StoredTensor]:
+    """The tensors of a safetensors file. Raises ModelError if it is wrong."""
     tensors = _tensors_of(file)
     try:
         found = [
@@ -272,10 +276,8 @@ def read_query_weights(folder: Path) -> NDArray[np.float32]:
     """The weights [V] of a TokenTable in this folder. Raises ModelError if its file has none."""
     file = folder / "model.safetensors"
     try:
-        header = header_of(file)
-        with file.open("rb") as content:
-            found = _array(content, header.end, header.tensors[QUERY_WEIGHTS])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        found = _array(file, header_of(file), QUERY_WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ModelError(f"{file} can't be read as a safetensors file with {QUERY_WEIGHTS!r}") from error
     if found.ndim != 1 or not np.isfinite(found).all():
         raise ModelError(f"{file}: {QUERY_WEIGHTS!r} is not one finite number for each token")
@@ -285,10 +287,8 @@ def read_query_weights(folder: Path) -> NDArray[np.float32]:
 def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
     """A tensor of a weights file. Raises ModelError if the file can't be read."""
     try:
-        header = header_of(stored.file)
-        with stored.file.open("rb") as content:
-            return _array(content, header.end, header.tensors[stored.name])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return _array(stored.file, header_of(stored.file), stored.name)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ModelError(f"{stored.file} can't be read as a safetensors file") from error
 
 
@@ -305,9 +305,8 @@ def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
         header = header_of(file)
         names = _tensor_names(header.tensors, step)
         _check_shapes(file, {name: tuple(header.tensors[there]["shape"]) for name, there in names.items()}, step)
-        with file.open("rb") as content:
-            found = {name: _array(content, header.end, header.tensors[names[name]]) for name in step.shapes}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        found = {name: _array(file, header, names[name]) for name in step.shapes}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ModelError(f"{file} can't be read as a safetensors file") from error
     wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
     if wrong:
@@ -334,16 +333,31 @@ def _check_shapes(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
             raise ModelError(f"{file}: {name!r} is {found[name]}, not {shape}{by}")
 
 
-def _array(content: BinaryIO, start: int, tensor: dict[str, Any]) -> NDArray[np.float32]:
-    """Raises ValueError if its size does not match its shape, KeyError for an unknown dtype."""
+def mapped(file: Path, header: Header, name: str) -> NDArray[Any]:
+    """A tensor as it is stored, of a file that is mapped into memory; bfloat16 as uint16, see `as_float32`.
+
+    Raises OSError, ValueError if its size does not match its shape, KeyError for an unknown dtype.
+    """
+    tensor = header.tensors[name]
+    dtype = np.dtype(_NUMPY_DTYPES[tensor["dtype"]])
     begin, end = tensor["data_offsets"]
-    if not 0 <= begin <= end <= content.seek(0, os.SEEK_END) - start:
+    whole = np.memmap(file, np.uint8, mode="r")
+    if not 0 <= begin <= end <= len(whole) - header.end:
         raise ValueError("it is cut short")
-    content.seek(start + begin)
-    stored = np.frombuffer(content.read(end - begin), _NUMPY_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-    if tensor["dtype"] == "BF16":  # the upper half of a float32
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
+    return np.asarray(whole[header.end + begin : header.end + end]).view(dtype).reshape(tensor["shape"])
+
+
+def as_float32(values: NDArray[Any], *, copy: bool = False) -> NDArray[np.float32]:
+    """The numbers of `mapped`. copy: never a view of the file."""
+    if values.dtype == _BITS_OF_BF16:  # the upper half of a float32
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=copy)
+
+
+def _array(file: Path, header: Header, name: str) -> NDArray[np.float32]:
+    if header.tensors[name]["dtype"] not in _PLAIN:
+        raise ValueError("it is not stored in plain numbers")
+    return as_float32(mapped(file, header, name), copy=True)
 
 
 def check_read(unread: Mapping[str, object], parts: Collection[str], *, architecture: str) -> None:

@@ -15,10 +15,11 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from engine.machine.failures import one_line
 from wire import files
 
 logger = logging.getLogger("embedline.engine")
@@ -27,7 +28,42 @@ PARTIAL = ".partial"  # behind the name of a copy: unfinished work on it
 _LOCK = ".lock"
 
 
-def open_root(root: Path) -> None:
+def made_once(
+    copy: Path, what: str, *, check: Callable[[], object], make: Callable[[], None] | None, most_others: int
+) -> bool:
+    """Whether there is the copy. One process makes it while others wait; if it is killed, the next one starts again.
+    The copy is not removed while this process lives.
+
+    what: its name in the log; check: raises an error where it is not as it was made; make: None = none is made;
+    most_others: copies of other models that stay. Raises OSError, and what `make` raises.
+    """
+    _open_root(copy.parent)
+    with locked(copy, what):
+        if _is_good(copy, what, check):
+            logger.info("found %s in %s", what, copy)
+        elif make is None:
+            return False
+        else:
+            _make_way(copy, most_others=most_others)
+            with _of_this_user_alone():
+                make()
+        use(copy)
+    return True
+
+
+def _is_good(copy: Path, what: str, check: Callable[[], object]) -> bool:
+    """Warns of a copy that can't be used."""
+    try:
+        if copy.is_dir():
+            files.check_owner(copy)
+            check()
+            return True
+    except Exception as error:  # a damaged file can cause any error
+        logger.warning("%s in %s can't be used: %s", what, copy, one_line(error))
+    return False
+
+
+def _open_root(root: Path) -> None:
     """Make the root if it is not there, and remove what killed processes left in it. Raises OSError where this can't be
     done, or other users may write into it."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,9 +125,9 @@ def remove_if_unused(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def make_way(copy: Path, *, most_others: int) -> None:
+def _make_way(copy: Path, *, most_others: int) -> None:
     """Remove a copy that can't be used, unfinished work on it, and old copies that no process uses, but for the newest
-    `most_others`. Only for the process that has the lock. Raises OSError."""
+    `most_others`. Raises OSError."""
     for useless in (copy, unfinished(copy)):
         if useless.exists():
             shutil.rmtree(useless)
@@ -110,7 +146,7 @@ def _last_use(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def of_this_user_alone() -> Iterator[None]:
+def _of_this_user_alone() -> Iterator[None]:
     """Set the umask so that the next start may use what is made (see wire.files.check_owner)."""
     before = os.umask(0o077)
     try:

@@ -23,9 +23,8 @@ from engine.model.model_folder import ModelFolder
 from engine.rows.with_numpy import RowModules, load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
-from engine.tensorrt_llm import choices
-from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.library import loading
+from engine.tensorrt_llm.offer import Choices, choose
 from engine.tensorrt_llm.planning.head import without_trailing_padding
 from engine.tensorrt_llm.planning.plan import ModelClass
 from engine.types import (
@@ -92,7 +91,8 @@ def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
 
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TensorrtLlmEngine:
     """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
-    chosen = choices.choose(options)
+    on_stage("copy")
+    chosen = choose(options)
     os.environ.update(loading.NO_TELEMETRY)
     hide_other_gpus(options.device, os.environ)
     try:

@@ -1,1 +1,1 @@
-"""Tools that make new model folders: convert and quantize. They know no engine, and no engine imports them."""
+"""Tools that make new model folders: convert. They know no engine. Only TensorRT-LLM's quantizer imports them."""

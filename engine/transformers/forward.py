@@ -10,7 +10,6 @@ Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longe
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel
 
 from engine.rows.with_numpy import position_ids
 from engine.rows.with_torch import on_device
+from engine.transformers.loading import takes
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
@@ -136,8 +136,8 @@ class PaddedForward:
         self._device = model.device
         self._pad_id = getattr(model.config, "pad_token_id", None) or 0
         self._takes_types = _takes_types(model)
-        self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
-        self._takes_mask = _takes(model, "attention_mask")
+        self._fixed = {"use_cache": False} if takes(model, "use_cache") else {}
+        self._takes_mask = takes(model, "attention_mask")
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
@@ -255,8 +255,4 @@ def _is_hidden(batch: Batch) -> NDArray[np.bool_] | None:
 
 def _takes_types(model: PreTrainedModel) -> bool:
     """A model without a table of token types, such as GPT-2, would take their zeros for token 0."""
-    return _takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
-
-
-def _takes(model: PreTrainedModel, argument: str) -> bool:
-    return argument in inspect.signature(model.forward).parameters
+    return takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))

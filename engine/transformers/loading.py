@@ -6,6 +6,7 @@ its renaming, its conversions and its tied weights count as they do when the wei
 """
 
 import copy
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -131,6 +132,11 @@ class _Reading:
     found: Mapping[str, Any]  # see check_found
     failures: Mapping[str, str]  # the model's name of a weight that can't be made -> the library's report
     sources: Sources
+
+
+def takes(model: PreTrainedModel, argument: str) -> bool:
+    """Whether its forward has an argument of this name."""
+    return argument in inspect.signature(model.forward).parameters
 
 
 def check_headers(folder: ModelFolder, model_class: Any, config: PretrainedConfig) -> None:

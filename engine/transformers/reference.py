@@ -7,7 +7,6 @@ angles stay those of the longest sequence so far.
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -23,6 +22,7 @@ from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, Transfo
 from engine.rows.with_torch import on_device
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
 from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial
+from engine.transformers.loading import takes
 from engine.types import Batch, ModelError, OutputKind
 
 _NOT_RUN = "the model's class does not run on the token ids {}: a text that spells one out is refused"
@@ -117,10 +117,10 @@ class _Alone:
         self._base, self._device, self._head = model.base_model, model.device, head
         self._runs = model.base_model if head is None else model
         self._state = State(model)
-        self._takes_mask = _takes(model, "attention_mask")
+        self._takes_mask = takes(model, "attention_mask")
         self.keeps_state = False
         # one token's scores are needed; those of all tokens take a lot of memory
-        self._fixed = {"logits_to_keep": 1} if isinstance(head, AnswerScore) and _takes(model, "logits_to_keep") else {}
+        self._fixed = {"logits_to_keep": 1} if isinstance(head, AnswerScore) and takes(model, "logits_to_keep") else {}
 
     @torch.inference_mode()
     def __call__(self, token_ids: NDArray[np.int32]) -> _OneRun:
@@ -206,10 +206,6 @@ def entries_of(head: AnswerScore) -> list[int]:
 def answer_score(scores: Tensor) -> Tensor:
     """[B, 1]: yes minus no, of [B, 2]; or yes alone, of [B, 1]."""
     return scores[:, :1] - scores[:, 1:].sum(dim=1, keepdim=True)
-
-
-def _takes(model: PreTrainedModel, argument: str) -> bool:
-    return argument in inspect.signature(model.forward).parameters
 
 
 class State:

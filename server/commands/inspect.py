@@ -125,6 +125,7 @@ def _late_in_words(late: LateInteraction) -> dict[str, Any]:
         for field in dataclasses.fields(late)
         if (value := getattr(late, field.name)) != getattr(usual, field.name)
     }
+    changed.pop("marks_text_start", None)  # where the markers stand; the ids say that there are some
     if late.skipped_ids:
         changed["skipped_ids"] = f"{len(late.skipped_ids)} tokens"
     return changed
@@ -135,7 +136,7 @@ def _first(labels: tuple[str, ...]) -> list[str]:
 
 
 def _pooling_findings(folder: ModelFolder) -> list[Finding]:
-    """Of a model that gives a row for a text."""
+    """The findings of a model that gives a row for a text."""
     if OutputKind.POOLED not in folder.outputs:
         return []
     return [

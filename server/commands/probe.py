@@ -18,7 +18,6 @@ class Environment:
     python: str  # its program
     version: str
     versions: dict[str, str] = field(default_factory=dict)  # of the modules that are there; "" = not known
-    folders: dict[str, str] = field(default_factory=dict)  # where their packages lie; not of those without a folder
 
     def lacks(self, modules: Iterable[str]) -> list[str]:
         """Those that are not there."""
@@ -27,16 +26,12 @@ class Environment:
 
 def probe(modules: Iterable[str]) -> Environment:
     """Of the Python that this runs in. modules: names without a dot."""
-    versions, folders = {}, {}
+    versions = {}
     distributions = importlib.metadata.packages_distributions()
     for module in modules:
-        spec = importlib.util.find_spec(module)
-        if spec is None:
-            continue
-        versions[module] = _version(distributions.get(module, [module])[0])
-        if spec.submodule_search_locations:
-            folders[module] = next(iter(spec.submodule_search_locations), "")
-    return Environment(sys.executable, ".".join(map(str, sys.version_info[:3])), versions, folders)
+        if importlib.util.find_spec(module) is not None:
+            versions[module] = _version(distributions.get(module, [module])[0])
+    return Environment(sys.executable, ".".join(map(str, sys.version_info[:3])), versions)
 
 
 def _version(distribution: str) -> str:

@@ -13,12 +13,13 @@ from typing import NoReturn
 
 from embedline.progress import Progress, Report, shown
 from engine.machine import cores
+from server.frontend.start import Access
 from server.http.auth import Keys
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
 from server.http.paths import Paths
 from server.http.tls import copied
-from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
+from server.settings.api_keys import api_keys, key_file
 from server.settings.flag import PREFIX, SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
@@ -48,16 +49,13 @@ class Prepared:
     """Settings that were checked, and what they need: models found, ports bound."""
 
     models: list[ModelPlan]
-    keys: list[ApiKey]
-    key_file: KeyFile | None  # where some of them come from
-    ssl_copies: list[int]  # descriptors of the certificate and its key
-    hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
+    access: Access
     cache_dir: str | None  # for what engines compile
     ports: Ports
 
     @property
     def devices(self) -> list[str]:
-        """Of all engines."""
+        """The devices of all engines."""
         return [name for model in self.models for name in model.devices.names]
 
 
@@ -82,7 +80,8 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
     hosts = answered_hosts(
         settings.allowed_hosts, hostname=settings.hostname, address=ports.http.address[0], has_keys=bool(keys)
     )
-    return Prepared(models, keys, file, ssl_copies, hosts, cache_dir, ports)
+    access = Access(keys=keys, key_file=file, hosts=hosts, ssl_copies=ssl_copies)
+    return Prepared(models, access, cache_dir, ports)
 
 
 def _check_vocabulary(path: str | None) -> None:
@@ -94,7 +93,7 @@ def _check_vocabulary(path: str | None) -> None:
 
 
 def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
-    """Where nobody says how many batch managers there are, each engine has one at most."""
+    """How many there are at most: without --batch-managers each engine has one at most."""
     num_engines = sum(len(model.devices.names) for model in models)
     num_managers = settings.batch_managers or num_engines
     return settings.frontends + settings.tokenization_workers + num_managers + num_engines
@@ -191,8 +190,8 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
         for note in model.folder.notes:
             logger.info("%s: %s", model.name, note)
-    if prepared.keys:
-        logger.info("requests need one of %d API key(s)", len(prepared.keys))
+    if prepared.access.keys:
+        logger.info("requests need one of %d API key(s)", len(prepared.access.keys))
         return
     if os.environ.keys() & {"API_KEY", f"{PREFIX}API_KEY"}:
         logger.warning("the variable API_KEY is empty, so no request needs a key")
@@ -213,10 +212,7 @@ async def _supervise(
         http=ports.http.sockets,
         uds=ports.uds.socket if ports.uds is not None else None,
         feature_ports={name: host_and_port(kept) for name, kept in ports.features.items()},
-        keys=prepared.keys,
-        key_file=prepared.key_file,
-        ssl_copies=prepared.ssl_copies,
-        hosts=prepared.hosts,
+        access=prepared.access,
         cache_dir=prepared.cache_dir,
     )
     supervisor = Supervisor(
@@ -229,8 +225,8 @@ async def _supervise(
     )
     loop = asyncio.get_running_loop()
     relay.on_dropped = lambda number: loop.call_soon_threadsafe(supervisor.count_dropped_lines, number)
-    keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.key_file)
-    hosts = Hosts(prepared.hosts, origins=settings.cors_allow_origin)
+    keys = Keys(prepared.access.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.access.key_file)
+    hosts = Hosts(prepared.access.hosts, origins=settings.cors_allow_origin)
     page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
     monitoring = HttpServer(
         page,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import read_single_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
+from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
@@ -62,13 +62,10 @@ def decode(call: Call, body: bytes) -> _Request:
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form(offers=RAGGED_ONLY)
     return _Request(
-        model=model,
+        **call.common(model),
         texts=given.texts,
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **read_cut(fields, model),
         raw_scores=bool(fields.raw_scores),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
         aggregation=_read_aggregation(fields, raw_bytes=call.form is not FLOATS),

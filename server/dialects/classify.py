@@ -3,7 +3,6 @@
 The two answers can't be one: each item of `data` is an object in vLLM's, and a list in Infinity's.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -14,10 +13,11 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
+from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.vllm.chat import TextOrChatReader, work_of
+from server.dialects.vllm.shared import end_of_list, start_of_list
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import numbers_as_json
 from server.dialects.writing.rows import ROWS, Usage, as_list, headers, rows_alone
@@ -67,12 +67,9 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
         )
     call.set_form()
     return _Request(
-        model=model,
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **call.common(model),
+        **read_cut(fields, model),
         raw_scores=fields.raw_scores is True or fields.use_activation is False,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         has_infinitys_form=has_raw_scores if has_infinitys_form is None else has_infinitys_form,
         **(_texts(call, fields, model) if chat is None else work_of(chat, max_items=call.max_items)),
     )
@@ -99,16 +96,9 @@ async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
         kind, items = b"classify", await predictions(scored.rows, labels)
     else:
         kind, items = b"list", await classes(scored.rows, labels)
-    content = b'{"id":%b,"object":"%b","created":%d,"model":%b,"data":%b,"usage":%b}' % (
-        msgspec.json.encode(f"classify-{call.trace.request_id}"),
-        kind,
-        time.time(),
-        msgspec.json.encode(request.model.name),
-        as_list(items),
-        b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":0,"truncated_inputs":%d}'
-        % (scored.num_tokens, scored.num_tokens, scored.num_truncated),
-    )
-    return Answer(200, headers(scored), content)
+    start = start_of_list(call, request.model, b"classify-", kind=kind)
+    end = end_of_list(num_tokens=scored.num_tokens, num_truncated=scored.num_truncated)
+    return Answer(200, headers(scored), b"".join((start, as_list(items), end)))
 
 
 async def classes(scores: NDArray[np.float32], labels: Sequence[str]) -> list[bytes]:

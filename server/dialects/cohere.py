@@ -12,13 +12,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, read_ids, read_texts
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, check_num_strings, read_ids, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_options import read_dimensions, read_on_error
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
-from server.dialects.route import Answer, Call, Route, forms_of
+from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
+from server.dialects.route import Answer, Call, Route, forms_of, json_answer
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
 from server.dialects.writing.rows import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
@@ -57,7 +56,6 @@ CONTENTS = {
         "required": ["content"],
     },
 }
-_STRINGS_AN_ITEM = 32  # that the parts of one input may have; for each 32 more it counts as another item
 
 
 class _Part(msgspec.Struct):
@@ -70,20 +68,15 @@ class _Input(msgspec.Struct):
 
 
 _INPUTS = msgspec.json.Decoder(list[_Input])
-_JSON = (b"content-type", b"application/json")
 _META = b'{"api_version":{"version":"1"}}'
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
-
-
-def _raw() -> msgspec.Raw:
-    return msgspec.Raw(b"")
 
 
 class CohereEmbedBody(PromptFields, kw_only=True):
     """The body of POST /v1/embed and /v2/embed. One of `texts` and `inputs` is needed."""
 
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = msgspec.field(default_factory=_raw)
-    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=CONTENTS)] = msgspec.field(default_factory=_raw)
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = NOT_GIVEN
+    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=CONTENTS)] = NOT_GIVEN
     model: str | None = None
     embedding_types: list[_Type] | None = None
     output_dimension: int | None = None
@@ -116,8 +109,7 @@ def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
         texts=given.texts,
         prompt=read_prompt(fields, given, model, name=fields.model),
         adapter=read_adapter(fields, model, name=fields.model),
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **read_cut(fields, model),
         dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
         request_class=_read_class(fields.priority, call),
         deadline=call.options.deadline,
@@ -130,7 +122,7 @@ def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
 
 def _read_items(fields: CohereEmbedBody, *, max_items: int, may_be_empty: bool) -> tuple[str, Inputs]:
     """The texts, and the name of their field. Raises InvalidRequest, EmptyInput and MalformedBody."""
-    has_texts, has_inputs = (bytes(value) not in (b"", b"null") for value in (fields.texts, fields.inputs))
+    has_texts, has_inputs = is_given(fields.texts), is_given(fields.inputs)
     if has_texts == has_inputs:
         problem = "texts and inputs can't both be given" if has_texts else "texts is missing (or inputs)"
         raise InvalidRequest(problem, param="texts")
@@ -149,8 +141,7 @@ def read_contents(value: msgspec.Raw, field: str, *, max_items: int, may_be_empt
     Raises InvalidRequest, EmptyInput and MalformedBody.
     """
     raw = bytes(value)
-    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
-    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
+    check_num_strings(raw, field, max_items=max_items)
     inputs = parse(_INPUTS, raw, field)
     if not inputs:
         raise EmptyInput(f"{field} must not be empty", param=field)
@@ -315,11 +306,9 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     if not given.is_single:
         raise InvalidRequest("text must be a text", param="text")
     return TokenizeRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts or (),
         add_special_tokens=False,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="text",
         is_single=True,
     )
@@ -333,11 +322,9 @@ def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
     if not given.is_single:
         raise InvalidRequest("tokens must be a list of token ids", param="tokens")
     return DecodeRequest(
-        model=model,
+        **call.common(model),
         token_ids=given.token_ids or (),
         skip_special_tokens=False,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="tokens",
         is_single=True,
     )
@@ -350,12 +337,12 @@ async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[
     async for part in steps(len(own), _NUMBERS_A_TOKEN):
         ids.append(msgspec.json.encode([token.token_id for token in own[part]])[1:-1])
         texts.append(msgspec.json.encode([token.text for token in own[part]])[1:-1])
-    return Answer(200, [_JSON], b'{"tokens":%b,"token_strings":%b,"meta":%b}' % (as_list(ids), as_list(texts), _META))
+    return json_answer(b'{"tokens":%b,"token_strings":%b,"meta":%b}' % (as_list(ids), as_list(texts), _META))
 
 
 async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     """POST /v1/detokenize."""
-    return Answer(200, [_JSON], b'{"text":%b,"meta":%b}' % (msgspec.json.encode(texts[0]), _META))
+    return json_answer(b'{"text":%b,"meta":%b}' % (msgspec.json.encode(texts[0]), _META))
 
 
 class _TokensMeta(msgspec.Struct):

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model.tasks import Activation
+from engine.model.tasks import Activation, Task
 from server.dialects.reading.inputs import TEXTS, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
@@ -59,9 +60,7 @@ class TaskBody(msgspec.Struct):
     """A text, or a list of texts, and what is wanted of them."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(b"null")
-    )
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = NOT_GIVEN
     model: str | None = None
 
 
@@ -94,13 +93,11 @@ def decode_texts(call: Call, body: bytes) -> _TextRequest:
     if top_k is not None and top_k < 1:
         raise InvalidRequest("parameters.top_k must be at least 1", param="parameters.top_k")
     return _TextRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         prompt=prompt_for(model),
         truncation=model.truncation,
         activation=None if function is None else _FUNCTIONS[function],
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
         top_k=top_k,
@@ -126,11 +123,9 @@ def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
     if parameters.stride is not None:
         raise InvalidRequest("parameters.stride is not supported; send shorter texts", param="parameters.stride")
     return _TokenRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         truncation=model.truncation,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
         aggregation=Aggregation(name),
@@ -138,9 +133,9 @@ def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
 
 
 def _read(reader: BodyReader[_Parameters], parameters: msgspec.Raw, usual: _Parameters) -> _Parameters:
-    raw = bytes(parameters)
-    if raw == b"null":
+    if not is_given(parameters):
         return usual
+    raw = bytes(parameters)
     if len(raw) > _MAX_PARAMETERS_BYTES:
         raise InvalidRequest(f"parameters has more than {_MAX_PARAMETERS_BYTES} bytes", param="parameters")
     return reader.read(raw, "parameters")
@@ -208,6 +203,7 @@ def _route(decode: Any, run: Any, encode: Any, answers: tuple[Any, ...]) -> Rout
     )
 
 
+_TEXTS = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
+_TOKENS = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))
 # POST / chooses them, see invocations.py.
-TEXT_CLASSIFICATION = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
-TOKEN_CLASSIFICATION = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))
+BY_TASK = {Task.CLASSIFY: _TEXTS, Task.RERANK: _TEXTS, Task.TOKEN_CLASSIFY: _TOKENS}

@@ -16,11 +16,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.model.tasks import Task
-from server.dialects import huggingface, openai, rerank
+from server.dialects import openai, rerank
 from server.dialects.reading.inputs import beside_texts, check_num_items
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, ErrorShape, Route
+from server.dialects.route import JSON, Answer, Call, ErrorShape, Route
 from server.dialects.tei.embed import EmbedBody, SimilarityBody
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.vllm import score
@@ -58,19 +58,19 @@ async def encode_chosen(call: Call, chosen: Chosen, result: Any) -> Answer:
 
 
 def other_error_shapes(routes: Iterable[Route]) -> tuple[ErrorShape, ...]:
-    """Of all routes that may be chosen, each once."""
+    """The shapes of all routes that may be chosen, each once."""
     return tuple(dict.fromkeys(shape for route in routes for shape in route.all_error_shapes))
 
 
 def by_field(routes: Mapping[str, Route]) -> Route:
     """A route with the path of the first of `routes`: the first whose field the body has, else the first."""
     usual, *others = routes.values()
-    marks = [(name, msgspec.Raw, msgspec.field(default_factory=_null)) for name in routes]
+    marks = [(name, msgspec.Raw, NOT_GIVEN) for name in routes]
     decoder = msgspec.json.Decoder(msgspec.defstruct("Marks", marks))
 
     def decode(call: Call, body: bytes) -> Chosen:
         given = msgspec.structs.asdict(parse(decoder, body))
-        route = next((routes[name] for name, value in given.items() if bytes(memoryview(value)[:4]) != b"null"), usual)
+        route = next((routes[name] for name, value in given.items() if is_given(value)), usual)
         return decode_as(route, call, body)
 
     different = list({id(route): route for route in others}.values())
@@ -86,10 +86,6 @@ def by_field(routes: Mapping[str, Route]) -> Route:
     )
 
 
-def _null() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
-
-
 _BY_TASK = {
     Task.CLASSIFY: "/predict",
     Task.RERANK: "/predict",
@@ -102,20 +98,15 @@ _BY_TASK_AT_VLLM = {
     Task.CLASSIFY: "/v1/classify",
     Task.RERANK: "/v1/classify",
 }
-_HUGGING_FACE = {
-    Task.CLASSIFY: huggingface.TEXT_CLASSIFICATION,
-    Task.RERANK: huggingface.TEXT_CLASSIFICATION,
-    Task.TOKEN_CLASSIFY: huggingface.TOKEN_CLASSIFICATION,
-}
 _TEIS = ("raw_scores", "truncate", "truncation_direction", "aggregation_strategy")
 
 
 class RootBody(EmbedBody, kw_only=True):
     """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
 
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(b"null")
-    )  # of Hugging Face's clients; other routes have those that they take at the top
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = (
+        NOT_GIVEN  # of Hugging Face's clients; other routes have those that they take at the top
+    )
 
 
 BODIES: tuple[type[msgspec.Struct], ...] = (
@@ -138,21 +129,21 @@ class _NoParameters(msgspec.Struct):
 
 _PARAMETERS = BodyReader(_NoParameters)
 
+ByTask = Mapping[Task, Route]  # what Hugging Face's clients ask of a model for this task
 Choose = Callable[[Call, bytes], Route]  # raises RequestError
 
 
-def chooser(routes: Iterable[Route], *, has_hugging_faces: bool) -> Choose:
-    """What says which of `routes` answers a body, perhaps with a single text as Hugging Face's clients send it."""
+def chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Choose:
+    """What says which of the routes answers a body, perhaps with a single text as Hugging Face's clients send it."""
     by_path = {route.path: route for route in routes}
 
     def choose(call: Call, body: bytes) -> Route:
         marks = parse(_MARKS_DECODER, body)
         fields: dict[str, Any] = msgspec.structs.asdict(marks)
         task = call.models.choose(fields["model"], with_prompt=True).task
-        given = {name: bytes(fields[name]) for name in _MARKS if fields[name] is not UNSET}
-        given = {name: value for name, value in given.items() if value != b"null"}
-        if _is_hugging_faces(given, call, takes_texts=has_hugging_faces) and task in _HUGGING_FACE:
-            return _HUGGING_FACE[task]
+        given = {name: bytes(fields[name]) for name in _MARKS if fields[name] is not UNSET and is_given(fields[name])}
+        if _is_hugging_faces(given, call, takes_texts=takes_texts) and task in hugging_faces:
+            return hugging_faces[task]
         return by_path[_path(task, given)]
 
     return choose
@@ -182,11 +173,11 @@ def _path(task: Task, given: dict[str, bytes]) -> str:
     return _BY_TASK.get(task, "/embed")
 
 
-def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
+def root_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
     """The two of them; `routes` are the others."""
 
     def route(path: str) -> Route:
-        choose = chooser(routes, has_hugging_faces=path == "/")
+        choose = chooser(routes, hugging_faces, takes_texts=path == "/")
 
         def decode(call: Call, body: bytes) -> Chosen:
             return decode_as(choose(call, body), call, body)
@@ -215,7 +206,6 @@ _INSTANCES = {
     "description": "each a body of POST /invocations; no raw bytes",
 }
 _NO_PARAMETERS = re.compile(rb"null|\{\s*\}")
-_JSON = (b"content-type", b"application/json")
 
 
 class VertexBody(msgspec.Struct):
@@ -223,8 +213,8 @@ class VertexBody(msgspec.Struct):
 
     instances: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INSTANCES)]
     parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object", "maxProperties": 0})] = (
-        msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
-    )  # none are known
+        NOT_GIVEN  # none are known
+    )
 
 
 class _AnyObject(msgspec.Struct):
@@ -244,9 +234,9 @@ class _Instance:
     chosen: Chosen
 
 
-def vertex_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
+def vertex_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
     """`routes` are those that instances can be for."""
-    choose = chooser(routes, has_hugging_faces=False)
+    choose = chooser(routes, hugging_faces, takes_texts=False)
 
     def decode(call: Call, body: bytes) -> list[_Instance]:
         fields = _VERTEX_BODY.read(body)
@@ -375,4 +365,4 @@ async def _encode_all(call: Call, instances: list[_Instance], results: list[Any]
         found.append(bytes(answer.body))
     content = b'{"predictions":%b}' % as_list(found)
     truncated = (b"x-embedline-truncated-inputs", b"%d" % call.trace.num_truncated)
-    return Answer(200, [_JSON, truncated, *timing_headers(call.trace)], content)
+    return Answer(200, [JSON, truncated, *timing_headers(call.trace)], content)

@@ -13,10 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from embedline import __version__
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_options import read_dimensions, read_on_error
-from server.dialects.reading.truncation import TruncationFields, read_truncation
+from server.dialects.reading.text_options import PromptFields, TruncationFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
 from server.dialects.writing.error_shapes import text_error
 from server.dialects.writing.forms import FLOATS
@@ -28,7 +28,7 @@ from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, no_rows
 
-_NOTHING = re.compile(rb'(null|""|\[\s*\])?')  # inputs with which clients only load a model
+_NOTHING = re.compile(rb'(null|""|\[\s*\])')  # inputs with which clients only load a model
 
 
 class Options(msgspec.Struct):
@@ -37,15 +37,11 @@ class Options(msgspec.Struct):
     num_ctx: int | None = None  # the most tokens of each text
 
 
-def _raw() -> msgspec.Raw:
-    return msgspec.Raw(b"")
-
-
 class OllamaEmbedBody(msgspec.Struct, kw_only=True):
     """The body of POST /api/embed."""
 
     model: str | None = None
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)] = msgspec.field(default_factory=_raw)
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)] = NOT_GIVEN
     truncate: bool | None = None  # None = as --auto-truncate says
     dimensions: int | None = None  # 0 = all
     options: Options | None = None
@@ -122,14 +118,11 @@ def _request(
 ) -> EmbedRequest:
     truncate = fields.truncate if isinstance(fields, OllamaEmbedBody) else None
     return EmbedRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
         adapter=read_adapter(PromptFields(), model, name=call.models.asked_name(fields.model)),
-        truncation=read_truncation(TruncationFields(truncate=truncate), model),
-        max_tokens=_read_num_ctx(fields.options),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
+        **read_cut(TruncationFields(truncate=truncate, max_tokens=_read_num_ctx(fields.options)), model),
         field=field,
         is_single=given.is_single,
         **rest,

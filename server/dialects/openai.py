@@ -8,6 +8,7 @@ for the same are embedded together.
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +16,16 @@ import orjson
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.json_body import parse
-from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_options import read_form, read_normalize, read_on_error, read_output_dimension
-from server.dialects.reading.truncation import read_chunking, read_max_tokens, read_truncation
-from server.dialects.route import Answer, Call, Route
+from server.dialects.reading.text_options import (
+    PROMPT_FIELDS,
+    PromptFields,
+    read_adapter,
+    read_chunking,
+    read_cut,
+    read_prompt,
+)
+from server.dialects.route import Answer, Call, PlainRoute, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.vllm.shared import metadata_header
 from server.dialects.writing.error_shapes import error_fields, openai_error
@@ -38,8 +45,8 @@ from server.dialects.writing.forms import (
 )
 from server.dialects.writing.rows import ROWS, Usage, headers, rows_alone
 from server.requests.embeddings import embed
-from server.requests.errors import InvalidRequest, RequestError
-from server.requests.models import ServedModel
+from server.requests.errors import InvalidRequest, RequestError, UnsupportedTask
+from server.requests.models import ServedModel, ServerState
 from server.requests.time_slices import steps
 from server.requests.work import Chunking, Embedded, EmbedRequest
 from wire.json_values import value_at
@@ -100,13 +107,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     else:
         own = work_of(chat, max_items=call.max_items)
     return EmbedRequest(
-        model=model,
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **call.common(model),
+        **read_cut(fields, model),
         dimensions=read_output_dimension(fields.dimensions, fields.output_dimension, model.dimensions),
         normalize=read_normalize(fields.normalize, fields.normalized, fields.use_activation),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         allows_errors=allows_errors,
         chunking=read_chunking(
             fields.long_text,
@@ -237,7 +241,7 @@ def read_line(data: bytes, index: int) -> Line:
 
 
 def _line_id(value: msgspec.Raw | None) -> bytes:
-    """As it was written, so no digit of a number is lost. Raises InvalidRequest."""
+    """The id as it was written, so no digit of a number is lost. Raises InvalidRequest."""
     own_id = b"" if value is None else bytes(value)
     if own_id in (b"", b"null"):
         return b""
@@ -258,7 +262,7 @@ def _id_of_wrong_line(data: bytes) -> bytes:
 
 
 def _read_object(fields: dict[str, msgspec.Raw], index: int, own_id: bytes) -> Line:
-    """Of an object without its id."""
+    """The line of an object without its id."""
     given = bytes(fields.pop("input", b""))
     if not given.startswith((b'"', b"[")):
         raise InvalidRequest("input must be a text or a list of token ids", param="input")
@@ -332,4 +336,23 @@ ROUTES = tuple(
         takes_lines=True,
     )
     for path in EMBEDDINGS_PATHS
+)
+
+
+def _refuse(what: str, state: ServerState) -> Answer:
+    """Whatever the body says."""
+    return openai_error(UnsupportedTask(f"{what} can't be embedded here; POST /embeddings embeds texts", param="input"))
+
+
+# Infinity's routes for images and sound (https://github.com/michaelfeil/infinity), which has its others in this form.
+PLAIN_ROUTES = tuple(
+    PlainRoute(
+        path=path,
+        method="POST",
+        answer=partial(_refuse, what),
+        error_shape=openai_error,
+        summary=f"Refused: {what} can't be embedded",
+        is_listed=False,
+    )
+    for path, what in (("/embeddings_image", "images"), ("/embeddings_audio", "sound"))
 )

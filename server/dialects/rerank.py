@@ -18,11 +18,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.reading.inputs import TextObject, check_num_items, text_of
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_one
-from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
+from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, ErrorShape, Route, forms_of
 from server.dialects.tei.shared import tei_error, tei_error_for_all, timing_headers
 from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
@@ -37,7 +37,6 @@ from server.requests.work import Embedded
 
 DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
 _MAX_RANK_FIELDS = 64
-_STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
 
 _TEXTS = msgspec.json.Decoder(list[str])
 _DOCUMENTS = msgspec.json.Decoder(list[str | TextObject])
@@ -83,19 +82,13 @@ class FamilyRequest(RerankRequest):
     has_texts_in_data: bool
 
 
-def _raw() -> msgspec.Raw:
-    return msgspec.Raw(b"")
-
-
 class RerankBody(TruncationFields, kw_only=True):
     """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
 
     query: str
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
-    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(
-        default_factory=_raw
-    )
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(default_factory=_raw)
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = NOT_GIVEN
+    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = NOT_GIVEN
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = NOT_GIVEN
     model: str | None = None
     top_n: int | None = None  # 0 = all, as vLLM has it
     top_k: int | None = None
@@ -108,9 +101,7 @@ class RerankBody(TruncationFields, kw_only=True):
     instruct: str | None = None  # SGLang's name for it
     max_tokens_per_doc: int | None = None  # 0 = all, as vLLM has it
     max_chunks_per_doc: int | None = None  # a document is one chunk here, which is never too many
-    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(
-        default_factory=_raw
-    )
+    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = NOT_GIVEN
     encoding_format: str | None = None
     one_document: str | None = msgspec.field(default=None, name="property")  # Weaviate's, "" beside `documents`
 
@@ -118,12 +109,12 @@ class RerankBody(TruncationFields, kw_only=True):
 class _Marks(msgspec.Struct):
     """The fields that show the family, with any value."""
 
-    texts: msgspec.Raw = msgspec.field(default_factory=_raw)
-    documents: msgspec.Raw = msgspec.field(default_factory=_raw)
-    input: msgspec.Raw = msgspec.field(default_factory=_raw)
-    top_k: msgspec.Raw = msgspec.field(default_factory=_raw)
-    truncation: msgspec.Raw = msgspec.field(default_factory=_raw)
-    one_document: msgspec.Raw = msgspec.field(default_factory=_raw, name="property")
+    texts: msgspec.Raw = NOT_GIVEN
+    documents: msgspec.Raw = NOT_GIVEN
+    input: msgspec.Raw = NOT_GIVEN
+    top_k: msgspec.Raw = NOT_GIVEN
+    truncation: msgspec.Raw = NOT_GIVEN
+    one_document: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"), name="property")
 
 
 _BODY = BodyReader(RerankBody)
@@ -168,7 +159,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     _check_is_one_kind(fields)
     model = call.models.choose(fields.model)
     field, max_items = FIELDS[family], call.max_items
-    if family is Family.WEAVIATE and not _is_given(fields.documents):
+    if family is Family.WEAVIATE and not is_given(fields.documents):
         field, documents = PROPERTY, _read_property(fields)
     elif family is Family.TEI:
         documents = read_texts(fields.texts, field, max_items=max_items)
@@ -185,17 +176,14 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         has_texts = habits.repeats_documents and fields.raw_scores is None
     is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
     return FamilyRequest(
-        model=model,
+        **call.common(model),
         queries=[fields.query],
         documents=documents,
         raw_scores=_read_raw_scores(fields),
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
         instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **read_cut(fields, model),
         max_document_tokens=_read_max_document_tokens(fields, model),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         documents_field=field,
         instruction_field="instruct" if fields.instruction is None else "instruction",
         family=family,
@@ -217,32 +205,28 @@ def _read_raw_scores(fields: RerankBody) -> bool:
 
 
 def family_of(body: bytes) -> Family | None:
-    """Of a body that may be wrong; None if no field shows it."""
+    """The family of a body that may be wrong; None if no field shows it."""
     try:
         marks = parse(_MARKS, body)
     except RequestError:
         return None
-    is_voyage = _is_given(marks.top_k) or _is_given(marks.truncation)
-    return _family(marks, is_voyage=is_voyage, is_weaviate=_is_given(marks.one_document))
+    is_voyage = is_given(marks.top_k) or is_given(marks.truncation)
+    return _family(marks, is_voyage=is_voyage, is_weaviate=is_given(marks.one_document))
 
 
 def _family(fields: RerankBody | _Marks, *, is_voyage: bool, is_weaviate: bool) -> Family | None:
-    if _is_given(fields.texts):
+    if is_given(fields.texts):
         return Family.TEI
     if is_weaviate:
         return Family.WEAVIATE
-    if _is_given(fields.documents):
+    if is_given(fields.documents):
         return Family.VOYAGE if is_voyage else Family.RESULTS
-    return Family.MIXEDBREAD if _is_given(fields.input) else None
-
-
-def _is_given(value: msgspec.Raw) -> bool:
-    return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
+    return Family.MIXEDBREAD if is_given(fields.input) else None
 
 
 def _check_is_one_kind(fields: RerankBody) -> None:
     """Raises InvalidRequest for documents of two families."""
-    given = [name for name in ("texts", "documents", "input") if _is_given(getattr(fields, name))]
+    given = [name for name in ("texts", "documents", "input") if is_given(getattr(fields, name))]
     if fields.one_document:
         given.append(PROPERTY)
     if len(given) > 1:
@@ -257,7 +241,7 @@ def _read_property(fields: RerankBody) -> Sequence[str]:
 
 
 def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:
-    """Of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
+    """The most tokens of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
     for name, number, least in (
         ("max_tokens_per_doc", fields.max_tokens_per_doc, 0),
         ("max_chunks_per_doc", fields.max_chunks_per_doc, 1),
@@ -314,8 +298,7 @@ def _counted(value: msgspec.Raw, field: str, max_items: int) -> bytes:
     raw = bytes(value)
     if not raw.startswith(b"["):
         raise InvalidRequest(f"{field} must be a list of texts", param=field)
-    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
-    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
+    check_num_strings(raw, field, max_items=max_items)
     return raw
 
 
@@ -328,11 +311,10 @@ def _checked(documents: Sequence[str], field: str, max_items: int) -> Sequence[s
 
 def _read_rank_fields(value: msgspec.Raw) -> list[str]:
     """Each once; none if the text is meant."""
-    raw = bytes(value)
-    if raw in (b"", b"null"):
+    if not is_given(value):
         return []
-    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2  # before they are decoded
-    names = parse(_NAMES, raw, "rank_fields") if num_strings <= _MAX_RANK_FIELDS else None
+    raw = bytes(value)
+    names = parse(_NAMES, raw, "rank_fields") if num_strings(raw) <= _MAX_RANK_FIELDS else None
     if names is None or len(names) > _MAX_RANK_FIELDS:
         raise InvalidRequest(f"rank_fields must be at most {_MAX_RANK_FIELDS} names", param="rank_fields")
     return list(dict.fromkeys(names))
@@ -353,7 +335,7 @@ def _joined(document: dict[str, msgspec.Raw], names: Sequence[str], param: str) 
 
 @dataclass(frozen=True, slots=True)
 class _ResultForm:
-    """Of one result, in JSON; `%b` is its text, and without `text` it has none."""
+    """The form of one result in JSON; `%b` is its text, and without `text` it has none."""
 
     score: bytes  # what its score is called
     text: bytes

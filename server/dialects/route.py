@@ -10,20 +10,21 @@ import operator
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
-from server.requests.errors import BodyTooSlow, RequestError, Unauthorized
-from server.requests.models import ModelTable, ServerState
+from server.requests.errors import ERRORS, BodyTooSlow, NotReady, RequestError, Unauthorized
+from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
 Headers = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
 Forms = tuple[type[msgspec.Struct], ...]
 
 
@@ -47,6 +48,14 @@ class RequestOptions:
     accepts: Container = Container.JSON  # what rows are wanted in
 
 
+class Common(TypedDict):
+    """What every request has of its call."""
+
+    model: ServedModel
+    request_class: RequestClass | None
+    deadline: float
+
+
 @dataclass(slots=True)
 class Call:
     """One request. Only `form` and `error_shape` change: the decoder may set them."""
@@ -58,6 +67,10 @@ class Call:
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
     form: RowForm | None = None  # of the rows in the answer; None = it has no rows
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
+
+    def common(self, model: ServedModel) -> Common:
+        """For a request to this model."""
+        return {"model": model, "request_class": self.options.request_class, "deadline": self.options.deadline}
 
     def set_form(self, wanted: RowForm = FLOATS, *, offers: frozenset[Container] = WITH_ROWS_ONLY) -> None:
         """Uses the body's form, in what the `accept` header prefers of the containers that the route offers."""
@@ -108,15 +121,27 @@ class PlainRoute:
 
 
 def json_answer(content: Any) -> Answer:
-    """An answer of which msgspec makes the JSON."""
-    return Answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(content))
+    """An answer of which msgspec makes the JSON, if it is not made."""
+    return Answer(200, [JSON], content if isinstance(content, bytes) else msgspec.json.encode(content))
+
+
+def retry_after(seconds: float) -> str:
+    """The header's value: whole seconds, so as not to ask too early."""
+    return str(max(1, math.ceil(seconds)))
+
+
+def not_ready_answer(reason: str) -> Answer:
+    """The 503 of routes for health, in plain text."""
+    seconds = retry_after(ERRORS[NotReady].retry_after)
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", seconds.encode())]
+    return Answer(503, headers, reason.encode())
 
 
 def error_answer(status: int, content: dict[str, Any], error: RequestError) -> Answer:
     """An error with this JSON as its body, and the headers that go with it."""
-    headers = [(b"content-type", b"application/json")]
+    headers = [JSON]
     if error.retry_after is not None:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
+        headers.append((b"retry-after", retry_after(error.retry_after).encode()))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, BodyTooSlow):  # the rest of the body would keep the connection open

@@ -1,6 +1,6 @@
 """Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
-from server.dialects import baseten, classify, cohere, infinity, invocations, ollama, openai, rerank, weaviate
+from server.dialects import baseten, classify, cohere, huggingface, invocations, ollama, openai, rerank, weaviate
 from server.dialects.invocations import by_field
 from server.dialects.route import ErrorShape, PlainRoute, Route
 from server.dialects.tei import embed, predict, tokens
@@ -33,11 +33,15 @@ _ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     *weaviate.ROUTES,
 )
-ROUTES = (*_ROUTES, *invocations.root_routes(_ROUTES), *invocations.vertex_routes(_ROUTES))
+ROUTES = (
+    *_ROUTES,
+    *invocations.root_routes(_ROUTES, huggingface.BY_TASK),
+    *invocations.vertex_routes(_ROUTES, huggingface.BY_TASK),
+)
 PLAIN_ROUTES: tuple[PlainRoute, ...] = (
     *ollama.PLAIN_ROUTES,
     *weaviate.PLAIN_ROUTES,
-    *infinity.PLAIN_ROUTES,
+    *openai.PLAIN_ROUTES,
     *vllm.PLAIN_ROUTES,
 )
 _OLLAMAS = "/api/"  # also /api/generate, which this server does not have
@@ -45,6 +49,6 @@ _PLAIN_SHAPES = {route.path: route.error_shape for route in PLAIN_ROUTES}
 
 
 def plain_error_shape(path: str) -> ErrorShape:
-    """Of a path that is no POST route's: OpenAI's, unless a dialect has the path or all that begin like it."""
+    """How errors look at a path of no POST route: as OpenAI's, unless a dialect has it, or all that begin like it."""
     usual = text_error if path.startswith(_OLLAMAS) else openai_error
     return _PLAIN_SHAPES.get(path, usual)

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import msgspec
 
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_dimensions
-from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer
+from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer, not_ready_answer
 from server.dialects.writing.error_shapes import text_error
 from server.dialects.writing.forms import FLOATS, numbers_as_json
 from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
@@ -39,15 +40,11 @@ class Config(msgspec.Struct):
     dimensions: int | None = None
 
 
-def _raw() -> msgspec.Raw:
-    return msgspec.Raw(b"")
-
-
 class VectorsBody(msgspec.Struct, kw_only=True):
     """The body of POST /vectors: one `text`, or a list of `texts`."""
 
     text: str | None = None
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = msgspec.field(default_factory=_raw)
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = NOT_GIVEN
     config: Config | None = None
     model: str | None = None  # ours
 
@@ -65,14 +62,12 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     _check_pooling(config.pooling_strategy, model)
     call.set_form(FLOATS)
     return EmbedRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         prompt=_prompt(config.task_type, model),
         adapter=_adapter(config.task_type, model),
         truncation=model.truncation,
         dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="text" if given.is_single else "texts",
         is_single=given.is_single,
     )
@@ -80,7 +75,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
 
 def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
     """Raises InvalidRequest and EmptyInput."""
-    is_list = bytes(memoryview(fields.texts)[:4]) not in (b"", b"null")
+    is_list = is_given(fields.texts)
     if is_list is (fields.text is not None):
         raise InvalidRequest("either text or texts must be given", param="text")
     if is_list:
@@ -117,7 +112,7 @@ def _prompt(task_type: str | None, model: ServedModel) -> str:
 
 
 def _adapter(task_type: str | None, model: ServedModel) -> int:
-    """Of a task type that `_prompt` knows. Raises InvalidRequest."""
+    """The adapter for a task type that `_prompt` knows. Raises InvalidRequest."""
     if not task_type:
         return adapter_named(model, None)
     return adapter_for(model, _PURPOSES[task_type], field="config.task_type")
@@ -184,11 +179,11 @@ def live(state: ServerState) -> Answer:
 
 
 def ready(state: ServerState) -> Answer:
-    """As /readyz."""
+    """Answers as /readyz does."""
     reason = state.why_not_ready()
     if reason is None:
         return Answer(204, [], b"")
-    return Answer(503, [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"2")], reason.encode())
+    return not_ready_answer(reason)
 
 
 ROUTES = (
@@ -254,6 +249,6 @@ async def weaviate_answer(query: str, documents: Sequence[str], ranked: Ranked, 
 
 
 def weaviate_property_answer(query: str, document: str, ranked: Ranked) -> bytes:
-    """Of the one document."""
+    """The answer about the one document."""
     texts = msgspec.json.encode(query), msgspec.json.encode(document)
     return b'{"query":%b,"scores":null,"property":%b,"score":%b}' % (*texts, numbers_as_json(ranked.scores)[1:-1])

@@ -29,7 +29,6 @@ CANCEL = 0x0604
 ANSWER_SECONDS = 30.0  # for a disk that is slow
 _START_SECONDS = 3.0  # to wait for a process that is being started again
 _MAX_CALLS = 4096  # that wait for their answers
-_RETRY_SECONDS = 2.0  # what clients are told
 _HEAD_LENGTH = struct.Struct("<I")
 _CLASSES = {kind.__name__: kind for kind in ERRORS}
 
@@ -67,8 +66,8 @@ class Call:
 class Caller:
     """A frontend's end of its connection to one process. Call open and close, each once."""
 
-    def __init__(self, path: str, process: str, *, lost: str) -> None:
-        """`process` is its name, and `lost` what clients are told of its end during a call."""
+    def __init__(self, path: str, process: str, *, lost: str = "has ended before it answered") -> None:
+        """`process` is its name, and `lost` what clients are told of it where it ends during a call."""
         self._process = process
         self._lost_words = lost
         self._link = Link(path, on_frame=self._received, on_up=lambda: None, on_down=self._lost)
@@ -148,7 +147,7 @@ class Caller:
                 future.set_exception(self._unavailable(f"the {self._process} process {self._lost_words}"))
 
     def _unavailable(self, message: str) -> RequestError:
-        return NotReady(message, retry_after=_RETRY_SECONDS, reason=f"{self._process}_unavailable")
+        return NotReady(message, reason=f"{self._process}_unavailable")
 
 
 class Service:

@@ -7,7 +7,8 @@ from server.features.convert.feature import CONVERT
 from server.features.grpc.feature import GRPC
 from server.features.jobs.feature import JOBS
 from server.features.pipelines.feature import PIPELINES
+from server.features.quantize.feature import QUANTIZE
 from server.features.ray.feature import RAY
 from server.features.verify.feature import VERIFY
 
-FEATURES: tuple[Feature, ...] = (VERIFY, CONVERT, BACKFILL, BENCH, JOBS, PIPELINES, GRPC, RAY)
+FEATURES: tuple[Feature, ...] = (VERIFY, CONVERT, QUANTIZE, BACKFILL, BENCH, JOBS, PIPELINES, GRPC, RAY)

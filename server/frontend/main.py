@@ -23,7 +23,7 @@ from server.http.get_routes import MetricsSource, make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
-from server.requests.admission import Admission
+from server.requests.admission import Admission, WaitBudgets
 from server.requests.inputs import GivenIds, TokenIds
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
@@ -47,7 +47,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
     page = Page.attach(start.page_fd)
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
-    log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
+    log = RequestLog(Logged(start.log.request_log), child.metrics, sample_rate=start.log.request_log_sample_rate)
     shared = _share(child, start, page, tokenizers, managers, log)
     parts = _parts(start, shared)
     app = _make_app(start, shared, parts, _make_fallback(child, start, shared, parts))
@@ -96,30 +96,31 @@ def _share(
     managers: BatchManagers,
     log: RequestLog,
 ) -> Shared:
-    rule = TokenIds(start.token_ids)
+    limits = start.limits
+    rule = TokenIds(start.http.token_ids)
     vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
     admission = Admission(
         page,
         frontend=child.index,
-        budgets=start.wait_budgets,
-        max_requests=start.max_concurrent_requests,
+        budgets=WaitBudgets(limits.interactive_max_wait, limits.bulk_max_wait),
+        max_requests=limits.max_concurrent_requests,
         max_held_bytes=start.max_held_bytes,
-        keys=start.keys,
+        keys=start.access.keys,
     )
     return Shared(
         start=start,
-        state=ServerState(page, strict_model_name=start.strict_model_name, decodes_ids=vocabulary is not None),
+        state=ServerState(page, strict_model_name=start.http.strict_model_name, decodes_ids=vocabulary is not None),
         admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary)),
         bodies=BodyReader(
-            max_bytes=start.payload_limit,
+            max_bytes=limits.payload_limit,
             max_total_bytes=start.open_payload_limit,
             are_keys_several=admission.are_keys_several,
         ),
         keys=Keys(
-            start.keys,
-            metrics_need_a_key=start.metrics_auth,
-            file=start.key_file,
+            start.access.keys,
+            metrics_need_a_key=start.http.metrics_auth,
+            file=start.access.key_file,
             renewed=admission.renew_keys,
         ),
         finished=_Finished(child.metrics, log),
@@ -141,8 +142,8 @@ def _make_fallback(child: Child, start: FrontendStart, shared: Shared, parts: Se
         shared.state,
         _metrics(child),
         features=[part.add_routes for part in parts],
-        needs_key=bool(start.keys),
-        metrics_need_a_key=start.metrics_auth,
+        needs_key=bool(start.access.keys),
+        metrics_need_a_key=start.http.metrics_auth,
     )
 
 
@@ -174,26 +175,26 @@ def _make_app(start: FrontendStart, shared: Shared, parts: Sequence[Part], fallb
         admission=shared.admission,
         pipeline=shared.pipeline,
         bodies=shared.bodies,
-        max_items=start.max_client_batch_size,
-        has_documents_in_objects=start.rerank_document_format == "object",
-        compresses=start.compress_answers,
-        hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
+        max_items=start.limits.max_client_batch_size,
+        has_documents_in_objects=start.http.rerank_document_format == "object",
+        compresses=start.http.compress_answers,
+        hosts=Hosts(start.access.hosts, origins=start.http.cors_allow_origin),
         keys=shared.keys,
         finished=shared.finished,
         fallback=fallback,
         passed_on=[part.passed_on for part in parts if part.passed_on is not None],
-        url_prefix=start.url_prefix,
+        url_prefix=start.http.url_prefix,
     )
 
 
 def _make_server(start: FrontendStart, app: App, parts: Sequence[Part], share: Share) -> HttpServer:
     return HttpServer(
-        with_cors(app, start.cors_allow_origin),
+        with_cors(app, start.http.cors_allow_origin),
         [*(socket.socket(fileno=fd) for fd in start.listener_fds), *(one for part in parts for one in part.listeners)],
         on_refused=app.refused,
         certificate=_certificate(start),
         max_connections=start.max_connections,
-        idle_seconds=start.keep_alive_timeout,
+        idle_seconds=start.http.keep_alive_timeout,
         share=share,
     )
 
@@ -219,17 +220,17 @@ async def _follow_state(child: Child, state: ServerState, server: HttpServer, pa
 def _vocabulary(start: FrontendStart) -> Mapping[int, bytes]:
     """Raises StartError."""
     try:
-        return cl100k.vocabulary_for(start.tiktoken_vocabulary)
+        return cl100k.vocabulary_for(start.http.tiktoken_vocabulary)
     except cl100k.VocabularyError as error:
         raise StartError(f"--tiktoken-vocabulary: {error}") from None
 
 
 def _certificate(start: FrontendStart) -> Certificate | None:
     """Raises StartError."""
-    if start.ssl_certfile is None:
+    if start.http.ssl_certfile is None:
         return None
     try:
-        return Certificate(start.ssl_certfile, start.ssl_keyfile, copies=start.ssl_copies)
+        return Certificate(start.http.ssl_certfile, start.http.ssl_keyfile, copies=start.access.ssl_copies)
     except SettingsError as error:  # the supervisor has read it; so it has changed since
         raise StartError(str(error)) from None
 

@@ -88,4 +88,4 @@ class Off(Part):
         raise AssertionError
 
     async def _refuse(self) -> None:
-        raise NoSuchRoute(f"start the server with {self._feature.switch} to have this route")
+        raise NoSuchRoute(f"start the server with {self._feature.flag} {self._feature.switch[1]} to have this route")

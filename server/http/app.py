@@ -39,13 +39,20 @@ from server.http.paths import Paths, Place
 from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, num_marked
 from server.requests.admission import Admission
 from server.requests.concurrency import OpenRequest
-from server.requests.errors import EngineFailed, Forbidden, MalformedBody, NotReady, RequestError, Unauthorized
+from server.requests.errors import (
+    EngineFailed,
+    Forbidden,
+    MalformedBody,
+    NotReady,
+    RequestError,
+    Unauthorized,
+    stopping,
+)
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import Room
-from server.requests.trace import Trace
+from server.requests.trace import CLIENT_LEFT, Trace
 
-_CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
 _PIECE_BYTES = 256 * 1024
 logger = logging.getLogger("embedline.server")
 
@@ -130,7 +137,7 @@ class App:
                         await self._send(request, answer)
         finally:
             trace.release()
-            trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was answering
+            trace.status = trace.status or CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
             if not is_streamed:  # the groups of its lines have been reported
                 self._finished(trace)
@@ -253,7 +260,7 @@ class App:
         try:
             await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read
-            trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
+            trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
             raise
 
     def _more_headers(self, trace: Trace) -> Headers:
@@ -266,9 +273,9 @@ class App:
     def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
         """The client left and gets no answer; or the server stops and can't wait any longer."""
         if self._state.draining:
-            return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
+            return _failed(stopping(), trace, shape)
         trace.error = "ClientLeft"
-        return Answer(_CLIENT_LEFT, [], b"")
+        return Answer(CLIENT_LEFT, [], b"")
 
 
 async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> Any:

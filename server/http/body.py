@@ -11,6 +11,7 @@ import numpy as np
 
 from server.requests.concurrency import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.row_memory import SMALL_BYTES
 from server.requests.time_slices import TimeSlice
 
 Scope = MutableMapping[str, Any]
@@ -23,7 +24,6 @@ WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small
 OWNER = "embedline.owner"  # in a scope: whose data is shown, by the request's key
 IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
-SMALL_BYTES = 64 * 1024  # a body up to this size is never refused because of other bodies
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
 # What a client may keep the server waiting for its body; each _BYTES_PER_SECOND bytes that come give back a second.
@@ -141,7 +141,7 @@ class BodyReader:
         return self._open.max_of_key
 
     def of(self, key: str) -> "BodyReader":
-        """The same for one key."""
+        """The reader of one key's bodies."""
         if key not in self._of_keys:
             self._of_keys[key] = copy.copy(self)
             self._of_keys[key]._key = key
@@ -254,7 +254,7 @@ class BodyReader:
             raise self._too_many()
 
     def _too_many(self) -> Overloaded:
-        return Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
+        return Overloaded("too many large bodies are open", reason="open_payload")
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")

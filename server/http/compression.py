@@ -30,7 +30,7 @@ _GZIP_FORMAT = 31  # zlib's number for it, with the largest window
 
 
 class _Decoder(Protocol):
-    """Of one part, as in bz2, lzma and zstd."""
+    """Decompresses one part, as in bz2, lzma and zstd."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 

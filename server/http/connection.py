@@ -12,7 +12,8 @@ from http import HTTPStatus
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.http.body import SMALL_BYTES, WHOLE_BODY, ASGIApp, Message, Scope
+from server.http.body import WHOLE_BODY, ASGIApp, Message, Scope
+from server.requests.row_memory import SMALL_BYTES
 
 BYTES_PER_SECOND = 256 * 1024  # of an answer: who reads so much gets a second more to read the rest
 _HEAD_SECONDS = 10.0  # for a whole head, from its first byte

@@ -13,21 +13,21 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from embedline import __version__
-from server.dialects.route import PlainRoute
+from server.dialects.route import PlainRoute, retry_after
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
 from server.feature import loaded
 from server.features.table import FEATURES
 from server.http.info import info as describe
 from server.http.info import model_cards
 from server.http.openapi import describe as describe_api
-from server.requests.errors import ModelNotFound, NoSuchRoute, RequestError, WrongMethod
+from server.requests.errors import ERRORS, RETRY_AFTER, ModelNotFound, NoSuchRoute, NotReady, RequestError, WrongMethod
 from server.requests.models import ServerState
 
 AddRoutes = Callable[[FastAPI], None]
 MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
-_RETRY = {"retry-after": "2"}  # seconds
+_RETRY = {"retry-after": retry_after(ERRORS[NotReady].retry_after)}
 _NO_MODEL = "no model has that name"
 _MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that grows with their square
 
@@ -96,7 +96,11 @@ def _add_routes(app: FastAPI, state: ServerState, metrics: MetricsSource, featur
         try:
             page = await metrics()
         except TimeoutError:
-            return PlainTextResponse("the supervisor does not answer", status_code=503, headers={"retry-after": "5"})
+            return PlainTextResponse(
+                "the supervisor does not answer",
+                status_code=503,
+                headers={"retry-after": retry_after(RETRY_AFTER["no_metrics"])},
+            )
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -91,7 +91,7 @@ def _with_names(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def output_names(outputs: OutputKind) -> list[str]:
-    """Of each kind, in lower case."""
+    """The name of each kind, in lower case."""
     return [kind.name.lower() for kind in outputs if kind.name]
 
 

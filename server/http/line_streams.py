@@ -30,12 +30,13 @@ from server.requests.errors import (
     PayloadTooLarge,
     RequestError,
     UnsupportedMedia,
+    stopping,
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import SMALL_BYTES
 from server.requests.time_slices import SharedSlice
-from server.requests.trace import Trace
+from server.requests.trace import CLIENT_LEFT, Trace
 from server.requests.work import Embedded, EmbedRequest
 from wire.vocabulary import RequestClass
 
@@ -47,7 +48,6 @@ _UTF_8 = frozenset({b"utf-8", b"utf8"})
 _MAX_GROUP_BYTES = 64 * 1024  # of more than one line
 _MAX_LINES = 32  # of a group
 _MAX_WAIT_SECONDS = 600.0  # of a group, for a server with too much work
-_CLIENT_LEFT = 499
 _ENDING = (DeadlineExceeded, NotReady, Overloaded)  # no line is to blame for these
 logger = logging.getLogger("embedline.server")
 
@@ -58,7 +58,8 @@ def has_lines(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def check_head(headers: Mapping[bytes, bytes], http_version: str) -> None:
-    """Of a request that has lines. Raises UnsupportedMedia, and InvalidRequest for HTTP/1.0, which has no chunks."""
+    """Raises UnsupportedMedia for the head of a request that has lines, and InvalidRequest for HTTP/1.0, which has no
+    chunks."""
     if http_version == "1.0":
         raise InvalidRequest("bodies of lines need HTTP/1.1: the answer's length is not known when it begins")
     if coding_of(headers) is not None:
@@ -160,7 +161,7 @@ class LineReader:
 
     async def _read_on(self) -> None:
         if self._is_stopping():
-            raise NotReady("the server is stopping", retry_after=1.0)
+            raise stopping()
         await self._bodies.room(len(self._rest))
         with self._bodies.held(len(self._rest)):
             message = await self._next_piece()
@@ -204,7 +205,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class LineStreams:
-    """Of one frontend. `finished` gets the trace of every group. All streams share a slice of time."""
+    """The streams of one frontend. `finished` gets the trace of every group. All streams share a slice of time."""
 
     state: ServerState
     pipeline: Pipeline
@@ -293,7 +294,7 @@ class LineStreams:
                 self._report([_Done(trace, lines, own)])
                 raise
             except Overloaded as error:
-                wait = error.retry_after or 1.0
+                wait = error.retry_after or ERRORS[Overloaded].retry_after
                 if time.monotonic() + wait >= gives_up:
                     raise
             except Exception as error:
@@ -320,7 +321,7 @@ class LineStreams:
         for done in group:
             trace = done.trace
             trace.release()
-            trace.status = trace.status or _CLIENT_LEFT
+            trace.status = trace.status or CLIENT_LEFT
             trace.end()
             self.finished(trace)
 

@@ -15,9 +15,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
-from server.dialects.reading.prompts import max_prompt_chars, purpose_words, side_words
 from server.dialects.reading.row_options import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
-from server.dialects.reading.truncation import DIRECTION_WORDS, END_WORDS, LONG_TEXT_WORDS
+from server.dialects.reading.text_options import (
+    DIRECTION_WORDS,
+    END_WORDS,
+    LONG_TEXT_WORDS,
+    max_prompt_chars,
+    purpose_words,
+    side_words,
+)
 from server.dialects.route import ErrorShape, PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.weaviate import pooling_words
@@ -140,8 +146,8 @@ def _add_dialects(schema: Schema) -> Schema:
     for plain in listed:
         content = next(schemas) if plain.content is not None else None
         schema["paths"].setdefault(plain.path, {})[plain.method.lower()] = _plain_operation(plain, content)
-    shapes = {openai_error, *(shape for route in ROUTES for shape in route.all_error_shapes)}
-    shapes |= {route.error_shape for route in PLAIN_ROUTES}
+    of_routes = (shape for route in ROUTES for shape in route.all_error_shapes)
+    shapes = dict.fromkeys((openai_error, *of_routes, *(route.error_shape for route in PLAIN_ROUTES)))
     components = json.loads(json.dumps(components))  # dialects share parts, which differ from field to field later
     return {**components, **{component_name(shape): schema_of_errors(shape) for shape in shapes}}
 
@@ -197,6 +203,11 @@ def _errors(statuses: dict[str, tuple[list[str], list[str]]]) -> Schema:
         }
         for status, (texts, names) in sorted(statuses.items())
     }
+
+
+def errors_of(*kinds: type[RequestError]) -> Schema:
+    """The errors that a route of a feature answers: these, and those of all such routes."""
+    return _errors(error_statuses([openai_error], of=[*_OF_EVERY_ROUTE, NotReady, *kinds]))
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
@@ -355,7 +366,7 @@ def schema_of_errors(shape: ErrorShape) -> dict[str, Any]:
 
 
 def _schema(values: Iterable[Any]) -> dict[str, Any]:
-    """Of JSON values without lists. The fields that all objects have are required."""
+    """The schema of JSON values without lists. The fields that all objects have are required."""
     given = list(values)
     objects = [value for value in given if isinstance(value, dict)]
     if not objects:

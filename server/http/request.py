@@ -16,11 +16,12 @@ from server.dialects.invocations import Chosen
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
 from server.dialects.route import Answer
 from server.http import compression
-from server.http.body import SMALL_BYTES, WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes_of_large
+from server.http.body import WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes_of_large
 from server.http.paths import Place
 from server.requests.concurrency import OpenRequest
 from server.requests.embeddings import UNREADABLE
 from server.requests.errors import MalformedBody, RequestError
+from server.requests.row_memory import SMALL_BYTES
 from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
@@ -38,7 +39,7 @@ HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there 
 
 
 class BodyDecoder:
-    """Of one frontend. What looks for wrong values shares a slice of time."""
+    """The decoder of one frontend. What looks for wrong values shares a slice of time."""
 
     def __init__(self) -> None:
         self._time_slice = SharedSlice()

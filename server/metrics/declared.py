@@ -4,17 +4,14 @@ What is read only when Prometheus asks is declared where it is read: gauges.py. 
 declared by the feature.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from server.features.table import FEATURES
 from wire.metrics import POWERS, RATIOS, SECONDS, Edges
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# Of all processes that a server may have, in the order of starting.
-ROLES = ("engine", "tokenizer", "batch manager", *(one.name for one in FEATURES if one.process), "frontend")
 # Only the stages of a request are worth showing below half a millisecond.
 FROM_HALF_A_MILLISECOND = SECONDS[9:]
 
@@ -140,22 +137,26 @@ BATCHES = (
         "Ready engines of a batch manager that failed batch after batch. They get no work while another one serves, "
         "up to half a second ago.", "it is not 0 for a minute"),
 )
-PROCESSES = (
-    counter("embedline_process_restarts_total", ("role",),
-        "Processes restarted after they died.", "more than 3 within 15 minutes", zeros=ROLES),
-    histogram("embedline_event_loop_lag_seconds", ("role",),
-        "Delay of an event loop's heartbeat.", SECONDS, FROM_HALF_A_MILLISECOND),
-    gauge("embedline_queue_sequences", ("process",),
-        "Sequences without rows that a batch manager holds, waiting or in an engine, up to half a second ago."),
-    gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
-    gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
-)
 # server/metrics/tei.py shows them.
 FOR_TEI = (
     counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
     counter("te_inputs", ("task",), "What te_embed_count and te_predict_count are made of."),
     histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
 )
+
+
+def processes(roles: Iterable[str]) -> tuple[Declared, ...]:
+    """Of each process; the server may have some of these roles."""
+    return (
+        counter("embedline_process_restarts_total", ("role",),
+            "Processes restarted after they died.", "more than 3 within 15 minutes", zeros=tuple(roles)),
+        histogram("embedline_event_loop_lag_seconds", ("role",),
+            "Delay of an event loop's heartbeat.", SECONDS, FROM_HALF_A_MILLISECOND),
+        gauge("embedline_queue_sequences", ("process",),
+            "Sequences without rows that a batch manager holds, waiting or in an engine, up to half a second ago."),
+        gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
+        gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
+    )
 # fmt: on
 
 

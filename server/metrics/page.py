@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from server.metrics.declared import BATCHES, PROCESSES, REQUESTS, TOKENIZING, Declared
+from server.metrics.declared import BATCHES, REQUESTS, TOKENIZING, Declared
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
-from server.metrics.registry import OF_FEATURES
+from server.metrics.registry import OF_FEATURES, PROCESSES
 from server.metrics.tei import TEI
 
 _TOP = """\

@@ -12,16 +12,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.feature import loaded
 from server.features.table import FEATURES
-from server.metrics.declared import BATCHES, FOR_TEI, PROCESSES, REQUESTS, TOKENIZING, Declared, cumulative
+from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, cumulative, processes
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
 Labels = tuple[str, ...]  # values, in the order of the declaration
 # A page takes some 6 ms to make, and whoever asks needs no key by default.
 PAGES_AT_ONCE, _PAGES_PER_SECOND = 30, 10.0
-OF_FEATURES: dict[str, tuple[Declared, ...]] = {one.name: loaded(one.metrics) for one in FEATURES if one.metrics}
+# Of all processes that a server may have, in the order of starting.
+ROLES = ("engine", "tokenizer", "batch manager", *(one.name for one in FEATURES if one.process), "frontend")
+PROCESSES = processes(ROLES)
+OF_FEATURES: dict[str, Sequence[Declared]] = {one.name: one.metrics() for one in FEATURES if one.metrics is not None}
 ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *(each for some in OF_FEATURES.values() for each in some), *PROCESSES)
 _DECLARED = {declared.name: declared for declared in (*ALL, *FOR_TEI)}
 

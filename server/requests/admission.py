@@ -79,7 +79,7 @@ class Admission:
         self._budgets = budgets
         self.requests = OpenRequests(max_requests)
         self.streams = OpenRequests(max_requests)  # of lines or messages, which last: they take no request's place
-        self.unread = OpenRequests(max_requests)  # over gRPC, whose library ends no RPC that its client does not read
+        self.unread = OpenRequests(max_requests)  # of a library that goes on with calls whose clients do not read
         self._keys = KeyShares(keys, KeyPlaces(page))
         self._rooms = {
             request_class.name.lower(): self._room(max_held_bytes * quarters // 4, budgets.of(request_class))
@@ -98,7 +98,7 @@ class Admission:
         return self._keys.are_several
 
     def _room(self, max_bytes: int, max_wait: float) -> Room:
-        """Of several keys one may take half."""
+        """What one of several keys may take: half."""
         return Room(max_bytes, max_wait=max_wait, max_of_key=max_bytes // 2 if self.are_keys_several else None)
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:

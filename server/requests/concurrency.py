@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 def gave_way() -> Overloaded:
     """The refusal then."""
     message = "too many requests of this API key wait for their bodies, and this one has waited longest"
-    return Overloaded(message, retry_after=1.0, reason="concurrency")
+    return Overloaded(message, reason="concurrency")
 
 
 class OpenRequests:
@@ -58,7 +58,7 @@ class OpenRequests:
         part = max(1, self._max_in_work // max(1, len(self._in_work)))
         if self._in_work.get(key, 0) > part:
             message = "too many requests are open; see --max-concurrent-requests"
-            raise Overloaded(message, retry_after=1.0, reason="concurrency")
+            raise Overloaded(message, reason="concurrency")
 
     @contextlib.contextmanager
     def one_of(self, key: str) -> Iterator[None]:

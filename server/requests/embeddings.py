@@ -73,7 +73,7 @@ class _Part(EmbedRequest):
     failed: dict[int, RequestError]
 
     def name_of(self, index: int) -> str:
-        """Of a computed item."""
+        """The name of a computed item."""
         return EmbedRequest.name_of(self, self.places[index] if index >= 0 else index)
 
 
@@ -192,7 +192,7 @@ class InSequences(EmbedRequest):
         return sys.maxsize
 
     def name_of(self, index: int) -> str:
-        """Of a sequence; of an item while it is not tokenized."""
+        """The name of a sequence; of an item while it is not tokenized."""
         return EmbedRequest.name_of(self, self.items[index] if self.items and index >= 0 else index)
 
 
@@ -302,8 +302,7 @@ async def _long_texts(
     try:
         tokens = await pipeline.token_details(asked, request_class)
     except TextRefused as refused:
-        refused.index = items[refused.index] if refused.index >= 0 else -1
-        raise details_error(refused, asked) from None
+        raise details_error(refused.moved(items), asked) from None
     return dict(zip(items, await framed(tokens, num_prompt_chars=len(request.prompt)), strict=True))
 
 
@@ -382,7 +381,6 @@ async def _chunks(pipeline: Pipeline, request: InSequences, request_class: Reque
             try:
                 tokens = await pipeline.token_details(asked, request_class)
             except TextRefused as refused:
-                refused.index += len(found) if refused.index >= 0 else 0
-                raise
+                raise refused.moved(range(len(found), request.num_items)) from None
             found += await framed(tokens, num_prompt_chars=len(prompt))
     return found

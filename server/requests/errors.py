@@ -14,6 +14,7 @@ class RequestError(Exception):
 
     param   the field, header or index that is wrong
     reason  the label of embedline_rejected_total; by default the one that `ERRORS` has for the class
+    retry_after  seconds after which a client should ask again, None = never; by default what the tables below have
     """
 
     def __init__(
@@ -22,8 +23,10 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.retry_after = retry_after  # seconds
-        self.reason = reason or ERRORS[type(self)].reason
+        row = ERRORS[type(self)]
+        self.reason = reason or row.reason
+        own = RETRY_AFTER.get(self.reason, row.retry_after) or None
+        self.retry_after = own if retry_after is None else retry_after
 
 
 class InvalidRequest(RequestError):
@@ -111,6 +114,7 @@ class Row(NamedTuple):
 
     status: int  # of the answer, unless the dialect has another
     reason: str  # the label of embedline_rejected_total, unless the error has its own
+    retry_after: float = 0.0  # seconds after which a client should ask again, unless the error has its own; 0 = never
 
 
 # fmt: off
@@ -130,10 +134,27 @@ ERRORS: dict[type[RequestError], Row] = {
     Conflict:         Row(409, "conflict"),
     PayloadTooLarge:  Row(413, "payload"),
     UnsupportedMedia: Row(415, "media_type"),
-    Overloaded:       Row(429, "overloaded"),
+    Overloaded:       Row(429, "overloaded", 1.0),
     HeadTooLarge:     Row(431, "head"),
     EngineFailed:     Row(500, "engine"),
-    NotReady:         Row(503, "not_ready"),
+    NotReady:         Row(503, "not_ready", 2.0),
     DeadlineExceeded: Row(504, "deadline"),
 }
 # fmt: on
+
+# By reason, where it is not that of the class: seconds after which a client should ask again. Computed are the expected
+# wait (admission) and when a key's limits allow more (key_limits).
+RETRY_AFTER = {
+    "stopping": 1.0,
+    "no_manager": 1.0,  # a batch manager that died is back by then
+    "step_busy": 1.0,  # of a pipeline
+    "unread_answers": 1.0,
+    "no_result_yet": 1.0,  # of an async request
+    "no_metrics": 5.0,
+    "jobs_full": 10.0,  # there is no room for what is kept
+}
+
+
+def stopping() -> NotReady:
+    """The refusal while the server drains."""
+    return NotReady("the server is stopping", retry_after=RETRY_AFTER["stopping"])

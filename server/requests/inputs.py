@@ -24,11 +24,13 @@ from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.shortening import MAX_TEXT_BYTES
+from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
 from wire.vocabulary import RequestClass
 
 _Work = TypeVar("_Work", bound=Work)
 Group = tuple[Sequence[int], Work]  # places in the whole request, and a request for these items alone
+LETTER = "a"  # a text of which the frame is asked
 _BOTH_FIXES = (
     "Send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or start the server with "
     "--token-ids cl100k"
@@ -45,7 +47,7 @@ class TokenIds(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class Frame:
     """The special tokens before and after every text; models without any have none."""
 
     first: list[int]
@@ -58,15 +60,41 @@ class _Frame:
         return not token_ids or (begins and (not num_last or list(token_ids[-num_last:]) == self.last))
 
 
+def frame_of(tokens: Sequence[Token]) -> Frame:
+    """What stands around a text with these tokens."""
+    inner = [place for place, token in enumerate(tokens) if not token.is_special]
+    ids = [token.token_id for token in tokens]
+    return Frame(ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else Frame([], [])
+
+
+class Frames:
+    """The frame of each model, which its tokenizer is asked for once."""
+
+    def __init__(self, tokenizers: TokenizerPool) -> None:
+        self._tokenizers = tokenizers
+        self._frames: dict[int, Frame] = {}  # by the model's number
+
+    async def of(self, model: int) -> Frame:
+        """One without tokens, which all ids fit, where the vocabulary has no letter to ask with."""
+        if model not in self._frames:
+            try:
+                (tokens,) = await self._tokenizers.tokenize_details(
+                    [LETTER], model=model, request_class=RequestClass.INTERACTIVE
+                )
+            except TextRefused:
+                tokens = []
+            self._frames[model] = frame_of(tokens)
+        return self._frames[model]
+
+
 class GivenIds:
     """Checks or translates the ids of requests."""
 
     def __init__(self, rule: TokenIds, tokenizers: TokenizerPool, vocabulary: Mapping[int, bytes] | None) -> None:
         """`vocabulary` is needed for CL100K alone."""
         self._rule = rule
-        self._tokenizers = tokenizers
+        self._frames = Frames(tokenizers)
         self._vocabulary = vocabulary
-        self._frames: dict[int, _Frame] = {}  # by the model's number
 
     async def taken(self, request: _Work, trace: Trace) -> _Work:
         """The request that is computed instead of one with ids. Raises InvalidRequest and EmptyInput."""
@@ -85,7 +113,7 @@ class GivenIds:
         return request
 
     async def _check(self, request: Work) -> None:
-        frame = await self._frame(request.model.index)
+        frame = await self._frames.of(request.model.index)
         for index, token_ids in enumerate(request.token_ids or ()):
             if not frame.fits(token_ids):
                 name = request.name_of(index)
@@ -94,25 +122,6 @@ class GivenIds:
                     f"they are likely another tokenizer's. {_BOTH_FIXES}",
                     param=name,
                 )
-
-    async def _frame(self, model: int) -> _Frame:
-        """As the model's tokenizer puts it around a text. Asked once."""
-        frame = self._frames.get(model)
-        if frame is None:
-            frame = self._frames[model] = await self._ask_for_frame(model)
-        return frame
-
-    async def _ask_for_frame(self, model: int) -> _Frame:
-        """One without tokens, which all ids fit, where the vocabulary has no letter to ask with."""
-        try:
-            (tokens,) = await self._tokenizers.tokenize_details(
-                ["a"], model=model, request_class=RequestClass.INTERACTIVE
-            )
-        except TextRefused:
-            return _Frame([], [])
-        inner = [place for place, token in enumerate(tokens) if not token.is_special]
-        ids = [token.token_id for token in tokens]
-        return _Frame(ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else _Frame([], [])
 
     async def _decoded(self, request: _Work) -> _Work:
         assert self._vocabulary is not None, "there is no start without it"
@@ -177,10 +186,7 @@ async def tokenized(
         try:
             parts.append((places, await tokenize(part)))
         except TextRefused as refused:
-            index = places[refused.index] if refused.index >= 0 else -1
-            raise TextRefused(
-                refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens
-            ) from None
+            raise refused.moved(places) from None
     return _merged(parts, num_items)
 
 

@@ -15,29 +15,40 @@ from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN, QUERY_TOKEN, OutputKind, Rows
 from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice, steps
 from server.requests.work import Computed, Embedded, Work
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
 
 
-async def shaped(
-    tokens: TokenizedTexts, late: LateInteraction, *, num_queries: int, max_seqlen: int, truncation: Truncation
-) -> TokenizedTexts:
-    """Inserts markers, cuts all texts to length and fills queries up. The first `num_queries` texts are queries.
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The most tokens that the tokenizer may make of a text, special ones included: its marker is added later."""
 
-    What closes a text, its last token, stays where it is cut, and so does its first. Raises TextRefused (TOO_LONG)
-    for what would have to be cut with Truncation.NONE.
+    query: int
+    document: int
+
+
+def lengths(late: LateInteraction | None, max_seqlen: int) -> Lengths | None:
+    """None where a model has no lengths of its own for queries and documents."""
+    if late is None or late == LateInteraction(skipped_ids=late.skipped_ids, skips_first=late.skips_first):
+        return None
+    return Lengths(
+        min(late.query_length or max_seqlen, max_seqlen) - (late.query_marker_id is not None),
+        min(late.document_length or max_seqlen, max_seqlen) - (late.document_marker_id is not None),
+    )
+
+
+async def shaped(
+    tokens: TokenizedTexts, late: LateInteraction, *, num_queries: int, max_seqlen: int, num_leading: int = 1
+) -> TokenizedTexts:
+    """Inserts markers and fills queries up. The first `num_queries` texts are queries; all are cut to `lengths`.
+
+    num_leading  tokens of each text that stand before its marker
     """
-    if late == LateInteraction(skipped_ids=late.skipped_ids, skips_first=late.skips_first):
-        return tokens  # the model needs none of this
-    queries, documents = _forms(late, max_seqlen)
+    fill_length = min(late.query_length or 0, max_seqlen) if late.expansion_id is not None else 0
     done = []
-    for span, form in ((slice(0, num_queries), queries), (slice(num_queries, None), documents)):
-        first = span.start
-        async for part in _steps(tokens, span):
-            if form.max_content is not None:
-                part = _cut(part, form.max_content, truncation, first=first)
-            first += len(part.truncated)
-            done.append(_filled(_marked(part, form.marker_id), form))
+    async for part in _steps(tokens, slice(0, num_queries)):
+        done.append(_filled(_marked(part, late.query_marker_id, num_leading), late, fill_length))
+    async for part in _steps(tokens, slice(num_queries, None)):
+        done.append(_marked(part, late.document_marker_id, num_leading))
     return join(done)
 
 
@@ -105,7 +116,7 @@ async def max_sim(
 async def max_sim_of_pairs(
     rows: NDArray[np.float32], offsets: NDArray[np.int32], counts: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """The same of S / 2 queries, which come first, each with a document of its own; float32 [S / 2]."""
+    """Scores of S / 2 queries, which come first, each with a document of its own; float32 [S / 2]."""
     num_pairs = (len(offsets) - 1) // 2
     scores, time_slice = np.empty(num_pairs, np.float32), TimeSlice()
     for query in range(num_pairs):
@@ -127,32 +138,6 @@ async def _kept(values: NDArray[np.float32], offsets: NDArray[np.int32], counts:
     return Rows(kept, totals[offsets])
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How a text's tokens are changed."""
-
-    max_content: int | None  # tokens without the marker; None = no limit
-    marker_id: int | None
-    fill_length: int = 0  # in tokens; shorter texts are filled up to it
-    fill_id: int = 0
-    fill_type: int = 0
-
-
-def _forms(late: LateInteraction, max_seqlen: int) -> tuple[_Form, _Form]:
-    """The forms of queries and of documents."""
-    query_length = min(late.query_length or max_seqlen, max_seqlen)
-    document_length = min(late.document_length or max_seqlen, max_seqlen)
-    fills = late.query_length is not None and late.expansion_id is not None
-    queries = _Form(
-        max_content=query_length - (late.query_marker_id is not None),
-        marker_id=late.query_marker_id,
-        fill_length=query_length if fills else 0,
-        fill_id=late.expansion_id or 0,
-        fill_type=0 if late.attends_to_expansion else EXPANSION_TOKEN,
-    )
-    return queries, _Form(document_length - (late.document_marker_id is not None), late.document_marker_id)
-
-
 async def _steps(tokens: TokenizedTexts, span: slice) -> AsyncIterator[TokenizedTexts]:
     """The texts in steps of about NUMBERS_A_STEP tokens, each of at least one text."""
     time_slice = TimeSlice()
@@ -168,49 +153,30 @@ async def _steps(tokens: TokenizedTexts, span: slice) -> AsyncIterator[Tokenized
         await time_slice.end_if_over()
 
 
-def _cut(tokens: TokenizedTexts, length: int, truncation: Truncation, *, first: int) -> TokenizedTexts:
-    """Each text cut to `length` tokens; the first of them is number `first` of its request."""
-    seqlens = np.diff(tokens.offsets)
-    is_long = seqlens > length
-    if not is_long.any():
-        return tokens
-    if truncation is Truncation.NONE:
-        index = int(np.argmax(is_long))
-        raise TextRefused(Refusal.TOO_LONG, first + index, num_tokens=int(seqlens[index]), max_tokens=length)
-    position = np.arange(len(tokens.token_ids), dtype=np.int32) - np.repeat(tokens.offsets[:-1], seqlens)
-    to_end = np.repeat(seqlens, seqlens) - 1 - position
-    if truncation is Truncation.LEFT:
-        kept = (position == 0) | (to_end < length - 1)
-    else:
-        kept = (position < length - 1) | (to_end == 0)
-    types = None if tokens.token_type_ids is None else tokens.token_type_ids[kept]
-    offsets = offsets_of(np.minimum(seqlens, length))
-    return TokenizedTexts(tokens.token_ids[kept], offsets, (tokens.truncated | is_long).astype(np.uint8), types)
-
-
-def _marked(tokens: TokenizedTexts, marker_id: int | None) -> TokenizedTexts:
-    """The marker, of type 0, after the first token of each text."""
+def _marked(tokens: TokenizedTexts, marker_id: int | None, num_leading: int) -> TokenizedTexts:
+    """The marker, of type 0, after the first `num_leading` tokens of each text."""
     if marker_id is None:
         return tokens
-    places = tokens.offsets[:-1] + np.minimum(np.diff(tokens.offsets), 1)
+    places = tokens.offsets[:-1] + np.minimum(np.diff(tokens.offsets), num_leading)
     ids = np.insert(tokens.token_ids, places, marker_id)
     types = None if tokens.token_type_ids is None else np.insert(tokens.token_type_ids, places, 0)
     return TokenizedTexts(ids, offsets_of(np.diff(tokens.offsets) + 1), tokens.truncated, types)
 
 
-def _filled(tokens: TokenizedTexts, form: _Form) -> TokenizedTexts:
-    """Each text filled up at the end."""
+def _filled(tokens: TokenizedTexts, late: LateInteraction, fill_length: int) -> TokenizedTexts:
+    """Each text filled up at the end to `fill_length` tokens."""
     seqlens = np.diff(tokens.offsets)
-    missing = np.maximum(form.fill_length - seqlens, 0)
+    missing = np.maximum(fill_length - seqlens, 0)
     if not missing.any():
         return tokens
     places = np.repeat(tokens.offsets[1:], missing)
+    fill_type = 0 if late.attends_to_expansion else EXPANSION_TOKEN
     types = tokens.token_type_ids
     if types is None:
         types = np.zeros(len(tokens.token_ids), np.int32)
     return TokenizedTexts(
-        np.insert(tokens.token_ids, places, form.fill_id),
+        np.insert(tokens.token_ids, places, late.expansion_id or 0),
         offsets_of(seqlens + missing),
         tokens.truncated,
-        np.insert(types, places, form.fill_type) if form.fill_type or types.any() else tokens.token_type_ids,
+        np.insert(types, places, fill_type) if fill_type or types.any() else tokens.token_type_ids,
     )

@@ -107,7 +107,7 @@ def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Of all models, or of one. A batch manager that is stuck makes it old, and `reason` says so."""
+    """How much all models, or one, have to do. A batch manager that is stuck makes it old, and `reason` says so."""
 
     ready: bool
     reason: str | None
@@ -120,7 +120,7 @@ class Load:
 
 
 def load(page: Page, models: Sequence[int], why_not_ready: str | None) -> Load:
-    """Of the models with these numbers, as it is now."""
+    """The load of the models with these numbers, as it is now."""
     now = time.monotonic()
     at = list(models)
     queued, computing, in_flight = (

@@ -18,8 +18,6 @@ from wire.control import Json
 from wire.page import Page
 from wire.vocabulary import RequestClass
 
-_RETRY_SECONDS = 2.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -87,7 +85,7 @@ class ModelTable:
         return name if self._name_in_path is None else self._name_in_path
 
     def own_name(self, name: str | None, *, with_prompt: bool = True) -> str | None:
-        """Of the served model that a request means by this name, which may still be loading; None = no model."""
+        """The name of the served model that a request means, which may still be loading; None = no model."""
         if name in self._names:
             return name
         if len(self._names) == 1 and (name is None or not self._is_strict):
@@ -108,7 +106,7 @@ class ModelTable:
         if own is not None and own in self._by_name:
             return self._by_name[own]
         if own is not None:
-            raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
+            raise NotReady("the model is still loading", param="model")
         problem = "no model has that name" if name is not None else "several models are served; name one"
         raise ModelNotFound(f"{problem}; GET /v1/models lists them", param="model")
 
@@ -223,7 +221,7 @@ class ServerState:
         return None
 
     def queue_of(self, name: str) -> QueueState:
-        """Of this one of `names`."""
+        """How much the model has to do that is this one of `names`."""
         index, limits = self.names.index(name), self._state.get("limits", {})
         queued, computing = (
             int(cells[:, index].sum()) for cells in (self._page.queued_tokens, self._page.computing_tokens)
@@ -237,7 +235,7 @@ class ServerState:
         )
 
     def load(self, name: str | None) -> Load:
-        """Of all models, or of this one of `names`."""
+        """The load of all models, or of this one of `names`."""
         if name is None:
             return load(self._page, range(len(self.names)), self.why_not_ready())
         return load(self._page, [self.names.index(name)], self.why_model_not_ready(name))
@@ -245,7 +243,7 @@ class ServerState:
     def models_or_not_ready(self) -> ModelTable:
         """Raises NotReady while the first model is loading."""
         if self._models is None:
-            raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS)
+            raise NotReady("the model is still loading")
         return self._models
 
     def why_not_ready(self) -> str | None:

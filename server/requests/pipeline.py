@@ -1,6 +1,6 @@
 """The path of a request: admit, tokenize, batch, finish. One method to read for all of it.
 
-Knows texts, ids and rows; nothing of HTTP, gRPC, JSON or any dialect. Only this file and those that
+Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. Only this file and those that
 answer requests write to a Trace.
 """
 
@@ -17,12 +17,11 @@ import numpy as np
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import OutputKind
+from engine.types import ADAPTER_SHIFT, OutputKind
 from server.requests.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
-from server.requests.inputs import GivenIds, texts_and_ids, tokenized
-from server.requests.late_interaction import marked_queries, shaped
-from server.requests.prompts import with_adapters
+from server.requests.inputs import Frames, GivenIds, texts_and_ids, tokenized
+from server.requests.late_interaction import Lengths, lengths, marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
 from server.requests.rows import bytes_to_hold, check_sparse_rows, check_token_rows, finish, strongest
 from server.requests.trace import Trace
@@ -56,6 +55,7 @@ class Pipeline:
     ) -> None:
         """`given_ids` None takes all token ids for the model's own."""
         self._given_ids = given_ids
+        self._frames = Frames(tokenizers)
         self._admission = admission
         self._tokenizers = tokenizers
         self._managers = managers
@@ -234,22 +234,26 @@ class Pipeline:
         if request.chat is not None:
             as_text = await rendered(self._tokenizers, request, request_class)
             return await self.token_ids(as_text, request_class, key=key)
-        tokens = await self._tokenize_texts(request, request_class)
+        of_roles = lengths(model.late, request.max_seqlen) if request.outputs & OutputKind.MULTI_VECTOR else None
+        tokens = await self._tokenize_texts(request, request_class, of_roles)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_characters += len(request.prompt) * len(request.texts)
             self._admission.learn(model.index, num_characters, len(tokens.token_ids), len(request.texts), key=key)
-        if request.outputs & OutputKind.MULTI_VECTOR and model.late is not None:
-            tokens = await shaped(
-                tokens,
-                model.late,
-                num_queries=request.num_queries,
-                max_seqlen=request.max_seqlen,
-                truncation=request.truncation,
-            )
-        return tokens
+        return tokens if of_roles is None else await self._shaped(tokens, request)
 
-    async def _tokenize_texts(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+    async def _shaped(self, tokens: TokenizedTexts, request: Work) -> TokenizedTexts:
+        late, num_leading = request.model.late, 1
+        assert late is not None, "there are lengths"
+        if late.marks_text_start:
+            num_leading = len((await self._frames.of(request.model.index)).first) if request.add_special_tokens else 0
+        return await shaped(
+            tokens, late, num_queries=request.num_queries, max_seqlen=request.max_seqlen, num_leading=num_leading
+        )
+
+    async def _tokenize_texts(
+        self, request: Work, request_class: RequestClass, of_roles: Lengths | None
+    ) -> TokenizedTexts:
         assert request.texts is not None
         num_queries = request.num_queries
         ask = partial(
@@ -257,26 +261,38 @@ class Pipeline:
             model=request.model.index,
             request_class=request_class,
             truncation=request.truncation,
-            max_tokens=request.max_tokens,
             add_special_tokens=request.add_special_tokens,
         )
-        if not num_queries or request.query_prompt == request.prompt:
-            return await ask(request.texts, prompt=request.prompt, pair_texts=request.pair_texts)
-        queries = await ask(request.texts[:num_queries], prompt=request.query_prompt)
+        of_query = of_document = request.max_tokens
+        if of_roles is not None:
+            of_query, of_document = of_roles.query, of_roles.document
+        if not num_queries or (request.query_prompt == request.prompt and of_query == of_document):
+            return await ask(
+                request.texts, prompt=request.prompt, pair_texts=request.pair_texts, max_tokens=of_document
+            )
+        queries = await ask(request.texts[:num_queries], prompt=request.query_prompt, max_tokens=of_query)
         if num_queries == len(request.texts):
             return queries
         try:
-            documents = await ask(request.texts[num_queries:], prompt=request.prompt)
+            documents = await ask(request.texts[num_queries:], prompt=request.prompt, max_tokens=of_document)
         except TextRefused as refused:
-            index = refused.index + num_queries if refused.index >= 0 else -1
-            raise TextRefused(
-                refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens
-            ) from None
+            raise refused.moved(range(num_queries, len(request.texts))) from None
         return join([queries, documents])
 
 
 def _begin(request: Request, trace: Trace) -> None:
     trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+
+
+def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:
+    """Each token's type has the number of its adapter: see engine.types.ADAPTER_SHIFT."""
+    if not (work.adapter or work.query_adapter):
+        return tokens
+    types = np.zeros_like(tokens.token_ids) if tokens.token_type_ids is None else tokens.token_type_ids.copy()
+    end = int(tokens.offsets[work.num_queries])
+    types[:end] |= work.query_adapter << ADAPTER_SHIFT
+    types[end:] |= work.adapter << ADAPTER_SHIFT
+    return replace(tokens, token_type_ids=types)
 
 
 def _least_tokens(request: Work) -> int:

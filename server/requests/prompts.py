@@ -6,15 +6,9 @@ The number of an adapter is its place among ServedModel.adapters, from 1; 0 = no
 """
 
 import enum
-from dataclasses import replace
 
-import numpy as np
-
-from engine.types import ADAPTER_SHIFT
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
-from server.requests.work import Work
-from tokenizer_pool.token_ids import TokenizedTexts
 
 
 class Purpose(enum.Enum):
@@ -70,14 +64,3 @@ def no_adapter(model: ServedModel, word: str, *, field: str) -> InvalidRequest:
     """The error for a word that says what texts are for."""
     known = ", ".join(model.adapters)
     return InvalidRequest(f"{field}: this model has no adapter for {word!r}, only for {known}", param=field)
-
-
-def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:
-    """Each token's type has the number of its adapter: see engine.types.ADAPTER_SHIFT."""
-    if not (work.adapter or work.query_adapter):
-        return tokens
-    types = np.zeros_like(tokens.token_ids) if tokens.token_type_ids is None else tokens.token_type_ids.copy()
-    end = int(tokens.offsets[work.num_queries])
-    types[:end] |= work.query_adapter << ADAPTER_SHIFT
-    types[end:] |= work.adapter << ADAPTER_SHIFT
-    return replace(tokens, token_type_ids=types)

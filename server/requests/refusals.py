@@ -6,6 +6,7 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
 from server.requests.errors import (
+    RETRY_AFTER,
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
@@ -14,6 +15,7 @@ from server.requests.errors import (
     NotTokenizable,
     RequestError,
     UnsupportedTask,
+    stopping,
 )
 from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
@@ -104,9 +106,9 @@ def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
             message = "the request can't be computed before its deadline any more"
             return DeadlineExceeded(message, reason="deadline_dispatch")
         case batching.Refusal.NO_ENGINE:
-            return NotReady("no engine is ready", retry_after=refused.retry_after or 1.0)
+            return NotReady("no engine is ready", retry_after=refused.retry_after or RETRY_AFTER["no_manager"])
         case batching.Refusal.STOPPING:
-            return NotReady("the server is stopping", retry_after=1.0)
+            return stopping()
         case batching.Refusal.TOO_LONG:
             return InvalidRequest(f"{where} is longer than the engine takes", param=param)
         case batching.Refusal.ANSWER_TOO_LARGE:
@@ -133,5 +135,5 @@ def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
 
 
 def lacks_outputs(model: ServedModel, outputs: OutputKind) -> UnsupportedTask:
-    """The same for kinds of rows that the model does not give."""
+    """The error for kinds of rows that the model does not give."""
     return unsupported(model, f"no {', '.join(_OUTPUT_NAMES[output] for output in outputs)}")

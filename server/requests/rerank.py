@@ -253,8 +253,7 @@ async def _shortened(
     try:
         return await pipeline.shorten(request, documents, max_tokens, request_class)
     except TextRefused as refused:
-        refused.index += first
-        raise
+        raise refused.moved(range(first, first + len(documents))) from None
 
 
 def _groups(documents: Sequence[str], shortened: Sequence[str], max_tokens: int) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from server.requests.errors import NotReady
 
 MAX_HELD_BYTES = 128 * 1024 * 1024  # of all frontends
-SMALL_BYTES = 64 * 1024  # of one request; so few are not counted
+SMALL_BYTES = 64 * 1024  # of a request's body or rows: so few are not counted, nor refused because of others
 
 _Waiting = dict[asyncio.Future[None], int]
 
@@ -98,7 +98,7 @@ class Room:
     def is_full(self) -> NotReady:
         """The refusal."""
         message = "too many rows and answers wait for clients that have not read them"
-        return NotReady(message, retry_after=1.0, reason="unread_answers")
+        return NotReady(message, reason="unread_answers")
 
 
 class Held:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from server.requests.row_memory import Held, JointRoom, Room
 
+CLIENT_LEFT = 499  # nginx's status, in logs, for a client that has left; nobody receives it
+
 
 @dataclass(slots=True)
 class Trace:

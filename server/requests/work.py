@@ -153,7 +153,7 @@ class Computed:
 
     @property
     def num_tokens(self) -> int:
-        """Of all items."""
+        """The tokens of all items."""
         return len(self.tokens.token_ids)
 
 

@@ -1,4 +1,7 @@
-"""The flags of where the server listens, and of who may use it; and what they may be."""
+"""The flags of HTTP: where the server listens and who may use it, how much it takes, what is logged of requests.
+
+Each class is a part of the settings that a process can be sent.
+"""
 
 import ipaddress
 import re
@@ -13,9 +16,9 @@ _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HttpFlags:
-    """Part of the settings."""
+    """Where the server listens, and what it takes and gives there. No secret is in it."""
 
     hostname: str = flag(
         "127.0.0.1",
@@ -106,22 +109,6 @@ class HttpFlags:
         "that of the extra cl100k (pip install 'embedline[cl100k]'). Nothing is downloaded, and no other file is "
         "taken.",
     )
-    api_key: tuple[str, ...] = flag(
-        (),
-        "Security",
-        "A key that requests must carry, except requests for health and, without --metrics-auth, for metrics. May be "
-        "repeated. Every user of this machine can read a command line, so prefer --api-key-file, or the variable "
-        "API_KEY with keys separated by commas (empty means none).",
-        is_secret=True,
-    )
-    api_key_file: str | None = flag(
-        None,
-        "Security",
-        "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
-        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. After a key there may be "
-        "weight=NUMBER, its part of the engines while others wait too, and tokens-per-minute=NUMBER, a ceiling. For a "
-        "Docker secret: /run/secrets/NAME. It is read again within a second of a change.",
-    )
     metrics_auth: bool = flag(
         False,
         "Security",
@@ -167,6 +154,97 @@ class HttpFlags:
             raise SettingsError("--allowed-hosts takes host names or addresses, without a port, or *")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise SettingsError("--ssl-keyfile needs --ssl-certfile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFlags:
+    """The keys that requests need."""
+
+    api_key: tuple[str, ...] = flag(
+        (),
+        "Security",
+        "A key that requests must carry, except requests for health and, without --metrics-auth, for metrics. May be "
+        "repeated. Every user of this machine can read a command line, so prefer --api-key-file, or the variable "
+        "API_KEY with keys separated by commas (empty means none).",
+        is_secret=True,
+    )
+    api_key_file: str | None = flag(
+        None,
+        "Security",
+        "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
+        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. After a key there may be "
+        "weight=NUMBER, its part of the engines while others wait too, and tokens-per-minute=NUMBER, a ceiling. For a "
+        "Docker secret: /run/secrets/NAME. It is read again within a second of a change.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitFlags:
+    """How much the server takes, and for how long requests wait."""
+
+    max_concurrent_requests: int = flag(
+        4096,
+        "Limits",
+        "The most requests that are worked on, not those that wait for their clients. More are refused with 429. "
+        "Raise it for very many small clients.",
+        least=1,
+    )
+    max_client_batch_size: int = flag(
+        2048, "Limits", "The most inputs of one request. More are refused with 400.", least=1
+    )
+    payload_limit: int = flag(64_000_000, "Limits", "The most bytes of one body. More are refused with 413.", least=1)
+    interactive_max_wait: float = flag(
+        10.0,
+        "Limits",
+        "If an interactive request would wait longer than this many seconds, it is refused with 429 at once. Choose "
+        "what your users would wait.",
+        least=0,
+    )
+    bulk_max_wait: float = flag(300.0, "Limits", "The same as --interactive-max-wait, for bulk requests.", least=0)
+    engine_restart_grace: float = flag(
+        5.0,
+        "Limits",
+        "Seconds that requests wait while an engine restarts. After that they get 503. If clients would rather wait, "
+        "raise it above the engine's load time, which is in the log; large models take longer.",
+        least=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """What is logged, and where the supervisor shows its metrics."""
+
+    log_level: str = flag(
+        "info",
+        "Logs and metrics",
+        "How much the processes log on standard error. debug helps to find faults.",
+        one_of=("trace", "debug", "info", "warning", "warn", "error"),  # warn, and trace for debug: as others have them
+    )
+    request_log: str = flag(
+        "all",
+        "Logs and metrics",
+        "Which requests get a line in the request log, with sizes and durations but never texts: all, errors (every "
+        "status but 200), or off. Keep at least errors: the line says what was refused and at which stage.",
+        one_of=("all", "errors", "off"),
+    )
+    request_log_sample_rate: float = flag(
+        1.0,
+        "Logs and metrics",
+        "The share of answered requests that get a line in the request log, chosen at random: 0.01 for one of a "
+        "hundred. Requests that fail always get one. Lower it where the log of a busy server costs too much.",
+        least=0,
+        most=1,
+    )
+    json_output: bool = flag(False, "Logs and metrics", "Write the log as one JSON object a line, for log collectors.")
+    prometheus_port: int | None = flag(
+        None,
+        "Logs and metrics",
+        "A second port with /metrics, /livez and /readyz. The supervisor answers there even if everything else is "
+        "stuck. Default: 9000 if it is free. 0 turns it off.",
+        least=0,
+        most=MAX_PORT,
+        default_text="9000, if it is free",
+    )
 
 
 def _is_host(text: str) -> bool:

@@ -6,15 +6,15 @@ The parts of the server receive values, not this object.
 import shutil
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from engine.machine import cores
 from engine.types import MAX_CACHE_BYTES
-from server.feature import Feature, FeatureFlags
+from server.feature import Feature
 from server.features.table import FEATURES
 from server.settings.flag import Flag, SettingsError, check_flags, flag, flags_of
-from server.settings.http_flags import MAX_PORT, HttpFlags
+from server.settings.http_flags import HttpFlags, KeyFlags, LimitFlags, LogFlags
 from server.settings.model import ModelSettings
 
 MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
@@ -28,7 +28,8 @@ GROUPS = (
     *_LAST_GROUPS,
 )
 
-_Flags = TypeVar("_Flags", bound=FeatureFlags)
+_Flags = TypeVar("_Flags")
+_Part = TypeVar("_Part", HttpFlags, LimitFlags, LogFlags)
 
 
 def _one_process_for(num_cores: int) -> int:
@@ -36,11 +37,11 @@ def _one_process_for(num_cores: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(HttpFlags):
+class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
     """Names are TEI's where TEI has the flag."""
 
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
-    features: tuple[FeatureFlags, ...] = tuple(kind() for kind in FEATURE_FLAGS)  # one of each that has flags
+    features: tuple[Any, ...] = tuple(kind() for kind in FEATURE_FLAGS)  # one of each that has flags
     variables: tuple[str, ...] = field(default=(), compare=False)  # of the environment, which were read
     variables_passed_over: tuple[str, ...] = field(default=(), compare=False)  # they lack the prefix
     variables_unknown: tuple[str, ...] = field(default=(), compare=False)  # they have it, and are no flag's
@@ -87,63 +88,6 @@ class Settings(HttpFlags):
         "Engine",
         "The Python interpreter for engine processes, if it must differ from the server's.",
         default_text="the server's own",
-    )
-    max_concurrent_requests: int = flag(
-        4096,
-        "Limits",
-        "The most requests that are worked on, not those that wait for their clients. More are refused with 429. "
-        "Raise it for very many small clients.",
-        least=1,
-    )
-    max_client_batch_size: int = flag(
-        2048, "Limits", "The most inputs of one request. More are refused with 400.", least=1
-    )
-    payload_limit: int = flag(64_000_000, "Limits", "The most bytes of one body. More are refused with 413.", least=1)
-    interactive_max_wait: float = flag(
-        10.0,
-        "Limits",
-        "If an interactive request would wait longer than this many seconds, it is refused with 429 at once. Choose "
-        "what your users would wait.",
-        least=0,
-    )
-    bulk_max_wait: float = flag(300.0, "Limits", "The same as --interactive-max-wait, for bulk requests.", least=0)
-    engine_restart_grace: float = flag(
-        5.0,
-        "Limits",
-        "Seconds that requests wait while an engine restarts. After that they get 503. If clients would rather wait, "
-        "raise it above the engine's load time, which is in the log; large models take longer.",
-        least=0,
-    )
-    log_level: str = flag(
-        "info",
-        "Logs and metrics",
-        "How much the processes log on standard error. debug helps to find faults.",
-        one_of=("trace", "debug", "info", "warning", "warn", "error"),  # warn, and trace for debug: as others have them
-    )
-    request_log: str = flag(
-        "all",
-        "Logs and metrics",
-        "Which requests get a line in the request log, with sizes and durations but never texts: all, errors (every "
-        "status but 200), or off. Keep at least errors: the line says what was refused and at which stage.",
-        one_of=("all", "errors", "off"),
-    )
-    request_log_sample_rate: float = flag(
-        1.0,
-        "Logs and metrics",
-        "The share of answered requests that get a line in the request log, chosen at random: 0.01 for one of a "
-        "hundred. Requests that fail always get one. Lower it where the log of a busy server costs too much.",
-        least=0,
-        most=1,
-    )
-    json_output: bool = flag(False, "Logs and metrics", "Write the log as one JSON object a line, for log collectors.")
-    prometheus_port: int | None = flag(
-        None,
-        "Logs and metrics",
-        "A second port with /metrics, /livez and /readyz. The supervisor answers there even if everything else is "
-        "stuck. Default: 9000 if it is free. 0 turns it off.",
-        least=0,
-        most=MAX_PORT,
-        default_text="9000, if it is free",
     )
     frontends: int = flag(
         _one_process_for(4),
@@ -229,13 +173,18 @@ class Settings(HttpFlags):
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
 
+    def part(self, kind: type[_Part]) -> _Part:
+        """The flags of one of the classes that this one is made of."""
+        return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
+
     def of(self, kind: type[_Flags]) -> _Flags:
         """The flags of a feature."""
         return next((each for each in self.features if isinstance(each, kind)), None) or kind()
 
-    def features_on(self) -> list[Feature]:
-        """The features that the flags ask for."""
-        return [feature for feature in FEATURES if feature.flags is not None and self.of(feature.flags).is_on]
+    def features_on(self) -> list[tuple[Feature, Any]]:
+        """The features that the flags ask for, each with what its own flag is given."""
+        given = [(one, getattr(self.of(one.flags), one.switch[0])) for one in FEATURES if one.flags is not None]
+        return [(feature, value) for feature, value in given if value is not None]
 
     def _check_threads(self) -> None:
         found = cores.find()

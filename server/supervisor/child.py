@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,9 @@ class Plan:
     """
 
     role: str
-    index: int
+    index: int = 0
     module: str
-    python: str  # the interpreter
+    python: str = sys.executable  # the interpreter
     start: Any  # what START says to its role: a dataclass of the role's package
     fds: tuple[int, ...]  # inherited, under the same numbers
     log_level: str = "info"

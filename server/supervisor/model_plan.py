@@ -18,12 +18,12 @@ from engine import registry
 from engine.machine import cuda_driver, devices
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.machine.devices import Devices, Work
-from engine.messages import FakeOptions, LoadOptions
+from engine.messages import LoadOptions
 from engine.model import known_prompts, model_folder, quantization
 from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder, check_special_tokens
 from engine.model.quantization import Stored
-from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES, STOCK, ModelFlags, plan
+from engine.offer import Asked, Offer, offer_of
 from engine.types import ModelError, OutputKind
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -33,6 +33,7 @@ from server.supervisor.model_files import Int8Ranges, find_files, find_int8_rang
 from tokenizer_pool import special_tokens
 from tokenizer_pool.config_files import TokenizerError, read_config
 from tokenizer_pool.messages import Truncation
+from wire.dataclass_json import to_json
 
 _PROBE_SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
 _TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]
@@ -104,8 +105,8 @@ def plan_model(
     _check_compiled(model, engine, chosen)
     around, truncation = _of_tokenizer(folder)
     shortened = _shortened(folder, model.max_input_length)
-    if engine == registry.TENSORRT_LLM:
-        _check_for_tensorrt_llm(shortened, model, chosen)
+    if engine != registry.AUTO:
+        _ask(engine, shortened, model, chosen)
     default_prompt, ranges = _default_prompt(model, folder), _int8_ranges(model, folder, engine)
     return ModelPlan(
         name=model.name,
@@ -161,11 +162,20 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
     """Raises ModelError where none of the engines that may be taken can read the weights."""
     engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
-    if engine == registry.TENSORRT_LLM:  # which says itself, when it loads a model, what it can't read
+    if engine != registry.AUTO and offer_of(engine).is_asked_first:  # it has said what it can't read
         return quantization.describe(folder.weights_folder)
     return quantization.check(
         folder.weights_folder, reads_fp8=any(registry.ENGINES[name].reads_fp8 for name in engines)
     )
+
+
+def _ask(engine: str, folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
+    """What the engine would say, before anything is started. Raises ModelError."""
+    offer = offer_of(engine)
+    if offer.is_asked_first:
+        asked = Asked(flags=model, folder=folder, cuda=Cuda(chosen.gpus))
+        for reason in offer.check(registry.ENGINES[engine], asked, folder):
+            raise ModelError(reason)
 
 
 def _check_compiled(model: ModelSettings, engine: str, chosen: Devices) -> None:
@@ -177,11 +187,6 @@ def _check_compiled(model: ModelSettings, engine: str, chosen: Devices) -> None:
         raise SettingsError(f"--compiled-model is for the openvino engine on the CPU, and this model gets {where}")
     if not Path(model.compiled_model).expanduser().is_dir():
         raise SettingsError(f"--compiled-model is not a folder: {model.compiled_model}")
-
-
-def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
-    """What its engine would say, before anything is started. Raises ModelError."""
-    plan(folder, chosen.gpus, tensorrt_llm_flags(model))
 
 
 def _of_tokenizer(folder: ModelFolder) -> tuple[str, Truncation]:
@@ -242,27 +247,17 @@ def _flags_of_rows(folder: ModelFolder, default_prompt: str, ranges: Int8Ranges 
 
 def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
     """As this engine takes it. Raises ModelError."""
-    is_stock = engine == registry.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
+    offer = offer_of(engine) if engine in registry.ENGINES else Offer()
     folder = model_folder.read(
         path,
         pooling=model.pooling,
         task=model.task,
         template=model.template,
         needs_weights=engine != registry.FAKE,
-        known_classes=KNOWN_CLASSES if is_stock else frozenset(),
+        known_classes=offer.known_classes(model),
         trusted_keys=model.trust_config_key,
     )
     return known_prompts.with_known(folder, model.model_id)
-
-
-def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
-    """Of its engine."""
-    return ModelFlags(
-        dtype=model.dtype,
-        quantization=model.quantization,
-        is_stock=model.tensorrt_llm_model_class == STOCK,
-        records_graphs=model.tensorrt_llm_cuda_graphs,
-    )
 
 
 def find_cuda(settings: Settings) -> Cuda:
@@ -295,10 +290,10 @@ def engine_options(
 ) -> LoadOptions:
     """See LoadOptions for what is not of the model's settings."""
     settings, folder = model.settings, model.folder
-    is_fake = model.engine == "fake"
+    engines = registry.tried_by_auto(model.devices.kind) if model.engine == registry.AUTO else (model.engine,)
     return LoadOptions(
         device=device,
-        path="" if is_fake else str(folder.path),
+        path="" if model.engine == registry.FAKE else str(folder.path),
         dtype=settings.dtype,
         quantization=settings.quantization,
         pooling=settings.pooling,
@@ -311,37 +306,15 @@ def engine_options(
         num_threads=num_threads,
         cache_dir=cache_dir,
         max_cache_bytes=max_cache_bytes,
-        compiled=_absolute(settings.compiled_model),
-        compiles_in_child=True,
         memory_share=memory_share,
         gpu=_gpu(model, device),
-        model_class=settings.tensorrt_llm_model_class,
-        records_graphs=settings.tensorrt_llm_cuda_graphs,
-        fake=_fake_options(model) if is_fake else None,
-    )
-
-
-def _fake_options(model: ModelPlan) -> FakeOptions:
-    settings, folder = model.settings, model.folder
-    return FakeOptions(
-        dimensions=settings.fake_dim,
-        vocab_size=folder.vocab_size,
-        outputs=folder.outputs,
-        num_labels=max(len(folder.labels), 1),
-        cost_ms=settings.fake_cost_ms,
-        tokens_per_second=settings.fake_tokens_per_second,
-        faults=tuple(settings.fake_fault),
+        own={name: to_json(offer_of(name).options.of(settings, folder)) for name in engines},
     )
 
 
 def _gpu(model: ModelPlan, device: str) -> Gpu | None:
     """As the driver describes it; None for the CPU."""
     return next((gpu for gpu in model.devices.gpus if gpu.device == device), None)
-
-
-def _absolute(folder: str | None) -> str | None:
-    """For a process with another working directory."""
-    return None if folder is None else str(Path(folder).expanduser().absolute())
 
 
 def check_engine_python(python: str) -> None:

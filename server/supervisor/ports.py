@@ -93,12 +93,11 @@ def _open_tcp(settings: Settings, running: Predecessor | None, devices: Sequence
 
 
 def _of_features(settings: Settings, *, may_be_shared: bool = False) -> dict[str, socket.socket]:
-    kept = {}
-    for feature in settings.features_on():
-        if feature.port and feature.flags is not None:
-            port, flag = getattr(settings.of(feature.flags), feature.port), f"--{feature.port.replace('_', '-')}"
-            kept[feature.name] = reserve(settings.hostname, port, flag, may_be_shared=may_be_shared)
-    return kept
+    return {
+        feature.name: reserve(settings.hostname, port, feature.flag, may_be_shared=may_be_shared)
+        for feature, port in settings.features_on()
+        if feature.has_port
+    }
 
 
 def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:

@@ -5,7 +5,6 @@ Binds every listening socket once and keeps it, so that the process that serves 
 
 import dataclasses
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,10 +14,9 @@ from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
 from server.feature import loaded
-from server.frontend.start import FeatureStart, FrontendStart, ProcessAddress
-from server.requests.admission import WaitBudgets
+from server.frontend.start import Access, FeatureStart, FrontendStart, ProcessAddress
 from server.requests.row_memory import MAX_HELD_BYTES
-from server.settings.api_keys import ApiKey, KeyFile
+from server.settings.http_flags import HttpFlags, LimitFlags, LogFlags
 from server.settings.settings import Settings
 from server.supervisor import resources
 from server.supervisor.child import Plan
@@ -56,27 +54,19 @@ class Topology:
         http: Sequence[socket.socket],
         uds: socket.socket | None = None,
         feature_ports: Mapping[str, str] = MappingProxyType({}),
-        keys: Sequence[ApiKey] = (),
-        key_file: KeyFile | None = None,
-        ssl_copies: Sequence[int] = (),
-        hosts: tuple[str, ...] | None = None,
+        access: Access | None = None,
         cache_dir: str | None = None,
     ) -> None:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `feature_ports`, host:port by the
-        name of a feature, the frontends listen themselves. Without `keys` no request needs one; some may be of
-        `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests may name, as
-        server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps nothing.
-        Raises SettingsError where there are too few threads for the engines on the CPU, or the memory shares of a GPU
-        exceed it."""
+        name of a feature, the frontends listen themselves. Without `access` everybody may use the server. `cache_dir`
+        is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there are too few
+        threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
         self._uds = uds
         self._feature_ports = feature_ports
-        self._keys = keys
-        self._key_file = key_file
-        self._ssl_copies = ssl_copies
-        self._hosts = hosts
+        self._access = access or Access()
         self._cache_dir = cache_dir
         self._memory_shares = memory_shares(models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
@@ -85,7 +75,7 @@ class Topology:
             num_frontends=settings.frontends,
             num_managers=num_managers,
             num_models=len(models),
-            num_keys=len(keys) + _SPARE_KEYS if keys else 1,
+            num_keys=len(self._access.keys) + _SPARE_KEYS if self._access.keys else 1,
         )
         threads = iter(cpu_threads(settings.cpu_threads, models))
         self._engines = [
@@ -95,7 +85,7 @@ class Topology:
         # without processes of their own there is one tokenizer in each frontend
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
-        self._features = [one for one in settings.features_on() if not one.port or one.name in feature_ports]
+        self._features = [one for one, _ in settings.features_on() if not one.has_port or one.name in feature_ports]
         self._sidecars = {one.name: Sidecar.listen(folder, one.name) for one in self._features if one.process}
 
     def plans(self) -> list[Plan]:
@@ -147,7 +137,6 @@ class Topology:
             role="tokenizer",
             index=index,
             module="tokenizer_pool.worker",
-            python=sys.executable,
             fds=(start.listener_fd,),
             start=start,
             oom_score=300,
@@ -174,7 +163,6 @@ class Topology:
             role="batch manager",
             index=index,
             module="batch_manager.worker",
-            python=sys.executable,
             fds=(listening.fd, self.page.fd),
             start=start,
             oom_score=200,
@@ -198,8 +186,7 @@ class Topology:
             role="frontend",
             index=index,
             module="server.frontend.main",
-            python=sys.executable,
-            fds=(*self._listener_fds, *self._ssl_copies, self.page.fd, *own),
+            fds=(*self._listener_fds, *self._access.ssl_copies, self.page.fd, *own),
             start=start,
             oom_score=100,  # its connections are lost with it
             takes_state=True,
@@ -231,32 +218,14 @@ class Topology:
             tokenizer=None if settings.tokenization_workers else self._tokenizer_start(index),
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
-            wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
+            http=settings.part(HttpFlags),
+            access=self._access,
+            limits=self._limits,
+            log=settings.part(LogFlags),
             max_connections=self._max_connections,
-            # the limits of the whole server, shared out among its frontends
-            max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
             max_held_bytes=MAX_HELD_BYTES // settings.frontends,
-            max_client_batch_size=settings.max_client_batch_size,
-            compress_answers=settings.compress_answers,
-            payload_limit=settings.payload_limit,
             open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
             shutdown_timeout=settings.shutdown_timeout,
-            keys=list(self._keys),
-            key_file=self._key_file,
-            metrics_auth=settings.metrics_auth,
-            strict_model_name=settings.strict_model_name,
-            rerank_document_format=settings.rerank_document_format,
-            token_ids=settings.token_ids,
-            tiktoken_vocabulary=settings.tiktoken_vocabulary,
-            url_prefix=settings.url_prefix,
-            keep_alive_timeout=settings.keep_alive_timeout,
-            cors_allow_origin=list(settings.cors_allow_origin),
-            hosts=self._hosts,
-            ssl_certfile=settings.ssl_certfile,
-            ssl_keyfile=settings.ssl_keyfile,
-            ssl_copies=list(self._ssl_copies),
-            request_log=settings.request_log,
-            request_log_sample_rate=settings.request_log_sample_rate,
             features=[self._feature_start(feature.name) for feature in self._features],
         )
 
@@ -264,6 +233,13 @@ class Topology:
         sidecar = self._sidecars.get(name)
         process = ProcessAddress(sidecar.calls.path, sidecar.secret, sidecar.http.fd) if sidecar else None
         return FeatureStart(name, process, self._feature_ports.get(name))
+
+    @property
+    def _limits(self) -> LimitFlags:
+        """Those of the whole server, shared out among its frontends."""
+        limits = self._settings.part(LimitFlags)
+        share = -(-limits.max_concurrent_requests // self._settings.frontends)
+        return dataclasses.replace(limits, max_concurrent_requests=share)
 
     @property
     def _max_connections(self) -> int:

@@ -10,8 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from batch_manager.scheduling.health import Loss
 from engine.types import EngineErrorKind
-from server.metrics.declared import ROLES
-from server.metrics.registry import Registry
+from server.metrics.registry import ROLES, Registry
 from tests.docker.test_dashboard import METRICS, check
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ import pytest
 
 from engine import fake
 from engine.types import Batch, EngineError, EngineErrorKind, ModelError, OutputKind, Results
-from tests.engine.load_options import fake_options
+from tests.engine.engines import fake_options
 
 
 def load(**options: object) -> fake.FakeEngine:
@@ -70,7 +70,7 @@ def test_each_row_of_a_token_is_that_of_its_place_in_its_own_ids(outputs: Output
     ("fault", "kind"), [("fail@token:4", EngineErrorKind.FAILED), ("oom@tokens:2", EngineErrorKind.OUT_OF_MEMORY)]
 )
 def test_planted_errors(fault: str, kind: EngineErrorKind) -> None:
-    engine = load(faults=[fault])
+    engine = load(fake_fault=[fault])
 
     struck = compute(engine, batch_of([1, 2], [4]))
     spared = compute(engine, batch_of([1, 2]))
@@ -81,14 +81,14 @@ def test_planted_errors(fault: str, kind: EngineErrorKind) -> None:
 
 
 def test_a_planted_nan_spoils_a_row() -> None:
-    results = compute(load(faults=["nan@batch:1"]), batch_of([1], [2]))
+    results = compute(load(fake_fault=["nan@batch:1"]), batch_of([1], [2]))
 
     assert isinstance(results, dict)
     assert np.isnan(results[OutputKind.POOLED].values).sum() == 1
 
 
 def test_a_fault_from_a_batch_on_and_on_one_device() -> None:
-    sick, well = load(faults=["wrong@after:1/cpu"]), load(faults=["wrong@after:1/b"])
+    sick, well = load(fake_fault=["wrong@after:1/cpu"]), load(fake_fault=["wrong@after:1/b"])
     for engine, sign in ((sick, -1), (well, 1)):
         first, second = (compute(engine, batch_of([1, 2])) for _ in range(2))
         assert isinstance(first, dict)
@@ -99,7 +99,7 @@ def test_a_fault_from_a_batch_on_and_on_one_device() -> None:
 @pytest.mark.parametrize("text", ["", "exit", "exit@", "exit@batch", "exit@batch:x", "melt@batch:1", "exit@moon:1"])
 def test_a_fault_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match="--fake-fault"):
-        load(faults=[text])
+        load(fake_fault=[text])
 
 
 @pytest.mark.parametrize(("asked", "limit"), [(256, 256), (8, 64), (None, 16_384)])

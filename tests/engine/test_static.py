@@ -23,8 +23,9 @@ from engine.model import model_folder
 from engine.selftest.warmup import warm_up
 from engine.static import StaticEngine, read_table
 from engine.transformers.engine import load as load_transformers
-from engine.types import Batch, EngineClosed, EngineError, ModelError, OutputKind, Results
-from tests.engine.cpu.engines import difference, options
+from engine.types import EngineClosed, EngineError, ModelError, OutputKind
+from tests.engine.cpu.engines import options
+from tests.engine.engines import difference, results
 from tests.engine.rows.sentence_models import text_of, words
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save
 
@@ -60,16 +61,8 @@ def load(folder: Path, **others: Any) -> StaticEngine:
     return loaded
 
 
-def computed(loaded: StaticEngine, some: Batch) -> Results:
-    ticket = loaded.submit(dataclasses.replace(some, outputs=BOTH))
-    collected, results = loaded.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    return results
-
-
 def handed_out(loaded: StaticEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    rows = computed(loaded, batch(sequences))[OutputKind.POOLED].values
+    rows = results(loaded, dataclasses.replace(batch(sequences), outputs=BOTH))[OutputKind.POOLED].values
     assert rows.dtype == np.float32
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if loaded.info.normalize else rows
 
@@ -119,7 +112,7 @@ def test_integers_are_numbers_too(tmp_path: Path) -> None:
 
 def test_a_token_row_is_the_tables(tmp_path: Path) -> None:
     folder, sequences = save_static(tmp_path / "model", Normalize()), arbitrary(SEQLENS)
-    rows = computed(load(folder), batch(sequences))[OutputKind.TOKENS]
+    rows = results(load(folder), dataclasses.replace(batch(sequences), outputs=BOTH))[OutputKind.TOKENS]
     assert rows.offsets is not None
     assert rows.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
     assert np.array_equal(rows.values, random(VOCAB_SIZE, DIMENSIONS).numpy()[np.concatenate(sequences)])

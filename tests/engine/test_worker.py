@@ -16,7 +16,7 @@ import pytest
 from engine import fake, messages
 from engine.messages import EngineStart, LoadOptions
 from engine.types import EngineErrorKind, OutputKind
-from tests.engine.load_options import fake_options
+from tests.engine.engines import fake_options
 from tests.server_e2e.running import PATIENCE
 from wire import control
 from wire.connection import BlockingConnection
@@ -126,7 +126,7 @@ def test_batches_in_rows_out_and_a_stop(start: Any) -> None:
 
 
 def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:
-    engine = start(cost_ms=50)
+    engine = start(fake_cost_ms=50)
     engine.wait_for(control.READY)
     first = engine.connect()
     send_batch(first, 1, [1])
@@ -145,7 +145,7 @@ def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:
 )
 def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault: str, kind: EngineErrorKind) -> None:
     # the warm-up's ids count up from 0, so the fault has to wait until it is over
-    engine = start(faults=[fault], vocab_size=5)
+    engine = start(fake_fault=[fault], vocab_size=5)
     engine.wait_for(control.READY)
     manager = engine.connect()
 
@@ -163,7 +163,7 @@ def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault:
     ("fault", "kind"), [("fail@after:40", EngineErrorKind.FAILED), ("nan@after:40", EngineErrorKind.NON_FINITE)]
 )
 def test_a_canary_passes_until_the_engine_is_sick(start: Any, fault: str, kind: EngineErrorKind) -> None:
-    engine = start(faults=[fault])
+    engine = start(fake_fault=[fault])
     engine.wait_for(control.READY)
     manager = engine.connect()
 
@@ -182,7 +182,7 @@ def test_a_canary_passes_until_the_engine_is_sick(start: Any, fault: str, kind: 
 
 
 def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_told(start: Any) -> None:
-    engine = start(faults=["wrong@after:40"])
+    engine = start(fake_fault=["wrong@after:40"])
     engine.wait_for(control.READY)
     manager = engine.connect()
     for _ in range(40):
@@ -199,7 +199,7 @@ def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_
 
 
 def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
-    engine = start(faults=["hang@token:9"], vocab_size=5)
+    engine = start(fake_fault=["hang@token:9"], vocab_size=5)
     engine.wait_for(control.READY)
     manager = engine.connect()
     assert engine.wait_for(control.HEARTBEAT)["busy"] is None
@@ -215,7 +215,7 @@ def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
 
 @pytest.mark.holds("Ready means that finite rows were computed", "Readiness")
 def test_an_engine_whose_rows_are_not_finite_never_becomes_ready(start: Any) -> None:
-    engine = start(faults=["nan@batch:1"])
+    engine = start(fake_fault=["nan@batch:1"])
 
     assert "not finite" in engine.wait_for(control.FAILED)["message"]
     assert engine.process.wait(PATIENCE) == 2

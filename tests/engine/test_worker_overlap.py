@@ -14,7 +14,7 @@ from engine.fake import FakeEngine
 from engine.selftest.warmup import Canary
 from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results, compute
 from engine.worker import Worker
-from tests.engine.load_options import fake_options
+from tests.engine.engines import fake_options
 from tests.engine.test_worker import receive
 from tests.server_e2e.running import PATIENCE
 from wire.connection import BlockingConnection

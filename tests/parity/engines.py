@@ -1,42 +1,22 @@
-"""Engines as the tests load them, and their rows text by text in the form that references have."""
+"""The rows of engines text by text, in the form that references have."""
 
-import importlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import Engine, OutputKind, Rows
-from tests.engine.load_options import load_options
+from tests.engine.engines import results
 from tests.parity.references import Outputs
 from tests.parity.texts import Text, packed
-
-_MODULES = {
-    "transformers": "engine.transformers.engine",
-    "openvino": "engine.cpu.loading",
-    "static": "engine.static",
-    "fused": "engine.fused.start",
-}
-
-
-def load(name: str, folder: Path, **options: Any) -> Engine:
-    """One of _MODULES; options: fields of LoadOptions. Raises ModelError."""
-    module = importlib.import_module(_MODULES[name])
-    loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder, **options))
-    return loaded
 
 
 def compute(engine: Engine, texts: Sequence[Text], outputs: OutputKind) -> list[Outputs]:
     """What the engine makes of one batch, for each text."""
-    engine.submit(packed(texts, outputs))
-    _, results = engine.collect()
-    assert isinstance(results, dict), results
-    assert OutputKind(sum(results)) == outputs
+    found = results(engine, packed(texts, outputs))
     size = engine.info.vocab_size
     return [
-        {kind: _of_text(rows, kind, number, vocab_size=size) for kind, rows in results.items()}
+        {kind: _of_text(rows, kind, number, vocab_size=size) for kind, rows in found.items()}
         for number in range(len(texts))
     ]
 

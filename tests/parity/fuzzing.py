@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from engine.model import coverage
 from engine.model.coverage import Use
 from engine.types import ModelError, OutputKind
+from tests.engine.engines import load
 from tests.parity.architectures import ARCHITECTURES, NUM_POSITIONS
-from tests.parity.engines import compute, load
+from tests.parity.engines import compute
 from tests.parity.folders import num_types
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_text

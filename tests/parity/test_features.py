@@ -16,9 +16,10 @@ from engine.model import coverage
 from engine.model.coverage import Use
 from engine.transformers import attention
 from engine.types import OutputKind
+from tests.engine.engines import load
 from tests.parity.architectures import ARCHITECTURES, NUM_POSITIONS
 from tests.parity.changes import Change, changed, with_a_key_for_each_query
-from tests.parity.engines import compute, load
+from tests.parity.engines import compute
 from tests.parity.folders import num_types, save
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_text, with_prompts

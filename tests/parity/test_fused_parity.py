@@ -12,11 +12,12 @@ from engine.fused.adapters import ADAPTERS
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.model.model_folder import read
 from engine.types import OutputKind
+from tests.engine.engines import difference
 from tests.engine.fused.model.models import load_fused
 from tests.parity.architectures import BGE_M3
 from tests.parity.folders import num_types, save
 from tests.parity.references import Reference
-from tests.parity.test_parity import SEED, TOLERANCE, difference
+from tests.parity.test_parity import SEED, TOLERANCE
 from tests.parity.texts import packed, random_texts
 
 

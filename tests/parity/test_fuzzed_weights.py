@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.model.coverage import Use
 from engine.types import ModelError
+from tests.engine.engines import load
 from tests.parity.architectures import ARCHITECTURES
-from tests.parity.engines import load
 from tests.parity.folders import save
 from tests.parity.fuzzing import check_rows, engines_of, linked, rows_or_refusal
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.types import Engine, ModelError, OutputKind
+from tests.engine.engines import difference, load
 from tests.parity.architectures import NUM_POSITIONS, STATIC
-from tests.parity.engines import compute, load
+from tests.parity.engines import compute
 from tests.parity.folders import num_types, save, tiny_of
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_texts, with_expansion, with_prompts
@@ -99,9 +99,3 @@ def check_batch(engine: Engine, reference: Reference, texts: Sequence[Text]) -> 
     for actual, own, text in zip(compute(engine, texts, outputs), expected, texts, strict=True):
         for kind, values in own.items():
             assert difference(actual[kind], values) <= TOLERANCE, (kind, text)
-
-
-def difference(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """The largest, relative to the largest value where that is above 1."""
-    assert actual.shape == expected.shape
-    return float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))

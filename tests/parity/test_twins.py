@@ -20,10 +20,11 @@ from engine.model.detection.backbone import padding_idx_of
 from engine.transformers import attention
 from engine.transformers.forward import PackedForward
 from engine.types import ModelError, OutputKind
+from tests.engine.engines import load
 from tests.engine.fused.model import models
 from tests.engine.tiny_models import batch
 from tests.parity.architectures import ARCHITECTURES
-from tests.parity.engines import compute, load
+from tests.parity.engines import compute
 from tests.parity.folders import CLASSES, save_transformer
 from tests.parity.texts import Text
 from tests.parity.twins import LEAKING, NUM_POSITIONS, OTHERS, SIZE, UNK, texts, twin

@@ -102,6 +102,21 @@ def good_body(path: str) -> bytes:
     return json.dumps(example).encode()
 
 
+def decoded(path: str, options: RequestOptions | None = None, models: ModelTable | None = None, **fields: Any) -> Any:
+    """The request to a model that the route of this path makes of a good body with these fields; of several the first.
+
+    Where a route chooses another one, it is that one's.
+    """
+    (route,) = (route for route in ROUTES if route.path == path)
+    body = json.loads(good_body(path)) | fields
+    if path == "/vertex":
+        body = {"instances": [body["instances"][0] | fields]}
+    request = route.decode(new_call(options, models=models), json.dumps(body).encode())
+    request = request[0].chosen if isinstance(request, list) else request
+    request = getattr(request, "request", request)
+    return getattr(request, "work", request)
+
+
 @dataclass
 class Tokenizers:
     """One id for each character, of type 1 in the second text of a pair; chats are their messages, one after another.

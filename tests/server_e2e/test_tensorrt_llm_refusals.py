@@ -13,8 +13,8 @@ from tests.engine.folder_files import change
 from tests.engine.rows.sentence_models import save_words
 from tests.engine.tensorrt_llm.machine import Machine, machine
 from tests.engine.tensorrt_llm.models import embedding
+from tests.engine.tensorrt_llm.quantize.models import WIDE, quantized
 from tests.engine.tiny_models import save
-from tests.engine.tools.quantize.models import WIDE, quantized
 from tests.server_e2e.running import PATIENCE, ROOT
 from tests.tiers import full
 

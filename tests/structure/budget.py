@@ -26,14 +26,19 @@ FEATURES = (
 # Engines that no computer of the core's users needs, and the tools that make model folders.
 OTHER_GUESTS = ("engine.fused", "engine.tensorrt_llm", "engine.tools")
 GUESTS = (*FEATURES, *OTHER_GUESTS)
+LIST_OF_FEATURES = "server.features.table"  # which the core asks
 # Modules that are a list of others: what they import is there because of its row, and has no second importer.
 REGISTRIES = {
     "server.dialects.table": "dialects",
+    LIST_OF_FEATURES: "features",
     "server.features.grpc.methods": "methods of gRPC",
     "server.cli": "commands",
+    "server.features.table": "features",
     "server.features.backfill.sinks": "databases",
     "engine.model.known_code.table": "known code",
     "engine.transformers.heads": "heads",
+    "engine.fused.adapters": "architectures",
+    "engine.fused.kernels": "kernels",
 }
 CORE, TESTS = "core", "tests"
 WINGS = (*PACKAGES, CORE)
@@ -78,9 +83,12 @@ def measures_of_running(folder: Path) -> list[Measure]:
     """What a server shows that starts and computes texts. The folder is empty."""
     ran = trace(folder)
     passed, of_frontend = on_the_way(ran), imported(ran, FRONTEND)
+    everywhere = {file for process in ran for file in imported(ran, process) if file.startswith("server/features/")}
+    of_features = sorted(file for file in everywhere if not file.endswith(("/feature.py", "/table.py")))
     return [
         Measure("files on the way of one text", len(passed), tuple(passed)),
         Measure("files that a frontend imports", len(of_frontend), tuple(of_frontend)),
+        Measure("files of features that are off, in any process", len(of_features), tuple(of_features)),
     ]
 
 
@@ -165,7 +173,11 @@ def feature_imports(product: Iterable[Source], guests: tuple[str, ...] = GUESTS)
     """Pairs of a file of the core and a module of a feature that a statement of it imports, wherever it stands:
     in a function or for type checkers alone as well."""
     edges = sorted(edges_of({source.module: source for source in product}))
-    inwards = [(core, guest) for core, guest in edges if is_within(guest, guests) and not is_within(core, guests)]
+    inwards = [
+        (core, guest)
+        for core, guest in edges
+        if is_within(guest, guests) and not is_within(core, guests) and guest != LIST_OF_FEATURES
+    ]
     return tuple(f"{core} -> {guest}" for core, guest in inwards)
 
 

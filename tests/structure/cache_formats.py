@@ -42,10 +42,10 @@ KINDS = {
     "quantized model": Kind("fused/quantization/cache.py", (*_MODEL, "fused/**/*.py", "transformers/configuration.py")),
     "finding of a self-test": Kind("transformers/selftest.py", (*_MODEL, "machine/varlen.py", "transformers/**/*.py")),
     "block-FP8 copy": Kind(
-        "tools/quantize/cached.py",
+        "tensorrt_llm/quantize/cached.py",
         (
             "store/tensor_file.py",
-            *(f"tools/quantize/{name}.py" for name in ("plan", "shard")),
+            *(f"tensorrt_llm/quantize/{name}.py" for name in ("job", "plan")),
         ),
     ),
     "converted copy": Kind(

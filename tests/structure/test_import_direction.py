@@ -1,9 +1,13 @@
 """Imports between the packages go one way: server on top, wire at the bottom, embedline apart."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from server.features.table import FEATURES
+from server.settings.flag import flags_of
 from tests.structure.sources import PACKAGES, Source, is_within, sources
 
 # Of our own, each package may import these and itself.
@@ -21,9 +25,10 @@ LAUNCHERS = {
 }
 TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
-# Makes the FP8 copy of a model before its engine is loaded.
-IMPORTS_A_TOOL = {"engine/fp8_copy.py"}
-# Inside server, each layer may import those after it. `settings` and `metrics` do not know each other.
+# Finds a model's files as a conversion does.
+IMPORTS_A_TOOL = {"engine/tensorrt_llm/quantize/plan.py"}
+# Inside server, each layer may import those after it, and all may import the list of features. `settings` and `metrics`
+# do not know each other.
 LAYERS = (
     "cli",
     "features",
@@ -37,6 +42,7 @@ LAYERS = (
     "metrics",
     "feature",
 )
+TABLE = "server.features.table"
 
 
 def wrong_imports(source: Source) -> list[str]:
@@ -83,8 +89,7 @@ def wrong_layers(source: Source) -> list[str]:
     if own not in LAYERS:
         return [f"{source.module} is in no layer"] if own else []
     below = LAYERS[LAYERS.index(own) + 1 :] if own != "settings" else ()
-    # what the core still imports of features is counted by the budget
-    allowed = tuple(f"server.{layer}" for layer in (own, *below, "features", "feature"))
+    allowed = (*(f"server.{layer}" for layer in (own, *below, "feature")), TABLE)
     return [name for name in source.imports() if name.startswith("server") and not is_within(name, allowed)]
 
 
@@ -103,11 +108,78 @@ def test_imports_inside_server_go_one_way() -> None:
         ("server/supervisor/a.py", "from server.commands.inspect import task", "server.commands.inspect.task"),
         ("server/settings/a.py", "from server.metrics.tei import TEI", "server.metrics.tei.TEI"),
         ("server/metrics/a.py", "from server.requests.errors import ERRORS", "server.requests.errors.ERRORS"),
+        ("server/http/a.py", "from server.features import jobs", "server.features.jobs"),
+        ("server/http/a.py", "from server.features.jobs.feature import JOBS", "server.features.jobs.feature.JOBS"),
         ("server/other/a.py", "", "server.other.a is in no layer"),
     ],
 )
 def test_a_planted_import_between_layers_is_found(path: str, text: str, wrong: str) -> None:
     assert wrong_layers(Source(Path(path), text)) == [wrong]
+
+
+def features_in(source: Source) -> list[str]:
+    """What this file of the core imports of a feature. Only the list may, and only the modules that make a Feature."""
+    names = [
+        name for name in source.imports() if is_within(name, ("server.features",)) and not is_within(name, (TABLE,))
+    ]
+    return [name for name in names if source.module != TABLE or name.split(".")[3:4] != ["feature"]]
+
+
+@pytest.mark.holds("Imports go one way")
+def test_the_core_imports_no_feature() -> None:
+    of_features = ("server.features", *LAUNCHERS)
+    core = [source for source in sources() if source.module == TABLE or not is_within(source.module, of_features)]
+    assert {str(source.path) for source in core if features_in(source)} == set()
+
+
+def names_of_features(source: Source) -> list[str]:
+    """Texts in this file that name a feature, its flags, or what lies in its folder. Docstrings are not looked at."""
+    own = {flag.name for one in FEATURES if one.flags is not None for flag in flags_of(one.flags)}
+    words = own | {one.name for one in FEATURES if one.flags is not None}
+    return [text for text in texts_of(source) if text in words or "server.features." in text]
+
+
+def texts_of(source: Source) -> Iterator[str]:
+    tree = source.tree()
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+@pytest.mark.holds("Imports go one way")
+def test_the_core_names_no_feature() -> None:
+    core = [source for source in sources("server") if not is_within(source.module, ("server.features",))]
+    found = {str(source.path) for source in core if names_of_features(source)}
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_wrong"),
+    [
+        ("server/http/a.py", "def f():\n    from server.features.jobs import rpc", True),
+        ("engine/a.py", "import_module('server.features.grpc.server')", True),
+        ("server/http/a.py", "from server.features.table import FEATURES", False),
+        ("server/features/table.py", "from server.features.jobs.feature import JOBS", False),
+        ("server/features/table.py", "from server.features.jobs.rpc import JobsClient", True),
+    ],
+)
+def test_a_planted_import_of_a_feature_is_found(path: str, text: str, is_wrong: bool) -> None:
+    assert bool(features_in(Source(Path(path), text))) == is_wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("settings.of('jobs')", True),
+        ("hasattr(settings, 'grpc_port')", True),
+        ("import_module(f'server.features.{name}.main')", True),
+        ("PLAN = 'server.features.jobs.main:run'", True),
+        ("def f():\n    'Says jobs.'\n    return 'some jobs wait'", False),
+    ],
+)
+def test_a_planted_name_of_a_feature_is_found(text: str, is_found: bool) -> None:
+    assert bool(names_of_features(Source(Path("server/http/a.py"), text))) == is_found
 
 
 def test_every_package_has_files() -> None:

@@ -86,7 +86,7 @@ def _lower_precision() -> Iterator[Check]:
 
 def _stock() -> Iterator[Check]:
     section = "Upstream's own classes"
-    stock = {"model_class": "stock"}
+    stock = {"tensorrt_llm_model_class": "stock"}
     ours = Job(model="qwen3", by="engine")
     yield Check(
         section,
@@ -103,7 +103,9 @@ def _stock() -> Iterator[Check]:
 def _graphs() -> Iterator[Check]:
     section = "CUDA graphs of small shapes"
     for name in ("qwen3", "qwen3, all see all", "xlm-roberta"):  # the last token, the mean, other positions
-        recorded = Job(model=name, by="engine", options={"records_graphs": True}, seqlens=_SHORT, shapes=_SMALL_SHAPES)
+        recorded = Job(
+            model=name, by="engine", options={"tensorrt_llm_cuda_graphs": True}, seqlens=_SHORT, shapes=_SMALL_SHAPES
+        )
         eager = Job(model=name, by="engine", seqlens=_SHORT, shapes=_SMALL_SHAPES)
         yield Check(section, f"{name}: with and without", (recorded, eager), cosines(_LEAST))
         yield Check(section, f"{name}: how long, with and then without", (recorded, eager), speeds)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import random_models, shapes
-from engine.fp8_copy import with_copy
 from engine.fused.quantization import gate_texts
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Gpu
@@ -29,6 +28,7 @@ from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import engine as tensorrt_llm
 from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES
 from engine.types import Engine, EngineError
+from tests.engine.engines import changed
 from tests.tensorrt_llm_gpu import reference, small_models
 from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed
 
@@ -57,8 +57,7 @@ def _by_transformers(job: Job, work: Path) -> Outcome:
 
 def _by_engine(job: Job, work: Path) -> Outcome:
     path = _folder_of(job, work)
-    options = with_copy("tensorrt-llm", _options(job, path, work))
-    engine = tensorrt_llm.load(name="m", reason="", options=options)
+    engine = tensorrt_llm.load(name="m", reason="", options=_options(job, path, work))
     folder = model_folder.read(path, known_classes=KNOWN_CLASSES)
     sequences = _sequences(job, folder)
     if job.are_alone:
@@ -79,7 +78,7 @@ def _options(job: Job, path: Path, work: Path) -> LoadOptions:
         max_num_tokens=None if found else _TOKENS_OF_A_TOY,
         cache_dir=str(work / "cache"),
     )
-    return dataclasses.replace(fixed, **job.options)
+    return changed(fixed, **job.options)
 
 
 def _folder_of(job: Job, work: Path) -> Path:

@@ -28,7 +28,7 @@ class Job:
 
     model: str  # a key of small_models.MODELS, a name in benchmarks.gpu.shapes, or a folder
     by: By
-    options: dict[str, Any] = field(default_factory=dict)  # fields of LoadOptions; of a reference: dtype
+    options: dict[str, Any] = field(default_factory=dict)  # as in load_options.changed; of a reference: dtype
     seqlens: tuple[int, ...] = SEQLENS  # of arbitrary ids; none = texts
     are_alone: bool = False  # each sequence is a batch
     shapes: tuple[Shape, ...] = ()  # timed beside that

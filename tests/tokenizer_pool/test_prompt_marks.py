@@ -81,3 +81,22 @@ def test_marks_do_not_depend_on_what_was_asked_before(tokenizer: Tokenizer) -> N
         assert piece.token_type_ids is not None
         marks.append(piece.token_type_ids.tolist())
     assert marks[0] == marks[1] == marks[2]
+
+
+@pytest.mark.parametrize("prompt", ["query: ", "long " * 50])
+def test_marks_are_those_of_the_request_s_own_length(folder: Path, prompt: str) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN, marks_prompts=True))
+    for max_tokens in (3, MAX_SEQLEN, 4):
+        library = Transformer(str(folder), max_seq_length=max_tokens)
+        piece = tokenizer.encode(["renew a passport"], prompt=prompt, max_tokens=max_tokens)
+        assert piece.token_type_ids is not None
+        num_marked = library.preprocess(["renew a passport"], prompt=prompt)["prompt_length"]
+        assert np.count_nonzero(piece.token_type_ids) == min(num_marked, piece.num_tokens)
+
+
+def test_without_special_tokens_the_prompt_s_own_tokens_alone_are_marked(tokenizer: Tokenizer) -> None:
+    for prompt in ("query: ", "ends in [SEP]"):
+        (tokens,) = tokenizer.details([prompt], add_special_tokens=False).tokens
+        piece = tokenizer.encode(["x"], prompt=prompt, add_special_tokens=False)
+        assert piece.token_type_ids is not None
+        assert np.count_nonzero(piece.token_type_ids) == len(tokens)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wire.files import FOLDER, ReadByOthersError, check_owner, lock, locked, make_private, remedy
+from wire.files import FOLDER, MADE, ReadByOthersError, check_owner, lock, locked, make_private, remedy
 
 
 def mode(path: Path) -> int:
@@ -53,21 +53,22 @@ def test_one_at_a_time_or_those_who_share(tmp_path: Path) -> None:
     os.close(lock(path))
 
 
-@pytest.mark.parametrize("is_replaced", [True, False])
-def test_what_is_gone_once_it_is_locked(tmp_path: Path, is_replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "a"
-    folder.mkdir()
+@pytest.mark.parametrize("what", ["folder", "file", "file that is replaced"])
+def test_what_is_removed_before_it_is_locked(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    if what == "folder":
+        path.mkdir()
     descriptors: list[int] = []
 
     def removed_meanwhile(descriptor: int, operation: int) -> None:
         descriptors.append(descriptor)
-        folder.rename(tmp_path / "gone")
-        if is_replaced:
-            folder.mkdir()
+        path.rmdir() if what == "folder" else path.unlink()
+        if what == "file that is replaced":
+            path.touch()
 
     monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
     with pytest.raises(FileNotFoundError):
-        lock(folder, FOLDER)
+        lock(path, FOLDER if what == "folder" else MADE)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptors[0])
 

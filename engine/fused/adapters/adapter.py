@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.fused.choices import NotForFused
 from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.offer import NotForFused
 
 
 @dataclass(frozen=True, slots=True)

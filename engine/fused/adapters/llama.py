@@ -25,8 +25,8 @@ from engine.fused.adapters.adapter import (
     windows_of,
     with_windows,
 )
-from engine.fused.choices import NotForFused
 from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.offer import NotForFused
 
 Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the checkpoint calls its parts
 

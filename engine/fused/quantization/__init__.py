@@ -1,4 +1,4 @@
 """FP8 for linear layers: which layers, and the gate that checks what it does to a model's rows.
 
-Quantized models are kept on disk by cache.py. Other engines' quantized copies are made in engine/tools/quantize.
+Quantized models are kept on disk by cache.py. Other engines' quantized copies are made in engine/tensorrt_llm/quantize.
 """

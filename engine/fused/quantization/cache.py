@@ -14,16 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.fused.choices import Choices
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
+from engine.fused.offer import Choices, Options
 from engine.fused.quantization.gate import Outcome
 from engine.fused.readers import Reader, reader_for
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import read_as
 from engine.model.weights import weights_files
+from engine.registry import FUSED
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry
 from engine.store.manifest import Json
@@ -104,7 +105,7 @@ class QuantizedCache:
 
 def cache_for(chosen: Choices, options: LoadOptions) -> QuantizedCache | None:
     """For one start; None where nothing is kept. Only models that went through the gate are: others load as fast."""
-    if not options.cache_dir or options.quantization == "none" or not options.is_gated:
+    if not options.cache_dir or options.quantization == "none" or not options.own_of(FUSED, Options).is_gated:
         return None
     try:
         key = _key(chosen, options.quantization)

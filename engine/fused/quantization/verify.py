@@ -13,8 +13,8 @@ import torch
 
 from engine.fused import loading, weights
 from engine.fused.assembly import Model
-from engine.fused.choices import Choices
 from engine.fused.model.reference import ReferenceOps
+from engine.fused.offer import Choices
 from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import GateRows

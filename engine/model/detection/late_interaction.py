@@ -95,6 +95,7 @@ def _of_modules(files: Files, config: Json) -> Detected:
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
+        marks_text_start=ids["query"] is not None or ids["document"] is not None,
         query_length=number_in(expansion, "length", file=_OPTIONS) or number_in(options, "query_length", file=_OPTIONS),
         expansion_id=_expansion_id(vocabulary, expansion.get("token")) if expansion else None,
         attends_to_expansion=bool(expansion.get("attend")),

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from engine.machine.failures import engine_error, one_line
 from engine.model.json_files import read
-from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.library import encoders, models, private
+from engine.tensorrt_llm.library import models, private
 from engine.tensorrt_llm.library.private import LibraryLimits
+from engine.tensorrt_llm.offer import Choices
 from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
@@ -85,7 +85,7 @@ def _load(chosen: Choices) -> Library:
     _limit_gpu_memory(chosen.memory_share)
     family = chosen.model_class.family
     if family is not None:
-        (encoders if family.is_encoder else models).register(family)
+        models.register(family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
     wanted = llm_arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
     with without_code(chosen.weights) as folder:

@@ -1,4 +1,6 @@
-"""Every private name of tensorrt_llm that we use, wherever a version has it. contract.json lists what they promise.
+"""Every private name of tensorrt_llm that we use, wherever a version has it.
+
+tests/engine/tensorrt_llm/contract lists what they promise.
 
 Two generations of paths are known: attention moved with 1.3's last candidates (upstream's PR 17968).
 """
@@ -75,7 +77,4 @@ def _named(modules: tuple[str, ...], name: str) -> Any:
                 raise
         except AttributeError:
             continue
-    raise ModelError(
-        f"this tensorrt_llm has no {name} in {' or '.join(modules)}; `embedline doctor --tensorrt-llm-source` "
-        "compares a version with what is needed"
-    )
+    raise ModelError(f"this tensorrt_llm has no {name} in {' or '.join(modules)}; take the tensorrt-llm image")

@@ -5,16 +5,13 @@ how each reads it: transformers' modeling_{llama,mistral,qwen2,qwen3}.py, and in
 names, RopeParams.from_config and create_sinusoidal_positions_for_attention_plugin.
 
 RoBERTa and XLM-RoBERTa are BERT with other positions, which our class numbers. Upstream's BERT computes exact GELU,
-adds a position and a token type to each token, and reads config.json for sizes alone. Its linear layers are plain, and
-the weights must have all of its tensors.
+adds a position and a token type to each token, and reads config.json for sizes alone.
 """
 
 from collections.abc import Iterator
 
-from engine.model.json_files import Json, number_in, object_in, read_object
-from engine.model.model_folder import ModelFolder
+from engine.model.json_files import Json, number_in, object_in
 from engine.tensorrt_llm.planning.families import refusal
-from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
 
 _ACTIVATIONS = ("silu", "swish")  # of gated MLPs in the library, whatever hidden_act says
 # Which its tables of angles follow, and transformers' do not.
@@ -131,7 +128,6 @@ _LAYER = (
     "output.dense",
     "output.LayerNorm",
 )
-_CLASSIFIER = ("classifier.dense", "classifier.out_proj")
 ROBERTA_PREFIX = "roberta."  # of the backbone's tensors in a file of a whole RoBERTa or XLM-RoBERTa
 
 
@@ -161,15 +157,6 @@ def padding_idx_of(config: Json, *, max_seqlen: int) -> int:
             f"take --max-input-length {num_positions}"
         )
     return padding_idx
-
-
-def check_bert_tensors(folder: ModelFolder) -> None:
-    """Raises ModelError if a tensor of a RoBERTa is missing or not stored in plain numbers."""
-    tensors = tensors_in(folder.path)
-    prefix = ROBERTA_PREFIX if any(name.startswith(ROBERTA_PREFIX) for name in tensors) else ""
-    check_plain(tensors, backbone_names(read_object(folder.path / "config.json"), prefix))
-    if folder.heads:
-        check_plain(tensors, weight_and_bias(*_CLASSIFIER))
 
 
 def backbone_names(config: Json, prefix: str) -> Iterator[str]:

@@ -15,11 +15,10 @@ from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, Task
 from engine.tensorrt_llm.planning import backbone, checkpoint
-from engine.tensorrt_llm.planning.checkpoint import Checkpoint
+from engine.tensorrt_llm.planning.checkpoint import Checkpoint, check_plain, tensors_in
 from engine.tensorrt_llm.planning.families import FAMILIES, Family, family_of, refusal
 from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead, check_config, head_of, pad_id_of
 from engine.tensorrt_llm.planning.quantization import BLOCKS
-from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
 from engine.types import ModelError, OutputKind
 
 

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from engine.machine.failures import one_line
@@ -19,7 +20,7 @@ from engine.store import copies, fingerprint, manifest
 from engine.tools.convert.conversion import Report, fill
 from engine.tools.convert.plan import Plan
 from engine.types import ModelError
-from wire.files import check_owner, remedy
+from wire.files import remedy
 
 logger = logging.getLogger("embedline.engine")
 
@@ -35,8 +36,7 @@ _MIB = 1 << 20
 
 
 def converted(folder: Path, planned: Plan, *, cache_dir: str, progress: Progress | None) -> Path | None:
-    """The copy of this folder. One process makes it while others wait; if it is killed, the next one starts again. The
-    copy is not removed while this process lives.
+    """The copy of this folder. It is not removed while this process lives.
 
     Without `progress` nothing is made: None where there is no copy. Raises ModelError with one line: what
     engine.tools.convert.conversion refuses, or that there is no room.
@@ -46,20 +46,18 @@ def converted(folder: Path, planned: Plan, *, cache_dir: str, progress: Progress
         copy = root / _key(folder, planned)
         if progress is None and not copy.is_dir():
             return None
-        copies.open_root(root)
-        with copies.locked(copy, "the converted weights"):
-            if _is_there(copy):
-                logger.info("%s: weights that were converted before are taken from %s", folder, copy)
-            elif progress is None:
-                return None
-            else:
-                _make(folder, planned, copy, progress)
-            copies.use(copy)
+        is_there = copies.made_once(
+            copy,
+            f"the converted weights of {folder}",
+            check=partial(manifest.read, copy),
+            make=None if progress is None else partial(_make, folder, planned, copy, progress),
+            most_others=_MAX_OTHERS,
+        )
     except OSError as error:
         raise ModelError(
             f"no converted copy of {folder} can be kept in {root}: {one_line(error)}{remedy(error)}; {_instead(folder)}"
         ) from error
-    return copy / _name(folder)
+    return copy / _name(folder) if is_there else None
 
 
 def _instead(folder: Path) -> str:
@@ -94,35 +92,20 @@ def _identity(file: Path) -> str:
     return f"{status.st_mtime_ns} {fingerprint.sampled(file)}"
 
 
-def _is_there(copy: Path) -> bool:
-    """Whether the copy can be used. Warns of one that can't."""
-    if not copy.is_dir():
-        return False
-    try:
-        check_owner(copy)
-        manifest.read(copy)
-        return True
-    except Exception as error:  # a damaged manifest can cause any error
-        logger.warning("the converted weights in %s are not used: %s", copy, one_line(error))
-        return False
-
-
 def _make(folder: Path, planned: Plan, copy: Path, progress: Progress) -> None:
-    """Make the copy. Only for the process that holds its lock. Raises ModelError and OSError."""
-    copies.make_way(copy, most_others=_MAX_OTHERS)
+    """Raises ModelError and OSError."""
     _check_room(folder, planned, copy.parent)
     names = ", ".join(name for target in planned.targets for name in target.sources)
     size = f"{planned.num_source_bytes / _MIB:,.0f} MiB"
     logger.info("converting %s of %s (%s) to safetensors, in %s; later starts find them", names, folder, size, copy)
     began, unfinished = time.monotonic(), copies.unfinished(copy)
     try:
-        with copies.of_this_user_alone():
-            new = unfinished / _name(folder)
-            new.mkdir(parents=True)
-            with progress(f"converting {_name(folder)}") as report:
-                answer = fill(new, planned, max_shard_bytes=_SHARD_BYTES, report=report)
-            manifest.write(unfinished, {"from": str(folder)})
-            unfinished.rename(copy)
+        new = unfinished / _name(folder)
+        new.mkdir(parents=True)
+        with progress(f"converting {_name(folder)}") as report:
+            answer = fill(new, planned, max_shard_bytes=_SHARD_BYTES, report=report)
+        manifest.write(unfinished, {"from": str(folder)})
+        unfinished.rename(copy)
     except ModelError as error:
         raise ModelError(f"{folder} can't be converted: {error}") from error
     finally:

@@ -59,7 +59,7 @@ class Job:
     limits: Limits
 
     def to_json(self) -> str:
-        """For the child."""
+        """The job as the child reads it."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod

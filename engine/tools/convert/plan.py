@@ -171,7 +171,7 @@ def needed(folder: Path) -> Plan | None:
 
 
 def patterns(folder: Path) -> tuple[str, ...]:
-    """Of the files that hold, as pickles, weights of which the folder has no safetensors."""
+    """Patterns of the files that hold, as pickles, weights of which the folder has no safetensors."""
     weighty = dict.fromkeys(module.path for module in all_modules(folder) if module.kind in WITH_WEIGHTS)
     lacking = [path for path in weighty if not has_safetensors(folder / path)]
     heads = PICKLED_HEADS if PurePosixPath() in lacking else ()

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.dialects.reading.json_body import LosslessDecoder, parse
+from server.dialects.reading.json_body import LosslessDecoder, is_given, parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
 
@@ -89,8 +89,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty:
         case b"]":
             raise EmptyInput(f"{field} must not be empty", param=field)
         case b'"':
-            # Each text has two quotes. After a final backslash the closing quote looks escaped and isn't counted.
-            num_texts = (raw.count(b'"') - raw.count(b'\\"')) // 2
+            num_texts = num_strings(raw)
             if num_texts > max_items and b"{" in raw:  # perhaps of objects, each with several
                 return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
             check_num_items(num_texts, field, max_items=max_items)
@@ -149,7 +148,7 @@ def text_of(item: TextObject, place: str) -> str:
     """Raises InvalidRequest for an object without a text, or with more than that."""
     for name in item.__struct_fields__:
         value = getattr(item, name)
-        if name != "text" and value is not UNSET and bytes(memoryview(value)[:5]) != b"null":
+        if name != "text" and value is not UNSET and is_given(value):
             raise InvalidRequest(f"{place}.{name} is not supported; send texts", param=f"{place}.{name}")
     if item.text is None:
         raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
@@ -157,7 +156,7 @@ def text_of(item: TextObject, place: str) -> str:
 
 
 def read_texts(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
-    """As read_inputs, but refuses token ids."""
+    """Reads what read_inputs does, and refuses token ids."""
     given = read_inputs(value, field, max_items=max_items, may_be_empty=may_be_empty)
     if given.texts is None or given.token_ids is not None:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)
@@ -170,6 +169,17 @@ def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
     if given.token_ids is None or given.texts is not None:
         raise InvalidRequest(f"{field} must be a list of token ids, or a list of such lists", param=field)
     return given
+
+
+def num_strings(raw: bytes) -> int:
+    """A lower bound, at least half of the true number: each has two quotes, and after a final backslash the closing
+    one looks escaped."""
+    return (raw.count(b'"') - raw.count(b'\\"')) // 2
+
+
+def check_num_strings(raw: bytes, field: str, *, max_items: int) -> None:
+    """For items of several strings each, before they are decoded. Raises InvalidRequest."""
+    check_num_items(-(-num_strings(raw) // _MARKS_AN_ITEM), field, max_items=max_items)
 
 
 def check_num_items(num_items: int, field: str, *, max_items: int) -> None:
@@ -221,13 +231,13 @@ def read_texts_or_pairs(value: msgspec.Raw, field: str, *, max_items: int) -> Te
         case b"text":
             lists, is_single = [[parse(_TEXT, raw, field)]], True
         case b"texts":
-            if _num_texts(raw) > 2:
+            if num_strings(raw) > 2:
                 raise wrong
             lists, is_single = [parse(_TEXTS, raw, field)], True
             if len(lists[0]) > 2:
                 raise wrong
         case b"lists":
-            check_num_items(-(-_num_texts(raw) // 2), field, max_items=max_items)
+            check_num_items(-(-num_strings(raw) // 2), field, max_items=max_items)
             lists, is_single = parse(_ONES_OR_PAIRS, raw, field), False
         case _:
             raise wrong
@@ -242,10 +252,10 @@ def read_single_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Text
         case b"text":
             lists, is_single = [[parse(_TEXT, raw, field)]], True
         case b"texts":
-            check_num_items(_num_texts(raw), field, max_items=max_items)
+            check_num_items(num_strings(raw), field, max_items=max_items)
             lists, is_single = [[text] for text in parse(_TEXTS, raw, field)], False
         case b"lists":
-            check_num_items(_num_texts(raw), field, max_items=max_items)
+            check_num_items(num_strings(raw), field, max_items=max_items)
             lists, is_single = parse(_ONES, raw, field), False
         case _:
             raise InvalidRequest(
@@ -263,12 +273,6 @@ def _kind(raw: bytes, field: str) -> bytes:
     if first is not None and first[1] == b"]":
         raise EmptyInput(f"{field} must not be empty", param=field)
     return {b'"': b"texts", b"[": b"lists"}.get(first[1], b"") if first else b""
-
-
-def _num_texts(raw: bytes) -> int:
-    """A lower bound, at least half of the true number: a text that ends with a backslash looks as if it had one quote
-    less."""
-    return (raw.count(b'"') - raw.count(b'\\"')) // 2
 
 
 def _texts_or_pairs(lists: list[list[str]], field: str, *, is_single: bool) -> TextLists:

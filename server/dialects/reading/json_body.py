@@ -62,6 +62,15 @@ class Decoder(Protocol[_Decoded]):
     def decode(self, data: bytes | msgspec.Raw, /) -> _Decoded: ...
 
 
+#: of a field of a body that is read later, where the body has none
+NOT_GIVEN: Any = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+def is_given(value: msgspec.Raw) -> bool:
+    """Whether a body has a field, and not as null, which means the same as none."""
+    return bytes(memoryview(value)[:5]) != b"null"
+
+
 def check_utf_8(json: bytes) -> None:
     """Raises MalformedBody for JSON in UTF-16 or UTF-32: of each quote or bracket a byte is 0."""
     if json.startswith(_OTHER_BOMS) or b"\0" in json[:4]:
@@ -146,13 +155,13 @@ def plain(value: bytes, kind: inspect.Type) -> bytes:
 
 
 class _Speller:
-    """Of one body. What stands behind _MAX_SPELLED of its lists stays as it is, and is refused by the decoder."""
+    """Spells the values of one body. What stands behind _MAX_SPELLED of its lists stays, and the decoder refuses it."""
 
     def __init__(self) -> None:
         self._num_left = _MAX_SPELLED
 
     def plain(self, value: bytes, kind: inspect.Type) -> bytes:
-        """As the function of this name."""
+        """Does what the function of this name does."""
         match kind:
             case inspect.Metadata():
                 return self.plain(value, kind.type)
@@ -219,7 +228,7 @@ def _plain_number(value: bytes) -> bytes:
 
 
 def _plain_numbers(value: bytes) -> bytes | None:
-    """The same for a list of nothing else, without a look at each; None if one may be no whole number."""
+    """Spells a list of numbers alone without a look at each; None if one may be no whole number."""
     if b'"' in value or _MAY_ROUND.search(value):
         return None
     try:
@@ -259,7 +268,7 @@ def check_nesting(body: bytes) -> None:
 
 
 async def check_large(body: bytes) -> None:
-    """The same for a large body, which may not be JSON; it must not have more than MAX_LISTS lists and objects either.
+    """Does so for a large body, which may not be JSON; it must not have more than MAX_LISTS lists and objects either.
 
     Lets other requests run meanwhile.
     """
@@ -306,7 +315,7 @@ class _Nesting:
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
-    """Of at most LARGE_BYTES each. A backslash is in the same piece as what it escapes."""
+    """Yields at most LARGE_BYTES at a time. A backslash is in the same piece as what it escapes."""
     start = 0
     while start < len(body):
         piece = body[start : start + LARGE_BYTES]

@@ -14,11 +14,17 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.inputs import TEXT_LIST, read_texts
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.reading.row_options import read_dimensions, read_form, read_on_error
-from server.dialects.reading.truncation import read_chunking, read_max_tokens, read_truncation
+from server.dialects.reading.text_options import (
+    PromptFields,
+    read_adapter,
+    read_chunking,
+    read_cut,
+    read_is_query,
+    read_prompt,
+)
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, RowForm, numbers_as_json
@@ -54,7 +60,6 @@ _SIMILARITY_SCHEMA = {
     },
     "required": ["source_sentence", "sentences"],
 }
-_NOT_GIVEN = b"null"
 _PARAMETERS_SCHEMA = msgspec.json.schema_components([PromptFields])[1]["PromptFields"]
 
 
@@ -90,9 +95,7 @@ class SimilarityBody(msgspec.Struct, kw_only=True):
     """The body of POST /similarity."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_SIMILARITY_SCHEMA)]
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_PARAMETERS_SCHEMA)] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
-    )
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_PARAMETERS_SCHEMA)] = NOT_GIVEN
     model: str | None = None
 
 
@@ -164,19 +167,16 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
         raise InvalidRequest("inputs.sentences must be a list of texts", param="inputs.sentences")
     if not inputs.source_sentence:
         raise EmptyInput("inputs.source_sentence must not be empty", param="inputs.source_sentence")
-    given_parameters = bytes(fields.parameters) != _NOT_GIVEN
+    given_parameters = is_given(fields.parameters)
     parameters = _PARAMETERS.read(fields.parameters, "parameters") if given_parameters else PromptFields()
     call.form = FLOATS
     return EmbedRequest(
-        model=model,
+        **call.common(model),
         texts=[inputs.source_sentence, *(given.texts or ())],
         prompt=read_prompt(parameters, given, model, name=call.models.asked_name(fields.model)),
         adapter=read_adapter(parameters, model, name=call.models.asked_name(fields.model)),
-        truncation=read_truncation(parameters, model),
-        max_tokens=read_max_tokens(parameters, model),
+        **read_cut(parameters, model),
         normalize=True,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs.sentences",
         first_field="inputs.source_sentence",
     )
@@ -352,9 +352,7 @@ _MAX_OUTPUTS_BYTES = 200  # of JSON; a list this short is decoded at once
 class EmbedHybridBody(InputsBody, kw_only=True):
     """The body of POST /embed_hybrid."""
 
-    outputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OUTPUTS)] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
-    )
+    outputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OUTPUTS)] = NOT_GIVEN
     normalize: bool | None = None  # of the dense rows; None = true
 
 
@@ -389,7 +387,7 @@ def decode_embed_hybrid(call: Call, body: bytes) -> EmbedRequest:
 def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
     """The pipeline refuses what the model can't give."""
     raw = bytes(wanted)
-    if raw == _NOT_GIVEN:
+    if not is_given(wanted):
         return (model.outputs & _ALL_KINDS) or _ALL_KINDS
     names = parse(_KIND_NAMES, raw, "outputs") if len(raw) <= _MAX_OUTPUTS_BYTES else []
     if not 0 < len(names) <= _MAX_OUTPUTS or not KINDS.keys() >= set(names):

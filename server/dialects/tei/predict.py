@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import read_texts_or_pairs
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
+from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import numbers_as_json
@@ -46,17 +46,14 @@ def decode(call: Call, body: bytes) -> ClassifyRequest:
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form()
     return ClassifyRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         pair_texts=given.pair_texts,
         alone=given.alone,
         prompt=prompt_for(model),
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
+        **read_cut(fields, model),
         raw_scores=bool(fields.raw_scores),
         is_bounded=True,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
     )

@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Headers, error_answer
 from server.dialects.writing.error_shapes import ERROR_NAMES
 from server.requests import errors
@@ -33,15 +32,12 @@ def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) 
     model = call.models.choose(fields.model, with_prompt=True)
     given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
     return EmbedRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         token_ids=given.token_ids,
         prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
         adapter=read_adapter(fields, model, name=call.models.asked_name(fields.model)),
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
+        **read_cut(fields, model),
         field="inputs",
         is_single=given.is_single,
     )

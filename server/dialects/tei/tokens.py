@@ -6,8 +6,8 @@ import msgspec
 
 from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields, read_prompt
-from server.dialects.route import Answer, Call, Route
+from server.dialects.reading.text_options import PromptFields, read_prompt
+from server.dialects.route import Answer, Call, Route, json_answer
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list
 from server.requests.errors import EmptyInput
@@ -16,7 +16,6 @@ from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool.tasks import Token
 
-_JSON = (b"content-type", b"application/json")
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 
 
@@ -58,12 +57,10 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     name = call.models.asked_name(fields.model)
     return TokenizeRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts or (),
         prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), given, model, name=name),
         add_special_tokens=fields.add_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         is_single=given.is_single,
     )
 
@@ -78,11 +75,9 @@ def decode_decode(call: Call, body: bytes) -> DecodeRequest:
         if not ids:
             raise EmptyInput(f"ids[{index}] must not be empty", param=f"ids[{index}]")
     return DecodeRequest(
-        model=model,
+        **call.common(model),
         token_ids=token_ids,
         skip_special_tokens=fields.skip_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         is_single=given.is_single,
     )
 
@@ -93,7 +88,7 @@ async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[
     for text in tokens:
         texts.append(await _encode_text(text))
         await time_slice.end_if_over()
-    return Answer(200, [_JSON], as_list(texts))
+    return json_answer(as_list(texts))
 
 
 async def _encode_text(tokens: list[Token]) -> bytes:
@@ -106,7 +101,7 @@ async def _encode_text(tokens: list[Token]) -> bytes:
 
 async def encode_texts(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     """POST /decode."""
-    return Answer(200, [_JSON], msgspec.json.encode(texts))
+    return json_answer(texts)
 
 
 TOKENIZE = Route(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import msgspec
 
 from server.dialects.reading.inputs import check_num_items
-from server.dialects.reading.json_body import parse
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
 from server.requests.errors import EmptyInput, InvalidRequest
 from tokenizer_pool.client import MAX_DETAIL_CHARS
@@ -60,7 +60,7 @@ class _Part(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: str
     content: str | list[_Part] | None = None
-    tool_calls: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    tool_calls: msgspec.Raw = NOT_GIVEN
 
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
@@ -74,7 +74,7 @@ class TextOrChatReader(Generic[_Body]):
     def __init__(self, body: type[_Body], *, field: str, without: Collection[str] = ()) -> None:
         """`field` is where the texts are. Chats come without it, and without other fields that say what goes before."""
         self._field = field
-        marks = [(name, msgspec.Raw, msgspec.field(default_factory=_null)) for name in ("messages", field)]
+        marks = [(name, msgspec.Raw, NOT_GIVEN) for name in ("messages", field)]
         self._marks = msgspec.json.Decoder(msgspec.defstruct("Marks", marks))
         names = {field, *without, *(own.name for own in msgspec.structs.fields(ChatFields))}
         others = [own for own in msgspec.structs.fields(body) if own.name not in names]
@@ -88,21 +88,13 @@ class TextOrChatReader(Generic[_Body]):
         """The fields, and the chats if there are any: then the fields lack some. Raises what BodyReader raises."""
         if _MARK not in body:
             return self._texts.read(body), None
-        has_messages, has_texts = map(_is_given, msgspec.structs.astuple(parse(self._marks, body)))
+        has_messages, has_texts = map(is_given, msgspec.structs.astuple(parse(self._marks, body)))
         if not has_messages:
             return self._texts.read(body), None
         if has_texts:
             raise InvalidRequest(f"messages can't be given with {self._field}", param="messages")
         chat = self._chat.read(body)
         return cast(_Body, chat), chat
-
-
-def _null() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
-
-
-def _is_given(value: msgspec.Raw) -> bool:
-    return bytes(memoryview(value)[:4]) != b"null"
 
 
 def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False) -> Chats:
@@ -149,7 +141,7 @@ def _conversation(messages: list[_Message], name: str) -> str:
 
 def _content(message: _Message, name: str) -> str:
     """The message's text; the texts of several parts are lines."""
-    if _is_given(message.tool_calls):
+    if is_given(message.tool_calls):
         raise InvalidRequest(f"{name}.tool_calls is not supported", param=f"{name}.tool_calls")
     if message.content is None or isinstance(message.content, str):
         return message.content or ""

@@ -15,9 +15,8 @@ import pybase64
 from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_options import read_form, read_on_error
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.vllm.shared import (
@@ -103,12 +102,9 @@ def decode(call: Call, body: bytes) -> _Request:
     call.set_form(wanted, offers=RAGGED_ONLY if outputs & ROWS_OF_TOKENS else WITH_ROWS_ONLY)
     allows_errors = _read_on_error(fields.on_error, call, outputs)
     own: dict[str, Any] = {
-        "model": model,
+        **call.common(model),
         "outputs": outputs,
-        "truncation": read_truncation(fields, model),
-        "max_tokens": read_max_tokens(fields, model),
-        "request_class": call.options.request_class,
-        "deadline": call.options.deadline,
+        **read_cut(fields, model),
     }
     prompt = ""
     if chat is not None:

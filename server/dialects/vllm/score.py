@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from server.dialects.reading.inputs import TEXTS, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.reading.text_options import read_cut
 from server.dialects.route import Answer, Call, Route, forms_of
 from server.dialects.vllm.shared import CommonFields, UsageWithCompletion, end_of_list, start_of_list, vllm_error
 from server.dialects.writing.forms import numbers_as_json
@@ -22,28 +23,19 @@ from server.requests.work import Embedded
 _NAMES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
 
-def _not_given() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
-
-
-def _side() -> msgspec.Raw:
-    field: msgspec.Raw = msgspec.field(default_factory=_not_given)
-    return field
-
-
 _Side = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
 
 
 class ScoreBody(CommonFields, kw_only=True):
     """The body of POST /score: queries with documents or items, data_1 with data_2, or text_1 with text_2."""
 
-    queries: _Side = _side()
-    documents: _Side = _side()
-    items: _Side = _side()
-    data_1: _Side = _side()
-    data_2: _Side = _side()
-    text_1: _Side = _side()
-    text_2: _Side = _side()
+    queries: _Side = NOT_GIVEN
+    documents: _Side = NOT_GIVEN
+    items: _Side = NOT_GIVEN
+    data_1: _Side = NOT_GIVEN
+    data_2: _Side = NOT_GIVEN
+    text_1: _Side = NOT_GIVEN
+    text_2: _Side = NOT_GIVEN
     use_activation: bool | None = None  # None = true
     instruction: str | None = None
 
@@ -67,15 +59,12 @@ def decode(call: Call, body: bytes) -> RerankRequest:
         )
     call.set_form()
     return RerankRequest(
-        model=model,
+        **call.common(model),
         queries=queries,
         documents=documents,
         raw_scores=fields.use_activation is False,
         instruction=fields.instruction,
-        truncation=read_truncation(fields, model),
-        max_tokens=read_max_tokens(fields, model),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
+        **read_cut(fields, model),
         queries_field=queries_field,
         documents_field=documents_field,
     )
@@ -83,7 +72,7 @@ def decode(call: Call, body: bytes) -> RerankRequest:
 
 def _fields(fields: ScoreBody) -> tuple[str, str]:
     """The names of the two fields that hold the texts. Raises InvalidRequest."""
-    given = {name for pair in _NAMES for name in pair if bytes(getattr(fields, name)) != b"null"}
+    given = {name for pair in _NAMES for name in pair if is_given(getattr(fields, name))}
     for pair in _NAMES:
         if given == set(pair):
             return pair

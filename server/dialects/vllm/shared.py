@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from embedline import __version__
-from server.dialects.reading.truncation import TruncationFields
-from server.dialects.route import Answer, Call, Headers, PlainRoute, json_answer
+from server.dialects.reading.text_options import TruncationFields
+from server.dialects.route import Answer, Call, Headers, PlainRoute, json_answer, not_ready_answer
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container, Encoding, RowForm
 from server.dialects.writing.rows import Usage
@@ -62,11 +62,12 @@ def vllm_error(error: RequestError) -> Answer:
     return answer._replace(body=msgspec.json.encode(content))
 
 
-def start_of_list(call: Call, model: ServedModel, prefix: bytes) -> bytes:
+def start_of_list(call: Call, model: ServedModel, prefix: bytes, *, kind: bytes = b"list") -> bytes:
     """The answer's JSON up to its data."""
     request_id = msgspec.json.encode(call.trace.request_id)[1:]
     name = msgspec.json.encode(model.name)
-    return b'{"id":"%b%b,"object":"list","created":%d,"model":%b,"data":' % (prefix, request_id, time.time(), name)
+    head = (prefix, request_id, kind, time.time(), name)
+    return b'{"id":"%b%b,"object":"%b","created":%d,"model":%b,"data":' % head
 
 
 def end_of_list(*, num_tokens: int, num_truncated: int) -> bytes:
@@ -95,11 +96,11 @@ def _version(state: ServerState) -> Answer:
 
 
 def _ping(state: ServerState) -> Answer:
-    """As GET /ping, which asks the same."""
+    """Answers as GET /ping does, which asks the same."""
     reason = state.why_not_ready()
     if reason is None:
         return json_answer(Ping("ok"))
-    return Answer(503, [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"2")], reason.encode())
+    return not_ready_answer(reason)
 
 
 PLAIN_ROUTES = (

@@ -7,8 +7,8 @@ import msgspec
 
 from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields, read_prompt
-from server.dialects.route import Answer, Call, Route
+from server.dialects.reading.text_options import PromptFields, read_prompt
+from server.dialects.route import Answer, Call, Route, json_answer
 from server.dialects.vllm.chat import ChatFields, TextOrChatReader, read_chats
 from server.dialects.vllm.shared import vllm_error
 from server.dialects.writing.rows import as_list
@@ -17,8 +17,6 @@ from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool.tasks import Token
-
-_JSON = (b"content-type", b"application/json")
 
 
 class PromptBody(msgspec.Struct, kw_only=True):
@@ -55,12 +53,10 @@ def decode_tokenize(call: Call, body: bytes) -> _Request:
         return _of_chats(call, model, chat, has_strings=bool(fields.return_token_strs))
     given = read_texts(fields.prompt, "prompt", max_items=call.max_items)
     return _Request(
-        model=model,
+        **call.common(model),
         texts=given.texts or (),
         prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
         add_special_tokens=fields.add_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="prompt",
         is_single=given.is_single,
         has_strings=bool(fields.return_token_strs),
@@ -70,12 +66,10 @@ def decode_tokenize(call: Call, body: bytes) -> _Request:
 def _of_chats(call: Call, model: ServedModel, fields: ChatFields, *, has_strings: bool) -> _Request:
     chats = read_chats(fields, max_items=call.max_items, opens_answer=True)
     return _Request(
-        model=model,
+        **call.common(model),
         texts=chats.conversations,
         chat=chats.chat,
         add_special_tokens=fields.add_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="messages",
         is_single=chats.is_single,
         has_strings=has_strings,
@@ -88,11 +82,9 @@ def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
     model = call.models.choose(fields.model)
     given = read_ids(fields.tokens, "tokens", max_items=call.max_items)
     return DecodeRequest(
-        model=model,
+        **call.common(model),
         token_ids=given.token_ids or (),
         skip_special_tokens=fields.skip_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="tokens",
         is_single=given.is_single,
     )
@@ -113,13 +105,13 @@ async def encode_tokens(call: Call, request: _Request, tokens: list[list[Token]]
         ids[0] if request.is_single else as_list(ids),
         b"null" if not strings else strings[0] if request.is_single else as_list(strings),
     )
-    return Answer(200, [_JSON], content)
+    return json_answer(content)
 
 
 async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     """The text under vLLM's name and under SGLang's."""
     text = msgspec.json.encode(texts[0] if request.is_single else texts)
-    return Answer(200, [_JSON], b'{"prompt":%b,"text":%b}' % (text, text))
+    return json_answer(b'{"prompt":%b,"text":%b}' % (text, text))
 
 
 class TokenIds(msgspec.Struct):

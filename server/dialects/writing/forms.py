@@ -42,7 +42,7 @@ class DType(enum.Enum):
 
     @property
     def num_bytes(self) -> int:
-        """Of a number as it is sent; of 8 bits."""
+        """The bytes of a number as it is sent; of 8 numbers of one bit."""
         return {"float32": 4, "float16": 2, "bfloat16": 2}.get(self.value, 1)
 
 

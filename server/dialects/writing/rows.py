@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from server.dialects.route import Answer, Headers
+from server.dialects.route import JSON, Answer, Headers
 from server.dialects.writing.forms import (
     FLOATS,
     RAW_FLOATS,
@@ -39,7 +39,6 @@ from server.requests.work import Embedded
 
 ROWS = "rows of float32, or of the type that is asked for"  # raw bytes, for the OpenAPI page
 _NUMPY_HAS_NOT = frozenset((DType.BFLOAT16, DType.FP8_E4M3, DType.FP8_E5M2))
-_JSON = (b"content-type", b"application/json")
 RAGGED = "uint32 offsets [items + 1], then the rows"  # the same where items have several rows
 
 
@@ -54,7 +53,7 @@ class Usage(msgspec.Struct):
 def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = None) -> Headers:
     """The headers of an answer in JSON or msgpack, without its length."""
     return [
-        _JSON if form.container is Container.JSON else (b"content-type", form.container.value.encode()),
+        JSON if form.container is Container.JSON else (b"content-type", form.container.value.encode()),
         (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated),
         *(_scale_header(embedded, form, ranges) if form.dtype is not DType.FLOAT32 or form.several else ()),
         *(_failed_header(embedded) if embedded.failed is not None else ()),
@@ -62,7 +61,7 @@ def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = 
 
 
 def raw_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...], ranges: Ranges | None = None) -> Headers:
-    """The same of rows alone, as long for any number of rows. `shape` is that of the numbers as they are sent."""
+    """The headers of rows alone, as long for any number of them. `shape` is that of the numbers as they are sent."""
     own = [
         *headers(embedded, form, ranges),
         (b"x-embedline-shape", b"%d,%d" % shape),
@@ -106,7 +105,7 @@ def _with_nan(embedded: Embedded) -> NDArray[np.float32]:
 
 
 async def all_row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> NDArray[Any]:
-    """As row_bytes, in slices, so that other requests run in between. float32 is not even copied."""
+    """Does what row_bytes does in slices, so that other requests run in between. float32 is not even copied."""
     if form.dtype is DType.FLOAT32 and form.endianness is Endianness.LITTLE:
         return row_bytes(rows, form)
     whole: NDArray[Any] | None = None
@@ -142,7 +141,7 @@ async def in_container(rows: NDArray[np.float32], form: RowForm, ranges: Ranges 
 
 
 async def as_json(rows: NDArray[np.float32], form: RowForm = FLOATS, ranges: Ranges | None = None) -> bytearray:
-    """The same in JSON. Written into one buffer, because it can be a hundred megabytes."""
+    """A list of all rows in JSON. Written into one buffer, because it can be a hundred megabytes."""
     out = bytearray(b"[")
     async for part in steps(*rows.shape):
         if part.start:

@@ -149,7 +149,7 @@ class Job:
         return 0 if num_failed <= self._options.max_errors else 1
 
     def done(self, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
-        """Those of these shards that are written."""
+        """The shards of these that are written."""
         assert self._files is not None
         return parts.done(self._files, plan, shards)
 
@@ -255,7 +255,7 @@ def _sample(source: Source) -> tuple[list[str], int]:
 
 
 def _num_bytes(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], plan: Plan) -> int:
-    """Of these rows, as a part holds them; ids count for little."""
+    """The bytes of these rows, as a part holds them; ids count for little."""
     if plan.format != "parquet" or not len(rows):
         return rows.size * np.dtype(plan.dtype).itemsize
     stream = io.BytesIO()

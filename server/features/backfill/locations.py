@@ -101,7 +101,7 @@ def files(filesystem: Any, path: str) -> list[str]:
 
 
 def kind(path: str) -> str | None:
-    """As the name of the file says; None where it is no data."""
+    """The kind that the file's name says; None where it is no data."""
     name = path.lower()
     ending = next((ending for ending in _COMPRESSED if name.endswith(ending)), "")
     found = KINDS.get(os.path.splitext(name.removesuffix(ending))[1])

@@ -41,7 +41,7 @@ class Files(Protocol):
         written to, or is being written by another process of the same worker, as far as that can be known."""
 
     def names(self) -> set[str]:
-        """As they are now; empty where the place is not there. Raises BackfillError."""
+        """The names as they are now; empty where the place is not there. Raises BackfillError."""
 
     def read(self, name: str) -> BinaryIO:
         """The file, for `with`, to be read from any place on. Raises OSError where it is not there, and BackfillError,

@@ -94,7 +94,7 @@ def _ids(content: Content, plan: Plan) -> pa.Array:
 
 
 def write_table(columns: Mapping[str, Any], stream: IO[bytes], *, metadata: Mapping[bytes, str] | None = None) -> None:
-    """As parts are written."""
+    """Write a table as parts are written."""
     pq.write_table(
         pa.table(dict(columns)).replace_schema_metadata(metadata),
         stream,
@@ -113,8 +113,8 @@ def vectors(rows: NDArray[Any], is_good: NDArray[np.bool_]) -> Any:
 
 
 def done(files: Files, plan: Plan, shards: Iterable[int], *, reads_rows: bool = False) -> dict[int, Counts]:
-    """Those whose files are there and are this job's. `reads_rows`: every byte of them is compared with its sums, else
-    their sizes and facts are. Raises BackfillError where that can't be known now."""
+    """The shards whose files are there and are this job's. `reads_rows`: every byte of them is compared with its sums,
+    else their sizes and facts are. Raises BackfillError where that can't be known now."""
     names, job = files.names(), plan.job
     there = [shard for shard in shards if f"{_name(shard)}.parquet" in names]
     with ThreadPoolExecutor(_READERS) as threads:

@@ -186,7 +186,7 @@ class PgvectorSink:
             raise BackfillError(f"the table {self._name} refuses: {_in_a_line(error)}") from None
 
     def num_rows(self) -> int:
-        """Of the table. Raises BackfillError."""
+        """The rows of the table. Raises BackfillError."""
         assert self._table is not None
         try:
             if self._connection.closed:
@@ -235,7 +235,7 @@ def _id(key: int | str) -> bytes:
 
 
 def _vectors(rows: NDArray[np.floating]) -> list[bytes]:
-    """Of [n, dimensions]: the length of the field, the dimensions, two bytes of nothing, the numbers."""
+    """Fields of [n, dimensions]: the length of the field, the dimensions, two bytes of nothing, the numbers."""
     dimensions = rows.shape[1]
     head = struct.pack(">ihh", 4 + dimensions * rows.itemsize, dimensions, 0)
     return [head + row.tobytes() for row in rows.astype(rows.dtype.newbyteorder(">"))]

@@ -129,7 +129,7 @@ def _is_away(error: Exception) -> bool:
 
 
 def _described(vectors: Any) -> str:
-    """Of the vectors of a collection, in words."""
+    """The shape of a collection's vectors, in words."""
     if not isinstance(vectors, models.VectorParams) or vectors.multivector_config is not None:
         return "named or several of a point"
     return f"{vectors.size} of {(vectors.datatype or models.Datatype.FLOAT32).value}"

@@ -87,7 +87,7 @@ class ParquetRows:
         self._id_type = _id_type(self._file.schema_arrow, column, id_column)
 
     def num_rows(self) -> int:
-        """As the file's footer says."""
+        """The number in the file's footer."""
         count: int = self._file.metadata.num_rows
         return count
 

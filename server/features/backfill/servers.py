@@ -79,7 +79,7 @@ class Servers:
             raise BackfillError("the server has another model than at the job's start")
 
     def embed(self, texts: Any) -> Any:
-        """As Client.iter_embed: slices of rows in any order; rows of texts that fail alone are NaN."""
+        """Like Client.iter_embed: slices of rows in any order; rows of texts that fail alone are NaN."""
         return self.all.iter_embed(texts, dimensions=self._dimensions, extra_body=self._extra)
 
     def reasons(self, texts: Sequence[str]) -> list[str]:

@@ -217,7 +217,7 @@ class Shards:
             shard.put([found[at][1] for at in chosen], part.embeddings[chosen])
 
     def take_complete(self) -> list[Shard]:
-        """Those whose rows are all there; they are the caller's from then on."""
+        """Give the shards whose rows are all there; they are the caller's from then on."""
         complete = [shard for shard in self._open.values() if shard.is_complete]
         for shard in complete:
             del self._open[shard.number]

@@ -7,7 +7,7 @@ CONVERT = Feature(
     name="convert",
     commands={
         "convert": Command(
-            function="server.features.convert.command:convert", flags=(*HUB_FLAGS, "template"), before="quantize"
+            function="server.features.convert.command:convert", flags=(*HUB_FLAGS, "template"), before="health"
         )
     },
     prepares="server.features.convert.start:without_pickles",

@@ -24,7 +24,7 @@ from server.dialects.route import Call
 from server.dialects.tei.shared import tei_error, tei_message, timing_headers
 from server.features.grpc.method import Method, Reads
 from server.http.auth import Keys
-from server.http.body import SMALL_BYTES, BodyReader, decoded_bytes, to_hold
+from server.http.body import BodyReader, decoded_bytes, to_hold
 from server.http.headers import read_options, request_id, request_ids
 from server.requests import errors
 from server.requests.admission import Admission
@@ -35,13 +35,14 @@ from server.requests.errors import (
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
-    NotReady,
     RequestError,
+    stopping,
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.row_memory import SMALL_BYTES
 from server.requests.time_slices import SharedSlice
-from server.requests.trace import Trace
+from server.requests.trace import CLIENT_LEFT, Trace
 from wire.vocabulary import RequestClass
 
 # fmt: off
@@ -62,7 +63,6 @@ CODES: dict[type[RequestError], StatusCode] = {
 }
 # fmt: on
 _PUSHBACK = "grpc-retry-pushback-ms"  # what clients that retry by themselves wait
-_CLIENT_LEFT = 499  # as over HTTP
 _MODEL = b"x-embedline-model"  # the messages have no field for it
 _MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwhile
 # The same in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
@@ -223,7 +223,7 @@ class Calls:
             finally:
                 self._streams.discard(stream)
             if stream.was_cut:
-                raise NotReady("the server is stopping", retry_after=1.0)
+                raise stopping()
         return None
 
     async def _answer_one(self, method: Method, call: Call, message: bytes) -> _Done:
@@ -298,9 +298,9 @@ class Calls:
         if time.monotonic() >= deadline:
             _note(DeadlineExceeded("the request's deadline passed"), trace)
         elif self._state.draining:
-            _note(NotReady("the server is stopping"), trace)
+            _note(stopping(), trace)
         else:
-            trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
+            trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
 
     @contextlib.contextmanager
     def _reported(self, trace: Trace) -> Iterator[Trace]:
@@ -309,7 +309,7 @@ class Calls:
             yield trace
         finally:
             trace.release()
-            trace.status = trace.status or _CLIENT_LEFT
+            trace.status = trace.status or CLIENT_LEFT
             trace.end()
             self._finished(trace)
 

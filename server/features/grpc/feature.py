@@ -30,16 +30,11 @@ class GrpcFlags:
         if self.grpc_port is not None and not all(map(find_spec, _PACKAGES)):
             raise SettingsError("--grpc-port needs packages that are not installed: pip install 'embedline[grpc]'")
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a port."""
-        return self.grpc_port is not None
-
 
 GRPC = Feature(
     name="gRPC",
     flags=GrpcFlags,
-    switch="--grpc-port N",
-    port="grpc_port",
+    switch=("grpc_port", "N"),
+    has_port=True,
     frontend="server.features.grpc.server:make_part",
 )

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import Inputs, check_num_ids, check_num_items
-from server.dialects.reading.prompts import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.reading.row_options import read_dimensions
+from server.dialects.reading.text_options import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.route import Call
 from server.dialects.tei.embed import for_sparse, for_tokens
 from server.dialects.tei.predict import prompt_for
@@ -74,13 +74,11 @@ def _embed_request(call: Call, message: _Texts) -> EmbedRequest:
     fields = PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
     call.form = RAW_FLOATS
     return EmbedRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts,
         prompt=read_prompt(fields, given, model, name=call.models.asked_name(None)),
         adapter=read_adapter(fields, model, name=call.models.asked_name(None)),
         truncation=read_truncation(message),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=True,
     )
@@ -164,12 +162,10 @@ def decode_tokenize(call: Call, message: tei_pb2.EncodeRequest) -> TokenizeReque
     given = Inputs(texts=[read_text(message.inputs, "inputs")], is_single=True)
     fields = PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
     return TokenizeRequest(
-        model=model,
+        **call.common(model),
         texts=given.texts or (),
         prompt=read_prompt(fields, given, model),
         add_special_tokens=message.add_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         is_single=True,
     )
 
@@ -180,11 +176,9 @@ def decode_decode(call: Call, message: tei_pb2.DecodeRequest) -> DecodeRequest:
         raise EmptyInput("ids must not be empty", param="ids")
     check_num_ids(len(message.ids), "ids")
     return DecodeRequest(
-        model=call.models.choose(None),
+        **call.common(call.models.choose(None)),
         token_ids=[list(message.ids)],
         skip_special_tokens=message.skip_special_tokens,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         is_single=True,
     )
 
@@ -247,15 +241,13 @@ def _predict_request(
 ) -> ClassifyRequest:
     model = call.models.choose(None)
     return ClassifyRequest(
-        model=model,
+        **call.common(model),
         texts=texts[:1],
         pair_texts=texts[1:],
         prompt=prompt_for(model),
         truncation=read_truncation(message),
         raw_scores=message.raw_scores,
         is_bounded=True,
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         field="inputs",
         is_single=True,
     )
@@ -329,14 +321,12 @@ def _rerank_request(
     texts: Sequence[str],
 ) -> _RerankRequest:
     return _RerankRequest(
-        model=call.models.choose(None),
+        **call.common(call.models.choose(None)),
         queries=queries,
         documents=texts,
         raw_scores=message.raw_scores,
         is_bounded=True,
         truncation=read_truncation(message),
-        request_class=call.options.request_class,
-        deadline=call.options.deadline,
         documents_field="texts",
         has_texts=message.return_text,
     )

@@ -266,10 +266,12 @@ def _read_certificate(certfile: str, keyfile: str | None) -> grpc.ServerCertific
 def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
     """What gRPC does in a frontend. Raises StartError."""
     assert start.port is not None
-    common, certificate = shared.start, None
-    if common.ssl_certfile is not None:
+    common, limits, certificate = shared.start, shared.start.limits, None
+    if common.http.ssl_certfile is not None:
         try:
-            certificate = server_credentials(common.ssl_certfile, common.ssl_keyfile, copies=common.ssl_copies)
+            certificate = server_credentials(
+                common.http.ssl_certfile, common.http.ssl_keyfile, copies=common.access.ssl_copies
+            )
         except SettingsError as error:  # the supervisor has read it; so it has changed since
             raise StartError(str(error)) from None
     calls = Calls(
@@ -277,7 +279,7 @@ def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
         admission=shared.admission,
         pipeline=shared.pipeline,
         bodies=shared.bodies,
-        max_items=common.max_client_batch_size,
+        max_items=limits.max_client_batch_size,
         keys=shared.keys,
         finished=shared.finished,
     )
@@ -286,8 +288,8 @@ def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
         calls,
         state=shared.state,
         keys=shared.keys,
-        max_message_bytes=common.payload_limit,
-        max_rpcs=common.max_concurrent_requests,
+        max_message_bytes=limits.payload_limit,
+        max_rpcs=limits.max_concurrent_requests,
         max_connections=common.max_connections,
         credentials=certificate,
     )

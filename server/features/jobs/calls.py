@@ -27,11 +27,9 @@ from server.features.jobs.store.store import (
 from server.features.jobs.types import NewRequest, QueueCounts, RequestView
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules
 from server.features.rpc import Answer, Call
-from server.requests.errors import Conflict, InvalidRequest, NotFound, NotReady, RequestError
+from server.requests.errors import RETRY_AFTER, Conflict, InvalidRequest, NotFound, NotReady, RequestError
 from wire.metrics import Recorder
 
-_FULL_SECONDS = 10.0  # what clients are told while there is no room
-_RETRY_SECONDS = 2.0
 _PAGE = 500  # documents at a time
 _Value = TypeVar("_Value")
 Fields = dict[str, Any]
@@ -210,24 +208,16 @@ def _refusal(error: Exception) -> RequestError | None:
         case IdempotencyConflict():
             return Conflict("another request had this idempotency key", param="idempotency-key")
         case StoreFull():
-            return _full(str(error))
+            return NotReady(str(error), reason="jobs_full")
         case StoreUnavailable():
-            return _unavailable(str(error), _RETRY_SECONDS)
+            return NotReady(str(error), reason="jobs_unavailable")
         case OSError() if error.errno in FULL_ERRORS:
-            return _full("the disk is full")
+            return NotReady("the disk is full", reason="jobs_full")
         case OSError():
             logger.error("the folder of files can't be used: %s", error)
             message = f"the folder of files can't be used now: {error.strerror or type(error).__name__}"
-            return _unavailable(message, _FULL_SECONDS)
+            return NotReady(message, retry_after=RETRY_AFTER["jobs_full"], reason="jobs_unavailable")
     return None
-
-
-def _full(message: str) -> NotReady:
-    return NotReady(message, retry_after=_FULL_SECONDS, reason="jobs_full")
-
-
-def _unavailable(message: str, seconds: float) -> NotReady:
-    return NotReady(message, retry_after=seconds, reason="jobs_unavailable")
 
 
 def _there(found: _Value | None, what: str) -> _Value:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from server.features.jobs.disk import CALLS_AT
-from server.features.jobs.messages import JobsClient
+from server.features.rpc import Caller
 from server.requests.errors import RequestError
 from server.settings.flag import SettingsError
 
@@ -39,7 +39,7 @@ async def _asked(folder: str, what: str, owner: str) -> dict[str, Any]:
         path = (Path(folder) / f"{CALLS_AT}{socket.gethostname()}").read_text()
     except OSError as error:
         raise SettingsError(f"--jobs: no server of this machine has this folder: {error.strerror}") from None
-    client = JobsClient(path)
+    client = Caller(path, "jobs")
     client.open()
     try:
         found: dict[str, Any] = (await client.call(what, owner, timeout_s=_SECONDS)).value

@@ -1,10 +1,15 @@
 """What jobs bring to a server, and their flags: where work is kept that nobody waits for, how much and how long."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from server.feature import Feature, Group
 from server.settings.flag import SettingsError, check_flags, flag
+
+if TYPE_CHECKING:
+    from server.metrics.declared import Declared
 
 _GIB = 1 << 30
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
@@ -105,11 +110,6 @@ class JobsFlags:
         if find_spec("redis") is None:
             raise SettingsError("--jobs-redis needs a package that is not installed: pip install 'embedline[redis]'")
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a folder."""
-        return self.jobs is not None
-
     def _check_files(self) -> None:
         if self.jobs_files is None:
             return
@@ -124,6 +124,46 @@ class JobsFlags:
             raise SettingsError("--jobs-files needs a package that is not installed: pip install 'embedline[backfill]'")
 
 
+# fmt: off
+def metrics() -> "Sequence[Declared]":
+    """What the process counts."""
+    from server.metrics.declared import FROM_HALF_A_MILLISECOND, counter, gauge, histogram
+    from wire.metrics import SECONDS
+
+    return (
+        counter("embedline_jobs_accepted_total", ("priority",), "Async requests that were accepted."),
+        counter("embedline_jobs_total", ("outcome",),
+            "Async requests that ended: `succeeded`, `failed`, `expired` they waited longer than they may, `canceled`.",
+            "`expired` rises: the server is too small for the load, or the times too short",
+            zeros=("succeeded", "failed", "expired", "canceled")),
+        histogram("embedline_jobs_run_seconds", (),
+            "From the begin of an async request to its end, with all attempts and the waits between them.",
+            SECONDS, FROM_HALF_A_MILLISECOND),
+        gauge("embedline_jobs_queued", ("process", "priority"), "Async requests that wait, up to a second ago."),
+        gauge("embedline_jobs_oldest_age_seconds", ("process",), "For how long the oldest of them has waited.",
+            "it comes close to the `max_time_in_queue_seconds` that your clients send"),
+        gauge("embedline_jobs_in_progress", ("process",), "Async requests that run, up to a second ago."),
+        counter("embedline_jobs_webhook_attempts_total", ("outcome",),
+            "Attempts to deliver a webhook: `delivered`, `failed` it is tried again, `given_up` it is not.",
+            "`given_up` rises", zeros=("delivered", "failed", "given_up")),
+        gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.",
+            "it keeps rising"),
+        gauge("embedline_jobs_batches_open", ("process", "status"),
+            "Batches that have not ended: `validating` they wait, `in_progress`, `finalizing`, `cancelling`.",
+            "`validating` keeps rising"),
+        counter("embedline_jobs_batch_lines_total", ("outcome",),
+            "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises",
+            zeros=("completed", "failed")),
+        counter("embedline_jobs_batches_total", ("outcome",),
+            "Batches that ended: `completed`, `failed` as a whole, `expired`, `cancelled`.",
+            "`failed` or `expired` rises", zeros=("completed", "failed", "expired", "cancelled")),
+        counter("embedline_jobs_batch_faults_total", (),
+            "Batches that failed as a whole by the server's own fault, after several tries.", "it is not 0"),
+        gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
+    )
+# fmt: on
+
+
 JOBS = Feature(
     name="jobs",
     commands={
@@ -136,9 +176,9 @@ JOBS = Feature(
         )
     },
     flags=JobsFlags,
-    switch="--jobs DIR",
+    switch=("jobs", "DIR"),
     process="server.features.jobs.process:plan",
-    metrics="server.features.jobs.process:METRICS",
+    metrics=metrics,
     frontend="server.features.jobs.http.routes:make_part",
     routes={
         ("POST", "/async_predict"): "Keep a request for any route of this server, and run it later (Baseten's async "

@@ -1,21 +1,10 @@
-"""What frontends and the jobs process have in common: how the one calls the other, the bounds of what it sends, and
-START of that process.
-"""
+"""START of the jobs process, and the bounds of what frontends send it. server/features/jobs/calls.py has the calls."""
 
 from dataclasses import dataclass, field
-
-from server.features.rpc import Caller
 
 CHUNK_BYTES = 1 << 20  # the most of a file in one call, in either direction
 PIECE_BYTES = 64 * 1024  # of a file or a result that lies near: its client may not read it
 MAX_BODY_BYTES = 4 << 20  # of one async request: more belongs into a batch
-
-
-class JobsClient(Caller):
-    """A frontend's end. server/features/jobs/calls.py has the calls."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "jobs", lost="has ended before it answered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

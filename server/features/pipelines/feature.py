@@ -1,10 +1,15 @@
 """What pipelines bring to a server, and their flag."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from server.feature import Feature
 from server.settings.flag import SettingsError, check_flags, flag
+
+if TYPE_CHECKING:
+    from server.metrics.declared import Declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +31,30 @@ class PipelinesFlags:
         if self.pipelines is not None and not Path(self.pipelines).is_file():
             raise SettingsError("--pipelines takes a Python file, and there is none at this path")
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a file."""
-        return self.pipelines is not None
+
+# fmt: off
+def metrics() -> "Sequence[Declared]":
+    """What the process counts."""
+    from server.metrics.declared import FROM_HALF_A_MILLISECOND, counter, gauge, histogram
+    from wire.metrics import SECONDS
+
+    return (
+        counter("embedline_pipeline_runs_total", ("pipeline", "outcome"),
+            "Runs that ended: `ok`, `failed` with an error, `cancelled` its client left, `refused` too many run.",
+            "`failed` or `refused` rises"),
+        histogram("embedline_pipeline_seconds", ("pipeline",),
+            "Time of a run in the pipelines process.", SECONDS, FROM_HALF_A_MILLISECOND),
+        gauge("embedline_pipelines_running", ("process",), "Runs that are under way, up to a second ago."),
+    )
+# fmt: on
 
 
 PIPELINES = Feature(
     name="pipelines",
     flags=PipelinesFlags,
-    switch="--pipelines FILE.py",
+    switch=("pipelines", "FILE.py"),
     process="server.features.pipelines.process:plan",
-    metrics="server.features.pipelines.process:METRICS",
+    metrics=metrics,
     frontend="server.features.pipelines.routes:make_part",
     routes={
         ("GET", "/pipelines"): "The pipelines of --pipelines, with their schemas",

@@ -25,6 +25,7 @@ from server.features.pipelines.loading import PipelinesUnusable, load
 from server.features.pipelines.messages import Listed, PipelinesStart, Run
 from server.features.rpc import Call, Service
 from server.requests.errors import (
+    RETRY_AFTER,
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
@@ -39,7 +40,6 @@ from wire.metrics import Recorder
 
 Body = Callable[[], Awaitable[list[bytes]]]  # what makes the body of a run's answer, in parts
 
-_RETRY_SECONDS = 1.0
 _MAX_OF_KEY = 3  # runs of a key for each place that is free
 _MAX_CHARACTERS = 1000  # of what a step says of a wrong input
 _BUSY = {429: Overloaded, 503: NotReady}  # what this server answered to a step, again and again
@@ -115,7 +115,7 @@ class Runs:
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
         if self.num_open >= self._most or self._has_its_share(run.owner):
             self._metrics.count("embedline_pipeline_runs_total", run.pipeline, "refused")
-            raise Overloaded("too many pipelines are running", retry_after=_RETRY_SECONDS, reason="pipelines_running")
+            raise Overloaded("too many pipelines are running", reason="pipelines_running")
         began, outcome = time.perf_counter(), "cancelled"
         self.num_open += 1
         self._of_keys[run.owner] += 1
@@ -168,7 +168,7 @@ def _failed(pipeline: str, error: StepFailed) -> RequestError:
     cause = error.__cause__
     if isinstance(cause, RequestFailed) and cause.status in _BUSY:
         message = f"step {error.step} found this server too busy"
-        return _BUSY[cause.status](message, retry_after=_RETRY_SECONDS)
+        return _BUSY[cause.status](message, retry_after=RETRY_AFTER["step_busy"])
     if cause is None:
         return EngineFailed(str(error))
     frames = traceback.extract_tb(cause.__traceback__)

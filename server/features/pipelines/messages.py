@@ -1,18 +1,9 @@
-"""What frontends and the pipelines process have in common: runs, what is known of pipelines, how a frontend asks, and
-START of that process.
-"""
+"""What frontends and the pipelines process say to each other, and START of that process."""
 
-import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-
-from server.features.rpc import Caller
-from server.requests.errors import DeadlineExceeded, NotFound
-
-_GRACE_SECONDS = 2.0  # for a run that is over its time to say so itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,42 +37,3 @@ class Listed(msgspec.Struct, frozen=True):
     timeout: float  # seconds
     input: dict[str, Any]  # JSON schemas
     output: dict[str, Any]
-
-
-class PipelinesClient(Caller):
-    """A frontend's end. The process says what it has as soon as it is there."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "pipelines", lost="ended during this run")
-        self._listing: dict[str, Listed] | None = None  # the newest
-
-    async def listing(self) -> list[Listed]:
-        """All pipelines. Raises NotReady before the process was there for the first time."""
-        if self._listing is None:
-            await self.wait_for_it()
-        assert self._listing is not None
-        return list(self._listing.values())
-
-    async def run(self, run: Run, deadline: float) -> bytes:
-        """The answer's body. `deadline` is a time.monotonic(). Raises RequestError; cancelling it cancels the run."""
-        pipeline = run.pipeline
-        await self.wait_for_it()
-        assert self._listing is not None
-        if pipeline not in self._listing:
-            raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
-        left, timeout = deadline - time.monotonic(), self._listing[pipeline].timeout
-        if left <= 0:
-            raise DeadlineExceeded("the deadline had passed before the pipeline began")
-        fields = msgspec.structs.asdict(run) | {"seconds": left if left < timeout else None}
-        calling = self.call("run", timeout_s=None, **fields)
-        del run, fields  # its body is the other process's now
-        try:
-            async with asyncio.timeout(min(left, timeout) + _GRACE_SECONDS):
-                return bytes((await calling).body)
-        except TimeoutError:
-            raise DeadlineExceeded(f"pipeline {pipeline} did not end in time, and did not say why") from None
-
-    def is_there(self, says: memoryview) -> None:
-        listing = msgspec.msgpack.decode(says, type=list[Listed])
-        self._listing = {one.name: one for one in listing}
-        super().is_there(says)

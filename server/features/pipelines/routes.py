@@ -3,8 +3,10 @@
 POST is a route in front of FastAPI, which passes the body on as it is.
 """
 
+import asyncio
 import hmac
 import socket
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -13,40 +15,76 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from server.dialects.route import Answer
-from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import Container
 from server.features.pipelines.feature import PIPELINES
-from server.features.pipelines.messages import PipelinesClient, Run
+from server.features.pipelines.messages import Listed, Run
+from server.features.rpc import Caller
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Authority, given_keys
 from server.http.body import ASGIApp, BodyReader
 from server.http.headers import read_options
 from server.http.http_server import HttpServer
-from server.http.openapi import error_statuses
+from server.http.openapi import errors_of
 from server.http.request import HeaderList, PassOn, Read
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
-    Forbidden,
     InvalidRequest,
     MalformedBody,
     NoSuchRoute,
     NotFound,
-    NotReady,
     Overloaded,
     PayloadTooLarge,
     RequestError,
-    Unauthorized,
     UnsupportedMedia,
-    WrongMethod,
 )
 
 _PREFIX = "/pipelines/"
+_GRACE_SECONDS = 2.0  # for a run that is over its time to say so itself
 _JSON, _MSGPACK = b"application/json", b"application/msgpack"
 _MSGPACKS = frozenset({_MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})  # as `accept` takes them
 
 _Schema = dict[str, Any]
+
+
+class PipelinesClient(Caller):
+    """A frontend's end. The process says what it has as soon as it is there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "pipelines", lost="ended during this run")
+        self._listing: dict[str, Listed] | None = None  # the newest
+
+    async def listing(self) -> list[Listed]:
+        """All pipelines. Raises NotReady before the process was there for the first time."""
+        if self._listing is None:
+            await self.wait_for_it()
+        assert self._listing is not None
+        return list(self._listing.values())
+
+    async def run(self, run: Run, deadline: float) -> bytes:
+        """The answer's body. `deadline` is a time.monotonic(). Raises RequestError; cancelling it cancels the run."""
+        pipeline = run.pipeline
+        await self.wait_for_it()
+        assert self._listing is not None
+        if pipeline not in self._listing:
+            raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
+        left, timeout = deadline - time.monotonic(), self._listing[pipeline].timeout
+        if left <= 0:
+            raise DeadlineExceeded("the deadline had passed before the pipeline began")
+        fields = msgspec.structs.asdict(run) | {"seconds": left if left < timeout else None}
+        calling = self.call("run", timeout_s=None, **fields)
+        del run, fields  # its body is the other process's now
+        try:
+            async with asyncio.timeout(min(left, timeout) + _GRACE_SECONDS):
+                return bytes((await calling).body)
+        except TimeoutError:
+            raise DeadlineExceeded(f"pipeline {pipeline} did not end in time, and did not say why") from None
+
+    def is_there(self, says: memoryview) -> None:
+        listing = msgspec.msgpack.decode(says, type=list[Listed])
+        self._listing = {one.name: one for one in listing}
+        super().is_there(says)
 
 
 class PipelinesPart(Part):
@@ -163,13 +201,5 @@ def _run_operation() -> _Schema:
 
 def _responses(*kinds: type[RequestError]) -> _Schema:
     """What a route answers, and with which errors."""
-    found = error_statuses([openai_error], of=[Unauthorized, Forbidden, WrongMethod, NotReady, *kinds])
-    errors = {
-        status: _described(" ".join(texts), {"$ref": f"#/components/schemas/{names[0]}"})
-        for status, (texts, names) in sorted(found.items())
-    }
-    return {"200": _described("In the pipeline's own form", {}), **errors}
-
-
-def _described(description: str, schema: _Schema) -> _Schema:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    anything = {"description": "In the pipeline's own form", "content": {"application/json": {"schema": {}}}}
+    return {"200": anything, **errors_of(*kinds)}

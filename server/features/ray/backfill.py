@@ -33,7 +33,7 @@ _MAX_RUN = 4  # shards that a worker is told at a time: neighbours are read toge
 
 
 class Room:
-    """For the workers of one job."""
+    """How long the workers of one job may wait for places in the cluster."""
 
     def __init__(
         self, needs: str, seconds: float, cluster: Callable[[], str], clock: Callable[[], float] = time.monotonic
@@ -102,7 +102,8 @@ class Workers:
                 return Served(described["model"], described["dimensions"])
 
     def answers(self) -> Iterator[_Answer]:
-        """Those of the next second: the shards that a worker was told, or none where it has started, and what it says.
+        """The answers of the next second: the shards that a worker was told, or none where it has started, and what it
+        says.
 
         Raises BackfillError where nothing is to be hoped for."""
         import ray

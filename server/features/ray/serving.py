@@ -118,7 +118,7 @@ def application(config: RayConfig) -> Any:
 
 
 def arguments(config: RayConfig) -> Sequence[str]:
-    """Of a replica's server, beside its file."""
+    """The arguments of a replica's server, beside its file."""
     settings = config.ray
     given = ["--prometheus-port", "0", "--drain-delay", "0"]
     if not settings.num_gpus and not config.sets_threads:

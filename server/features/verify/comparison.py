@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from embedline.progress import shown
 from engine import registry
-from engine.fp8_copy import with_copy
 from engine.machine import cores
 from engine.messages import LoadOptions
 from engine.model.tasks import Task
@@ -90,7 +89,7 @@ def verify(settings: Settings, *, as_json: bool) -> int:
 
 
 def _plan(model: ModelSettings, settings: Settings) -> ModelPlan:
-    """As a start has it, with weights converted that are pickles. Raises SettingsError and ModelError."""
+    """The plan of a start, with weights converted that are pickles. Raises SettingsError and ModelError."""
     with clean_exit_on_sigterm():
         return plan_model(model, settings, cuda=lambda: find_cuda(settings), progress=shown)
 
@@ -111,7 +110,7 @@ def _check_tokenizer(plan: ModelPlan) -> None:
 
 
 def _options(plan: ModelPlan, settings: Settings) -> LoadOptions:
-    """Those of its first device."""
+    """What an engine on the model's first device is loaded with."""
     return engine_options(
         plan,
         plan.devices.names[0],
@@ -288,8 +287,8 @@ def _bar(info: ModelInfo) -> tuple[float, float]:
 
 
 def _of_our_class(plan: ModelPlan, settings: Settings, asked: Inputs) -> Reference:
-    """Of a folder whose config.json has words of its own code: no library reads it, so the class that serves it does,
-    one text at a time. Raises ModelError.
+    """The rows of a folder whose config.json has words of its own code. No library reads it, so the class that serves
+    it does, one text at a time. Raises ModelError.
     """
     alone = replace(
         plan,
@@ -309,7 +308,7 @@ def _of_our_class(plan: ModelPlan, settings: Settings, asked: Inputs) -> Referen
 
 def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Array, ModelInfo]:
     """One row a text, or a token; sparse ones spread over the vocabulary, embeddings scaled as they go out."""
-    options = with_copy(plan.engine, _options(plan, settings))
+    options = _options(plan, settings)
     engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=options)
     try:
         output = _OUTPUTS[plan.folder.task]
@@ -327,7 +326,7 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Arra
 
 
 def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iterator[Batch]:
-    """As many texts at once as the engine takes."""
+    """Batches of as many texts as the engine takes at once."""
     limits, offsets = engine.limits, tokens.offsets
     start = 0
     while start < len(tokens.truncated):

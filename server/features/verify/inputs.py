@@ -19,7 +19,8 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import LateInteraction, Task
 from engine.selftest.sample_ids import num_layer_parameters
 from engine.types import ModelError
-from server.requests.late_interaction import counted, shaped
+from server.requests.inputs import LETTER, frame_of
+from server.requests.late_interaction import Lengths, counted, lengths, shaped
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.topology import tokenizer_spec
 from tokenizer_pool.config_files import TokenizerError
@@ -44,7 +45,7 @@ class Inputs:
 
 
 def inputs(plan: ModelPlan) -> Inputs:
-    """As requests for this model's task have them. Raises ModelError where there is no tokenizer to be used."""
+    """The texts as requests for this model's task have them. Raises ModelError where no tokenizer can be used."""
     texts = list(gate_texts.texts())
     try:
         tokenizer = Tokenizer(tokenizer_spec(plan))
@@ -71,19 +72,15 @@ def _queries_and_documents(
 ) -> Inputs:
     """Half of them are queries."""
     num_queries = len(texts) // 2
-    prompts = plan.folder.prompts
+    prompts, max_seqlen = plan.folder.prompts, plan.folder.max_seqlen
+    most = lengths(late, max_seqlen) or Lengths(max_seqlen, max_seqlen)
     pieces: list[TokenizedPiece] = [
-        tokenizer.encode(texts[:num_queries], prompt=prompts.get("query", "")),
-        tokenizer.encode(texts[num_queries:], prompt=prompts.get("document", "")),
+        tokenizer.encode(texts[:num_queries], prompt=prompts.get("query", ""), max_tokens=most.query),
+        tokenizer.encode(texts[num_queries:], prompt=prompts.get("document", ""), max_tokens=most.document),
     ]
+    num_leading = len(frame_of(tokenizer.details([LETTER]).tokens[0]).first) if late.marks_text_start else 1
     tokens = asyncio.run(
-        shaped(
-            join(pieces),
-            late,
-            num_queries=num_queries,
-            max_seqlen=plan.folder.max_seqlen,
-            truncation=Truncation.RIGHT,
-        )
+        shaped(join(pieces), late, num_queries=num_queries, max_seqlen=max_seqlen, num_leading=num_leading)
     )
     counts = counted(tokens, late, num_queries=num_queries)
     return Inputs(texts=texts, num_queries=num_queries, tokens=tokens, counts=counts, longest=longest)

@@ -119,7 +119,7 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
 
 
 def _scores(plan: ModelPlan, asked: Inputs) -> Reference:
-    """Of the class that config.json names; of a generative reranker the whole next token's."""
+    """The scores of the class that config.json names; of a generative reranker the whole next token's."""
     if plan.folder.architectures[:1] == (REWARD,):
         raise ModelError(f"transformers has no {REWARD} to compare with")
     import torch

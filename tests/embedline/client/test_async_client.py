@@ -1,8 +1,10 @@
 """The client for asyncio: the same results and errors, and cancellation by the task."""
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import assert_type
 from unittest import mock
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from embedline import AsyncClient, CancellationToken, Cancelled, Client, RequestFailed, RequestProcessingPreference
 from embedline.client import async_client
+from embedline.client.async_client import each_in_a_thread, in_a_thread
+from embedline.client.responses import EmbeddedSlice, EmbedResponse
 from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
 from tests.server_e2e.running import PATIENCE
@@ -36,6 +40,25 @@ async def test_the_other_calls() -> None:
             assert (await client.classify(texts(1))).best() == ["bad"]
             posted = await client.batch_post("/predict", [{"inputs": [["text 1"]]}])
             assert posted.data[0][0][0]["label"] == "good"
+
+
+@pytest.mark.parametrize("name", ["embed", "iter_embed", "rerank", "classify", "batch_post"])
+async def test_a_call_has_the_arguments_and_the_documentation_of_the_client(name: str) -> None:
+    call, same = getattr(AsyncClient, name), getattr(Client, name)
+    assert inspect.signature(call) == inspect.signature(same)
+    assert call.__doc__ == same.__doc__
+    assert call.__name__ == name
+    assert inspect.isasyncgenfunction(call) if name == "iter_embed" else inspect.iscoroutinefunction(call)
+
+
+async def test_type_checkers_know_arguments_and_results() -> None:
+    with stub(lambda seen: [raw(seen.texts)]) as server:
+        async with AsyncClient(server.url) as client:
+            assert_type(await client.embed("text", user="a"), EmbedResponse)
+            async for part in client.iter_embed("text"):
+                assert_type(part, EmbeddedSlice)
+            with pytest.raises(TypeError, match="dimension"):
+                await client.embed("text", dimension=2)  # type: ignore[call-arg]
 
 
 async def test_rows_as_batches_finish() -> None:
@@ -81,13 +104,13 @@ async def test_a_cancelled_iteration_drops_its_requests() -> None:
 async def test_an_iteration_left_early_is_ended_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_in = []
 
-    def slices(*_: object, **__: object) -> Iterator[int]:
+    def slices(*_: object, **__: object) -> Generator[int, None, None]:
         try:
             yield from range(9)
         finally:
             ended_in.append(threading.current_thread())
 
-    monkeypatch.setattr(Client, "iter_embed", slices)
+    monkeypatch.setattr(AsyncClient, "iter_embed", each_in_a_thread(slices))
     async with AsyncClient("http://localhost:1") as client:
         rows = client.iter_embed(texts(9))
         await anext(rows)
@@ -138,7 +161,7 @@ async def test_the_wait_for_a_thread_is_a_part_of_the_calls_time(monkeypatch: py
     def embed(*_: object, preference: RequestProcessingPreference, **__: object) -> None:
         given.append(preference.total_timeout_s)
 
-    monkeypatch.setattr(Client, "embed", embed)
+    monkeypatch.setattr(AsyncClient, "embed", in_a_thread(embed))
     monkeypatch.setattr(async_client, "time", mock.Mock(monotonic=mock.Mock(side_effect=[0.0, 30.0, 0.0, 200.0])))
     async with AsyncClient("http://localhost:1") as client:
         for _ in range(2):
@@ -151,12 +174,12 @@ async def test_a_task_that_is_cancelled_twice_still_waits_for_the_end_of_its_cal
 ) -> None:
     entered, end = threading.Event(), threading.Event()
 
-    def slices(*_: object, **__: object) -> Iterator[int]:
+    def slices(*_: object, **__: object) -> Generator[int, None, None]:
         entered.set()
         end.wait(PATIENCE)
         yield 1
 
-    monkeypatch.setattr(Client, "iter_embed", slices)
+    monkeypatch.setattr(AsyncClient, "iter_embed", each_in_a_thread(slices))
     async with AsyncClient("http://localhost:1") as client:
         first = asyncio.ensure_future(anext(client.iter_embed(texts(9))))
         await asyncio.to_thread(entered.wait, 30)

@@ -24,8 +24,9 @@ from engine.model.tasks import (
     TokenVectors,
     VocabularyWeights,
 )
-from engine.types import Batch, OutputKind, Results, compute
-from tests.engine.load_options import load_options
+from engine.types import OutputKind, Results
+from tests.engine import engines
+from tests.engine.engines import load_options, results
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 
 _TASKS: dict[type[Head], Task] = {
@@ -68,23 +69,8 @@ def load_with_heads(
         return load(folder, **others)
 
 
-def results(loaded: CompiledEngine, one: Batch) -> Results:
-    """Of one batch, with nothing else in the engine."""
-    found = compute(loaded, one)
-    assert isinstance(found, dict), found
-    return found
-
-
 def pooled(loaded: CompiledEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    values = results(loaded, batch(sequences))[OutputKind.POOLED].values
-    assert values.dtype == np.float32
-    return values
-
-
-def difference(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """The largest, relative to the largest value where that is above 1."""
-    assert rows.shape == expected.shape
-    return float(np.abs(rows - expected).max() / max(1.0, np.abs(expected).max()))
+    return engines.rows(loaded, batch(sequences))
 
 
 def both_ways(

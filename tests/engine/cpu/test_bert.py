@@ -13,9 +13,10 @@ from transformers import CONFIG_MAPPING
 
 from engine.cpu import bert, converting, openvino
 from engine.cpu.bert import token_rows
-from engine.cpu.choices import choices_of
+from engine.cpu.offer import choices_of
 from engine.model.model_folder import ModelFolder, read_with
-from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.cpu.engines import load, options, pooled
+from tests.engine.engines import difference
 from tests.engine.tiny_models import HIDDEN_SIZE, Reference, arbitrary, save
 
 SEQLENS = (5, 17, 1, 40, 3)

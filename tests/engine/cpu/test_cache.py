@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from engine.cpu import keys, loading
-from engine.cpu.examination import Facts
+from engine.cpu.selftest import Facts
 from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store.cache import Cache
-from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.cpu.engines import load, options, pooled
 from tests.engine.cpu.fresh_start import start
+from tests.engine.engines import difference
 from tests.engine.tiny_models import arbitrary, save
 from tests.tiers import full
 

@@ -12,7 +12,7 @@ from engine.cpu.child import Child, convert
 from engine.messages import LoadOptions
 from engine.types import ModelError
 from tests.engine.cpu.engines import load
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save
 
 

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cpu import exported, loading, openvino, selftest
-from engine.cpu.choices import choices_of
+from engine.cpu import converted, exported, loading, openvino, selftest
 from engine.cpu.converted import Converted
+from engine.cpu.offer import choices_of
 from engine.cpu.openvino import Executor
 from engine.machine import host
 from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store import fingerprint, manifest
-from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.cpu.engines import load, options, pooled
 from tests.engine.cpu.fresh_start import start
+from tests.engine.engines import difference
 from tests.engine.tiny_models import Reference, arbitrary, save
 from tests.tiers import full
 
@@ -48,7 +49,7 @@ def copied(made: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.holds("A warm start imports neither torch nor transformers", "Engines on a CPU")
 def test_a_first_start_from_it_imports_neither_torch_nor_transformers(made: tuple[Path, Path], tmp_path: Path) -> None:
     folder, entry = made
-    modules, note = start(folder, compiled=str(entry), cache_dir=str(tmp_path / "cache"))
+    modules, note = start(folder, compiled_model=str(entry), cache_dir=str(tmp_path / "cache"))
     assert modules == []
     assert note.startswith("the self-test's rows equal those that numpy computes")
 
@@ -61,7 +62,7 @@ def test_its_rows_are_transformers_rows(
     moved = Path(shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile))
     monkeypatch.setattr(loading, "convert", None)
     entry.chmod(0o500)
-    loaded = load(moved, compiled=str(entry))
+    loaded = load(moved, compiled_model=str(entry))
     rows = pooled(loaded, arbitrary(SEQLENS))
     loaded.close()
     assert difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) <= 1e-5
@@ -84,7 +85,7 @@ def test_auto_is_measured_where_it_serves(
     monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(Fidelity, "is_hardly_lower", is_near)
     monkeypatch.setattr(openvino, "open_model", opened_as)
-    loaded = load(folder, dtype="auto", compiled=str(entry))
+    loaded = load(folder, dtype="auto", compiled_model=str(entry))
     loaded.close()
     assert loaded.info.dtype == dtype
     assert opened == ["bfloat16", *(["float32"] if not is_near else [])]
@@ -96,7 +97,7 @@ def test_what_cannot_be_used_is_told_and_made_anew(
     folder, entry = copied
     (entry / "model.bin").write_bytes((entry / "model.bin").read_bytes()[:-100])
     with caplog.at_level(logging.WARNING):
-        loaded = load(folder, compiled=str(entry), cache_dir=str(tmp_path / "cache"))
+        loaded = load(folder, compiled_model=str(entry), cache_dir=str(tmp_path / "cache"))
     rows = pooled(loaded, arbitrary(SEQLENS))
     loaded.close()
     assert f"{entry} is not used: " in caplog.text
@@ -114,7 +115,7 @@ def test_wrong_rows_on_this_cpu_are_refused(
     answers = iter([False])  # and then right ones, of the model that is made anew
     monkeypatch.setattr(selftest, "is_near", lambda *found, **of: next(answers, True))
     with caplog.at_level(logging.WARNING):
-        load(folder, compiled=str(entry)).close()
+        load(folder, compiled_model=str(entry)).close()
     assert "the compiled model's rows are not the original's" in caplog.text
 
 
@@ -242,7 +243,7 @@ def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) 
     assert read.of_texts is not None
     per_token = read.references[0]
     assert [len(rows) for rows in per_token.rows] == [len(ids) for ids in per_token.sequences]
-    one_row = selftest.Reference(per_token.sequences, [rows[:1] for rows in per_token.rows], hides_tokens=True)
+    one_row = converted.Reference(per_token.sequences, [rows[:1] for rows in per_token.rows], hides_tokens=True)
     target = tmp_path / "new"
     target.mkdir()
     again = Converted(

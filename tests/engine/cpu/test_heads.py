@@ -1,6 +1,7 @@
 """Scores, labels of tokens and sparse weights from the compiled engines, as transformers' own classes give them.
 
-Each is held against the whole class, one text at a time, alone and in a batch.
+Each is held against the whole class, one text at a time, alone and in a batch. tests/parity has scores of pairs and of
+tokens too.
 """
 
 import dataclasses
@@ -11,20 +12,14 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, TokenVectors, VocabularyWeights
+from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenVectors, VocabularyWeights
 from engine.types import ModelError, OutputKind
-from tests.engine.cpu.engines import (
-    both_ways,
-    difference,
-    load_with_heads,
-    results,
-    sparse,
-)
+from tests.engine.cpu.engines import both_ways, load_with_heads, sparse
+from tests.engine.engines import difference, results
 from tests.engine.tiny_models import (
     GENERATING,
     HIDDEN_SIZE,
     SCORING_SEQUENCES,
-    SCORING_TOKENS,
     VOCAB_SIZE,
     WholeReference,
     arbitrary,
@@ -69,35 +64,6 @@ def test_scores_of_a_sequence(family: str, others: dict[str, Any], tmp_path: Pat
         assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
     assert loaded.info.outputs == OutputKind.LOGITS
     assert (loaded.info.dimensions, loaded.info.token_dimensions) == (3, None)
-
-
-def test_scores_of_a_pair(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    save_whole("bert", folder, SCORING_SEQUENCES, num_labels=1)
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    types = [[0, 0, 0, 1, 1], [0] * 8 + [1] * 9]
-    loaded = load_with_heads(folder, (SequenceScores(labels=("LABEL_0",)),))
-    found = results(loaded, dataclasses.replace(batch(SEQUENCES[:2], types[0] + types[1]), outputs=OutputKind.LOGITS))
-    loaded.close()
-    expected = np.stack([reference.scores(*pair) for pair in zip(SEQUENCES, types, strict=False)])
-    assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
-    assert difference(np.stack([reference.scores(sequence) for sequence in SEQUENCES[:2]]), expected) > 1e-3
-
-
-@pytest.mark.parametrize("family", ["modernbert", *full("bert", "qwen3 with a window")])
-def test_scores_of_tokens(family: str, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    save_whole(family, folder, SCORING_TOKENS, num_labels=3)
-    reference = WholeReference(folder, SCORING_TOKENS)
-    loaded = load_with_heads(folder, (TokenScores(labels=LABELS),))
-    together, alone = both_ways(loaded, SEQUENCES, OutputKind.TOKEN_LOGITS)
-    loaded.close()
-    expected = np.concatenate([reference.scores(sequence) for sequence in SEQUENCES])
-    for found in (together, alone):
-        rows = found[OutputKind.TOKEN_LOGITS]
-        assert difference(rows.values, expected) <= 1e-5
-        assert rows.offsets is not None
-        assert rows.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from engine.machine import host
 from engine.model.tasks import SequenceScores
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.types import ModelError
-from tests.engine.cpu.engines import difference, load, load_with_heads, options, pooled
+from tests.engine.cpu.engines import load, load_with_heads, options, pooled
+from tests.engine.engines import difference
 from tests.engine.tiny_models import Reference, arbitrary, save, save_whole
 
 SEQLENS = (5, 17, 1, 30, 9)

@@ -13,7 +13,8 @@ from engine.cpu.engine import CompiledEngine
 from engine.selftest.fidelity import SENTENCES
 from engine.selftest.warmup import warm_up
 from engine.types import EngineError, OutputKind, Results
-from tests.engine.cpu.engines import difference, load, pooled, results
+from tests.engine.cpu.engines import load, pooled
+from tests.engine.engines import difference, results
 from tests.engine.tiny_models import batch
 
 TEXTS = (

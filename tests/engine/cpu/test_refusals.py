@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from engine import registry
 from engine.cpu import loading, openvino, selftest
-from engine.cpu.choices import choices_of
 from engine.cpu.converting import convert
+from engine.cpu.offer import choices_of
 from engine.cpu.openvino import Executor
 from engine.machine import cores, host
 from engine.model import model_folder

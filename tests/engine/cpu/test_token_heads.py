@@ -14,14 +14,8 @@ from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Dense, LateInteraction, TokenVectors, TokenWeights
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, OutputKind
-from tests.engine.cpu.engines import (
-    both_ways,
-    difference,
-    load,
-    load_with_heads,
-    results,
-    sparse,
-)
+from tests.engine.cpu.engines import both_ways, load, load_with_heads, sparse
+from tests.engine.engines import difference, results
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, Reference, arbitrary, batch, save
 from tests.tiers import full
 

@@ -21,9 +21,9 @@ from engine.messages import LoadOptions
 from engine.selftest import selfcheck
 from engine.selftest.warmup import warm_up
 from engine.transformers import engine as transformers
-from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
+from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind
+from tests.engine.engines import load_options, results
 from tests.engine.fused.test_memory import QWEN3_8B
-from tests.engine.load_options import load_options
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 from tests.server_e2e.running import PATIENCE
@@ -47,15 +47,6 @@ def load(folder: Path, **others: Any) -> FusedEngine:
 
 def load_reference(folder: Path, **others: Any) -> Engine:
     return transformers.load(name="m", reason="asked", options=options(folder, **others))
-
-
-def results_of(engine: Engine, made: Batch) -> Results:
-    ticket = engine.submit(made)
-    collected, results = engine.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    assert list(results) == list(made.outputs)
-    return results
 
 
 def asking(made: Batch, outputs: OutputKind) -> Batch:
@@ -87,9 +78,9 @@ def test_rows_are_those_of_the_transformers_engine(family: str, pooling: str, tm
     engine, reference = load(folder, pooling=pooling), load_reference(folder, pooling=pooling)
     together = batch(arbitrary(SEQLENS))
     for made in (together, *(batch([sequence]) for sequence in arbitrary(SEQLENS))):
-        expected = results_of(reference, asking(made, BOTH))
+        expected = results(reference, asking(made, BOTH))
         for outputs in (OutputKind.POOLED, OutputKind.TOKENS, BOTH):
-            for kind, rows in results_of(engine, asking(made, outputs)).items():
+            for kind, rows in results(engine, asking(made, outputs)).items():
                 assert difference(rows.values, expected[kind].values) <= 1e-5, (kind, outputs)
                 assert (rows.offsets is None) == (kind is OutputKind.POOLED)
     engine.close()
@@ -100,9 +91,9 @@ def test_token_types_reach_the_model(tiny: Path) -> None:
     engine, reference = load(tiny), load_reference(tiny)
     types = np.arange(sum(SEQLENS)) % 2
     made = batch(arbitrary(SEQLENS), types.tolist())
-    (rows,), (expected,) = (results_of(one, made).values() for one in (engine, reference))
+    (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
     assert difference(rows.values, expected.values) <= 1e-5
-    (without,) = results_of(engine, batch(arbitrary(SEQLENS))).values()
+    (without,) = results(engine, batch(arbitrary(SEQLENS))).values()
     assert difference(without.values, expected.values) > 1e-3
     engine.close()
     reference.close()
@@ -113,8 +104,8 @@ def test_minilm_gives_the_rows_of_the_transformers_engine(minilm: FusedEngine, m
     ids = np.random.default_rng(0).integers(999, 30_000, 600, np.int32)
     cu_seqlens = np.cumsum([0, 3, 200, 31, 1, 256, 40], dtype=np.int32)
     made = Batch("m", BOTH, ids[: cu_seqlens[-1]], cu_seqlens)
-    expected = results_of(reference, made)
-    for kind, rows in results_of(minilm, made).items():
+    expected = results(reference, made)
+    for kind, rows in results(minilm, made).items():
         assert difference(rows.values, expected[kind].values) <= 1e-5
     assert (minilm.info.pooling, minilm.info.normalize, minilm.info.dimensions) == ("mean", True, 384)
     assert (minilm.info.engine, minilm.info.dtype, minilm.info.device) == ("fused", "float32", "cpu")
@@ -144,7 +135,7 @@ def test_a_full_batch_of_awkward_size(tiny: Path) -> None:
     """No bucket is a multiple of what matrix units take."""
     engine, reference = load(tiny, max_num_tokens=101), load_reference(tiny)
     made = batch(arbitrary((50, 50, 1)))
-    (rows,), (expected,) = (results_of(one, made).values() for one in (engine, reference))
+    (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
     assert difference(rows.values, expected.values) <= 1e-5
     reference.close()
 
@@ -153,7 +144,7 @@ def test_a_full_batch_of_awkward_size(tiny: Path) -> None:
 def test_dtypes_on_a_cpu(dtype: str, tiny: Path) -> None:
     engine, reference = load(tiny, dtype=dtype), load_reference(tiny)
     made = batch(arbitrary(SEQLENS))
-    (rows,), (expected,) = (results_of(one, made).values() for one in (engine, reference))
+    (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
     assert engine.info.dtype == dtype
     assert difference(rows.values, expected.values) <= (1e-5 if dtype == "float32" else 5e-2)
     reference.close()
@@ -170,7 +161,7 @@ def test_an_id_outside_the_vocabulary_fails_its_batch_alone(tiny: Path) -> None:
     _, failed = engine.collect()
     assert isinstance(failed, EngineError)
     assert failed.kind is EngineErrorKind.FAILED
-    results_of(engine, batch([[5]]))
+    results(engine, batch([[5]]))
 
 
 def test_the_registry_knows_it_and_the_phases_are_logged(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +209,7 @@ def test_the_engine_process(tiny: Path) -> None:
             ready = engine.wait_for(control.READY)["info"]
             assert (ready["engine"], ready["dimensions"]) == ("fused", HIDDEN_SIZE)
             rows = _answer_of(engine, arbitrary((5, 1, 30)))
-            expected = results_of(load(tiny), batch(arbitrary((5, 1, 30))))
+            expected = results(load(tiny), batch(arbitrary((5, 1, 30))))
             assert difference(rows, expected[OutputKind.POOLED].values) <= 1e-6
             engine.supervisor.send(control.STOP, 0, control.encode({}))
             assert engine.process.wait(PATIENCE) == 0

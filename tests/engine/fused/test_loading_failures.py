@@ -20,7 +20,7 @@ from engine.messages import LoadOptions
 from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, RowsDiffer
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save
 
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fused import choices, loading
+from engine.fused import loading, offer
 from engine.fused import start as fused
-from engine.fused.choices import Choices
 from engine.fused.cuda_device import CudaDevice, Graph, on_recorder
 from engine.fused.model.reference import ReferenceOps
+from engine.fused.offer import Choices
 from engine.fused.packing import Shape
 from engine.messages import LoadOptions
 from engine.selftest import selfcheck
+from tests.engine.engines import load_options
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
-from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, save
 
 MAX_QUERY = 64  # tokens
@@ -24,14 +24,14 @@ MAX_QUERY = 64  # tokens
 
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = choices.choose
+    chosen = offer.choose
 
     def choose(options: LoadOptions) -> Choices:
         made = chosen(options)
         return Choices(folder=made.folder, device=torch.device("cpu"), capability=(9, 0), dtype=torch.float32)
 
     PretendedCuda(monkeypatch)
-    monkeypatch.setattr(choices, "choose", choose)
+    monkeypatch.setattr(offer, "choose", choose)
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
     monkeypatch.setattr(loading, "_MAX_QUERY", MAX_QUERY)
 

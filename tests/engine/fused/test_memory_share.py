@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import choices, loading, weights
-from engine.fused.choices import Choices
+from engine.fused import loading, offer, weights
+from engine.fused.offer import Choices
 from engine.fused.weights import Memory
 from engine.messages import LoadOptions
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.holds("Engines on a GPU")
 @pytest.fixture
 def chosen(tmp_path: Path) -> Choices:
     """For a GPU, of which the process may have a quarter."""
-    found = choices.choose(load_options(save("bert", tmp_path / "model"), pooling="mean", memory_share=0.25))
+    found = offer.choose(load_options(save("bert", tmp_path / "model"), pooling="mean", memory_share=0.25))
     assert found.memory_share == 0.25
     return dataclasses.replace(found, device=torch.device("cuda:1"), capability=(9, 0))
 
@@ -28,7 +28,7 @@ def chosen(tmp_path: Path) -> Choices:
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_the_process_is_held_to_it(share: float, chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(choices, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
+    monkeypatch.setattr(offer, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: calls.append(these))
     monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(calls))

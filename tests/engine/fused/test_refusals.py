@@ -8,7 +8,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import activation_of, check_rope, require
-from engine.fused.choices import check_outputs
+from engine.fused.offer import check_outputs
 from engine.model import model_folder
 from engine.model.tasks import SequenceScores, Task, TokenWeights
 from engine.selftest import selfcheck

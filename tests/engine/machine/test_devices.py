@@ -5,7 +5,7 @@ import pytest
 from engine.machine import devices
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.machine.devices import GENERATIONS, Devices, Work, dtype_of_auto, has_bfloat16, has_fp8
-from engine.types import ModelError
+from tests.engine import engines
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 
@@ -34,11 +34,7 @@ def choose(asked: str, what: Work, found: Cuda) -> Devices:
 
 
 def refusal(asked: str, what: Work, found: Cuda) -> str:
-    with pytest.raises(ModelError) as refused:
-        choose(asked, what, found)
-    message = str(refused.value)
-    assert "\n" not in message
-    return message
+    return engines.refusal(lambda: choose(asked, what, found))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """A good sentence-transformers folder to change, and the one line with which a changed one is refused."""
 
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from engine.model import model_folder
-from engine.types import ModelError
+from tests.engine import engines
 
 BERT = {
     "model_type": "bert",
@@ -19,11 +18,6 @@ POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transfo
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
 
 
-def refusal(folder: Path, pooling: str | None = None) -> str:
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(ModelError) as caught:
-        model_folder.read(folder, pooling=pooling)
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
+def refusal(folder: Path, **flags: Any) -> str:
+    """The message of the refusal, which must be one line. flags: see model_folder.read."""
+    return engines.refusal(model_folder.read, folder, **flags)

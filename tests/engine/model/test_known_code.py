@@ -11,41 +11,9 @@ from engine.transformers.configuration import OWN
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
+from tests.parity.repositories.configs import published
 
-# nomic-embed-text-v1.5's config.json, without what concerns GPT-2 alone
-NOMIC: dict[str, Any] = {
-    "model_type": "nomic_bert",
-    "architectures": ["NomicBertModel"],
-    "auto_map": {
-        "AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig",
-        "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel",
-    },
-    "activation_function": "swiglu",
-    "attn_pdrop": 0.0,
-    "bos_token_id": None,
-    "causal": False,
-    "layer_norm_epsilon": 1e-12,
-    "max_trained_positions": 2048,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_inner": 3072,
-    "n_layer": 12,
-    "n_positions": 8192,
-    "pad_vocab_size_multiple": 64,
-    "parallel_block": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None,
-    "type_vocab_size": 2,
-    "use_rms_norm": False,
-    "vocab_size": 30528,
-}
+NOMIC: dict[str, Any] = published("nomic-embed-text-v1.5")
 
 
 def folder(path: Path, **fields: Any) -> Path:
@@ -75,6 +43,10 @@ def test_known_code_is_served_in_the_words_of_the_library(tmp_path: Path) -> Non
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000},
         "type_vocab_size": 2,
         "vocab_size": 30528,
+        "initializer_range": 0.02,
+        "torch_dtype": "float32",
+        "transformers_version": "4.37.2",
+        "use_cache": True,
     }
     assert "auto_map in config.json is not followed" in found.notes
 

@@ -108,7 +108,7 @@ def test_a_pooling_that_is_not_supported_is_named(folder: Path, config: dict[str
 
 
 def test_an_unknown_override_names_the_flag(folder: Path) -> None:
-    assert "--pooling asks for pooling 'attention'" in refusal(folder, "attention")
+    assert "--pooling asks for pooling 'attention'" in refusal(folder, pooling="attention")
 
 
 def test_normalize_is_a_third_module(folder: Path) -> None:

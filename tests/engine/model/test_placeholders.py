@@ -11,6 +11,7 @@ from engine.model.weights import weights_of
 from engine.store.model_source import find_here
 from engine.tools.convert import plan
 from engine.types import ModelError
+from tests.engine.model.sentence_folder import refusal
 from tests.parity.folders import save
 from tokenizer_pool.cl100k import VocabularyError
 from tokenizer_pool.cl100k import read as read_vocabulary
@@ -46,12 +47,6 @@ def leave_placeholder(file: Path, kind: str) -> None:
             file.write_text(f"../{ANNEX}")
         case "dvc":
             file.with_name(f"{file.name}.dvc").write_text(f"outs:\n- md5: 0\n  path: {file.name}\n")
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        model_folder.read(folder)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("name", READ)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine import registry
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.test_static import save_static
 from tests.engine.tiny_models import save
 from tests.tiers import full
@@ -13,7 +13,7 @@ from tests.tiers import full
 
 @pytest.mark.parametrize("engine", ["transformers", "fused", "static", *full("openvino")])
 def test_an_engine_takes_no_more_tokens_than_it_was_told(tmp_path: Path, engine: str) -> None:
-    """The tensorrt-llm engine's is in tests/engine/tensorrt_llm/test_choices.py."""
+    """The tensorrt-llm engine's is in tests/engine/tensorrt_llm/test_offer.py."""
     folder = save_static(tmp_path / "model") if engine == "static" else save("bert", tmp_path / "model")
     loaded = registry.load(engine, name="m", reason="asked", options=load_options(folder, max_seqlen=9))
     loaded.close()

@@ -16,7 +16,8 @@ from torch import nn
 from engine.model import model_folder
 from engine.rows import with_numpy
 from engine.types import Engine, ModelError, OutputKind
-from tests.engine.cpu.engines import difference, options, results
+from tests.engine.cpu.engines import options
+from tests.engine.engines import difference, results
 from tests.engine.rows.sentence_models import SEQLENS, encoded, save_chain
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch
 from tests.tiers import full, full_but
@@ -57,8 +58,8 @@ def load(engine: str, folder: Path, **others: Any) -> Any:
 def pooled(loaded: Engine, sequences: list[list[int]]) -> NDArray[np.float32]:
     """Rows as they are handed out."""
     both = dataclasses.replace(batch(sequences), outputs=OutputKind.POOLED | OutputKind.TOKENS)
-    found = results(loaded, both)  # type: ignore[arg-type]
-    alone = results(loaded, batch(sequences))[OutputKind.POOLED].values  # type: ignore[arg-type]
+    found = results(loaded, both)
+    alone = results(loaded, batch(sequences))[OutputKind.POOLED].values
     rows = found[OutputKind.POOLED].values
     assert found[OutputKind.TOKENS].values.shape == (sum(SEQLENS), HIDDEN_SIZE)
     assert rows.dtype == np.float32

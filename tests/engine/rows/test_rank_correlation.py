@@ -12,7 +12,7 @@ from benchmarks.measuring.graded_pairs import Pairs, correlation, graded_pairs, 
 from engine import registry
 from engine.model import model_folder
 from engine.types import Batch, EngineError, OutputKind
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.tiers import full
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 from engine import fake
 from engine.selftest.warmup import Canary
 from engine.types import EngineError, EngineErrorKind, ModelError, OutputKind, Results, Rows
-from tests.engine.load_options import fake_options
+from tests.engine.engines import fake_options
 
 
 def computed(engine: fake.FakeEngine, canary: Canary) -> Results:
@@ -59,4 +59,4 @@ def test_an_error_is_passed_on_with_its_kind() -> None:
 
 def test_an_engine_that_fails_its_first_canary_can_not_be_served() -> None:
     with pytest.raises(ModelError, match="the canary failed"):
-        Canary(load(faults=["fail@batch:1"]))
+        Canary(load(fake_fault=["fail@batch:1"]))

@@ -8,7 +8,7 @@ import pytest
 from engine.transformers import engine, reference, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import PackedForward
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save
 from tests.engine.transformers.test_engine_loading import Leaking
 

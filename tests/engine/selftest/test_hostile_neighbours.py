@@ -17,7 +17,7 @@ from engine import registry
 from engine.transformers import selftest
 from engine.transformers.forward import PackedForward
 from engine.types import Batch, Engine, ModelError, OutputKind, RowsDiffer, compute
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, Reference, arbitrary, batch, save
 
 _TINY: dict[str, Any] = {

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.fp8_copy import with_copy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import LoadOptions
 from engine.tensorrt_llm import engine as tensorrt_llm_engine
 from engine.tensorrt_llm.engine import TensorrtLlmEngine
 from engine.types import EngineError, Results, main_output
+from tests.engine.engines import changed
 from tests.engine.tiny_models import batch
 
 PACKAGE = "tensorrt_llm"
@@ -67,7 +67,7 @@ def load(folder: Path, **others: Any) -> TensorrtLlmEngine:
     fixed = LoadOptions(
         path=str(folder), device="cuda:0", gpu=H200, quantization="auto", max_num_tokens=256, max_num_seqs=16
     )
-    options = with_copy("tensorrt-llm", dataclasses.replace(fixed, **others))
+    options = changed(fixed, **others)
     return tensorrt_llm_engine.load(name="m", reason="a test", options=options)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.rows.with_numpy import position_ids
-from engine.tensorrt_llm.library import encoders
+from engine.tensorrt_llm.library import models
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.models import ENCODERS, Model, classifying, encoding, with_options
 from tests.engine.tensorrt_llm.parity import SEQLENS, distance
@@ -60,7 +60,7 @@ def test_padding_tokens_that_a_text_spells_out(tmp_path: Path) -> None:
 
 
 def test_graphs_pad_batches_and_rows_stay_the_same(tmp_path: Path) -> None:
-    model = half(encoding("xlm-roberta", tmp_path / "m", "mean"), records_graphs=True)
+    model = half(encoding("xlm-roberta", tmp_path / "m", "mean"), tensorrt_llm_cuda_graphs=True)
     engine = load(model.folder, **model.options)
     graphs = engine._encode.__self__.llm._encoder_executor.model_engine.encoder_cuda_graph_runner  # type: ignore[attr-defined]
     before = graphs.num_replays
@@ -81,7 +81,7 @@ def test_other_positions_show(number: str, tmp_path: Path, monkeypatch: pytest.M
         "from 0": lambda ids, places, padding_idx: places,
         "through the batch": lambda ids, places, padding_idx: (torch.arange(len(ids)) % 60 + padding_idx + 1).int(),
     }
-    monkeypatch.setattr(encoders, "positions", wrong[number])
+    monkeypatch.setattr(models, "positions", wrong[number])
     try:
         assert distance(model) > WRONG
     except ModelError as error:
@@ -92,11 +92,11 @@ def test_positions_are_those_of_the_other_engines() -> None:
     sequences = [*arbitrary(SEQLENS), [PADDING, 5, PADDING, PADDING, 6], [PADDING]]
     packed = batch(sequences)
     places = torch.from_numpy(np.concatenate([np.arange(len(each), dtype=np.int32) for each in sequences]))
-    found = encoders.positions(torch.from_numpy(packed.token_ids), places, PADDING)
+    found = models.positions(torch.from_numpy(packed.token_ids), places, PADDING)
     assert found.dtype == torch.int32
     assert found.tolist() == position_ids(packed, PADDING).tolist()
 
 
 def test_a_module_that_upstream_did_not_have_ends_the_start() -> None:
     with pytest.raises(ModelError, match=r"has a module layers\.0\.self_attn\.q_norm in its BERT"):
-        encoders.in_files("layers.0.self_attn.q_norm")
+        models.in_files("layers.0.self_attn.q_norm")

@@ -159,7 +159,7 @@ def test_versions_without_what_is_needed(model: Model, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_graphs_pad_batches_and_rows_stay_the_same(model: Model) -> None:
     """Tokens that belong to no sequence are NaN on the stand-in, and a recorded shape may read no number back."""
-    engine = load(model.folder, **model.options, records_graphs=True)
+    engine = load(model.folder, **model.options, tensorrt_llm_cuda_graphs=True)
     runner = _runner(engine)
     before = runner.num_replays
     assert distance_of(engine, model) <= TOLERANCE
@@ -170,14 +170,14 @@ def test_graphs_pad_batches_and_rows_stay_the_same(model: Model) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_graphs_with_each_pooling(pooling: str, tmp_path: Path) -> None:
     model = embedding("llama", tmp_path / "m", pooling, is_causal=False)
-    engine = load(model.folder, **model.options, records_graphs=True)
+    engine = load(model.folder, **model.options, tensorrt_llm_cuda_graphs=True)
     assert distance_of(engine, model) <= TOLERANCE
     assert _runner(engine).num_replays > 10
 
 
 def test_a_version_without_graphs(model: Model) -> None:
     with library("no_graphs"):
-        assert "leave --tensorrt-llm-cuda-graphs out" in refusal(model, ProcessSpent, records_graphs=True)
+        assert "leave --tensorrt-llm-cuda-graphs out" in refusal(model, ProcessSpent, tensorrt_llm_cuda_graphs=True)
 
 
 @pytest.mark.usefixtures("installed")

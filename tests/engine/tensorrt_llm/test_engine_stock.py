@@ -38,7 +38,7 @@ def test_embeddings_of_qwen3(tmp_path: Path) -> None:
     sequences = arbitrary(SEQLENS)
     expected = model.expected(sequences)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    found = rows(load(model.folder, model_class="stock"), sequences)
+    found = rows(load(model.folder, tensorrt_llm_model_class="stock"), sequences)
     assert difference(found, expected) <= TOLERANCE
     ours = rows(load(model.folder), sequences)
     assert difference(ours / np.linalg.norm(ours, axis=1, keepdims=True), expected) <= TOLERANCE
@@ -46,7 +46,7 @@ def test_embeddings_of_qwen3(tmp_path: Path) -> None:
 
 def test_bert_classifies_pairs_by_their_types(tmp_path: Path) -> None:
     model = classifying("bert", tmp_path / "m")
-    engine = load(model.folder, model_class="stock")
+    engine = load(model.folder, tensorrt_llm_model_class="stock")
     sequences = arbitrary(SEQLENS)
     assert difference(rows(engine, sequences), model.expected(sequences)) <= HALF
 
@@ -67,7 +67,7 @@ def test_types_of_tokens_and_graphs_do_not_go_together(tmp_path: Path) -> None:
     """Upstream refuses each batch that comes with what no graph was recorded with."""
     model = classifying("bert", tmp_path / "m")
     with pytest.raises(ModelError, match="--tensorrt-llm-cuda-graphs is not for BertForSequenceClassification"):
-        load(model.folder, model_class="stock", records_graphs=True)
+        load(model.folder, tensorrt_llm_model_class="stock", tensorrt_llm_cuda_graphs=True)
 
 
 def test_a_reward_model_of_qwen2(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_reward_model_of_qwen2(tmp_path: Path) -> None:
     last = Reference(embedding("qwen2", tmp_path / "bare", "last").folder).pooled(sequences, "last")
     change(model.folder / "config.json", architectures=["Qwen2ForRewardModel"])
 
-    engine = load(model.folder, model_class="stock")
+    engine = load(model.folder, tensorrt_llm_model_class="stock")
 
     inner = np.maximum(last @ score["0.weight"].T + score["0.bias"], 0)
     expected = inner @ score["2.weight"].T + score["2.bias"]

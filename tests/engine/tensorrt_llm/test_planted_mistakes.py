@@ -35,7 +35,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model]
     with library():
         yield {
             BIDIRECTIONAL: bidirectional,
-            GRAPHS: with_options(bidirectional, records_graphs=True),
+            GRAPHS: with_options(bidirectional, tensorrt_llm_cuda_graphs=True),
             CAUSAL: embedding("qwen3", folder / "b", "last"),
             SCORES: scoring("mistral", folder / "c"),
             ANSWERS: answering("qwen2", folder / "d", tie_word_embeddings=False),

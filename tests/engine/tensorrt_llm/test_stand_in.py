@@ -12,7 +12,6 @@ from engine.tensorrt_llm.library import private
 from tests.engine.rows.sentence_models import save_words
 from tests.engine.tensorrt_llm.models import FAMILIES, embedding
 from tests.engine.tensorrt_llm.stand_in import library, load
-from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary
 from tests.server_e2e.running import PATIENCE
 
 LIMITS: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 64, "max_seq_len": 32}
@@ -38,53 +37,6 @@ def made(api: Any, folder: Path, **others: Any) -> Any:
     return api.LLM(str(folder), encode_only=True, model_kwargs=model_kwargs, **LIMITS, **others)
 
 
-def test_one_sequence_comes_without_its_dimension_unless_rows_are_raw(api: Any, folder: Path) -> None:
-    llm = made(api, folder)
-    (sequence,) = arbitrary([5])
-    alone = llm.encode(sequence)
-    assert isinstance(alone, api.EncoderOutput)
-    assert alone.prompt_token_ids == sequence
-    assert alone.logits.shape == (HIDDEN_SIZE,)
-    (listed,) = llm.encode([sequence])
-    assert torch.equal(listed.logits, alone.logits)
-    raw = llm.encode([sequence], return_raw_logits=True)
-    assert raw.shape == (1, HIDDEN_SIZE)
-    assert torch.equal(llm.encode([{"prompt_token_ids": sequence}], return_raw_logits=True), raw)
-
-
-@pytest.mark.parametrize(
-    ("seqlens", "words"),
-    [
-        ([1] * 5, r"Batch size \(5\) exceeds max_batch_size"),
-        ([30, 30, 30], r"Total tokens \(90\) across the batch exceeds max_num_tokens"),
-        ([40], r"Max sequence length \(40\) exceeds max_seq_len"),
-    ],
-)
-def test_what_is_too_large_is_a_value_error(seqlens: list[int], words: str, api: Any, folder: Path) -> None:
-    with pytest.raises(ValueError, match=words):
-        made(api, folder).encode(arbitrary(seqlens))
-
-
-def test_an_unknown_argument_is_an_error(api: Any, folder: Path) -> None:
-    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
-        made(api, folder, kv_cache_fraction=0.5)
-
-
-def test_an_unknown_architecture_is_an_error(api: Any, folder: Path) -> None:
-    wanted = {"architectures": ["Nobodys"], "torch_dtype": "bfloat16"}
-    with pytest.raises(ValueError, match="Unknown architecture for AutoModelForCausalLM: Nobodys"):
-        api.LLM(str(folder), encode_only=True, model_kwargs=wanted, **LIMITS)
-
-
-def test_it_only_encodes_and_only_until_it_is_shut_down(api: Any, folder: Path) -> None:
-    llm = made(api, folder)
-    with pytest.raises(RuntimeError, match="encode_only"):
-        llm.generate([[1]])
-    llm.shutdown()
-    with pytest.raises(RuntimeError, match="shut down"):
-        llm.encode([[1]])
-
-
 def test_a_second_call_meanwhile_is_our_mistake(api: Any, folder: Path) -> None:
     llm = made(api, folder)
     inside, done = threading.Event(), threading.Event()
@@ -96,12 +48,12 @@ def test_a_second_call_meanwhile_is_our_mistake(api: Any, folder: Path) -> None:
         return forward(*args, **kwargs)
 
     llm._encoder_executor.model_engine.encoder_forward = slow
-    first = threading.Thread(target=llm.encode, args=([[5]],))
+    first = threading.Thread(target=llm.encode, args=([[5]],), kwargs={"return_raw_logits": True})
     first.start()
     inside.wait(PATIENCE)
     try:
         with pytest.raises(AssertionError, match="race for buffers"):
-            llm.encode([[6]])
+            llm.encode([[6]], return_raw_logits=True)
     finally:
         done.set()
         first.join()

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
-from engine.types import OutputKind
-from tests.engine.load_options import load_options
+from tests.engine import engines
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import batch
 
 
@@ -19,13 +19,7 @@ def load(folder: Path, **others: Any) -> TransformersEngine:
 
 
 def raw_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    ticket = loaded.submit(batch(sequences))
-    collected, results = loaded.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    values = results[OutputKind.POOLED].values
-    assert values.dtype == np.float32
-    return values
+    return engines.rows(loaded, batch(sequences))
 
 
 def rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:

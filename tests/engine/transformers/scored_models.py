@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -15,7 +14,8 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Head, Task
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import Choice, choose_forward
-from engine.types import ModelError, OutputKind, Rows
+from engine.types import OutputKind, Rows
+from tests.engine import engines
 from tests.engine.tiny_models import batch
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)
@@ -48,7 +48,4 @@ def difference(rows: NDArray[np.float32], expected: Any) -> float:
 
 def refusal(folder: Path, *heads: Head) -> str:
     """The message, which must be one line."""
-    with pytest.raises(ModelError) as caught:
-        choose(folder, *heads)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return engines.refusal(lambda: choose(folder, *heads))

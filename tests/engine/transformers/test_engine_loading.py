@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,11 @@ from engine.transformers.forward import PackedForward, PaddedForward
 from engine.transformers.loading import load_model
 from engine.types import (
     Batch,
-    ModelError,
 )
+from tests.engine.engines import refusal
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, save
 from tests.engine.transformers.loaded import load, raw_rows, rows
-
-
-def refusal(action: Callable[[], Any]) -> str:
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(ModelError) as caught:
-        action()
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
 
 
 def test_a_byte_order_mark_that_transformers_does_not_read_is_named(tiny: Path) -> None:

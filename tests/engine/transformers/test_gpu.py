@@ -16,7 +16,7 @@ from engine.transformers.engine import TransformersEngine
 from engine.transformers.heads import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import batch
 
 HOPPER, TURING = (9, 0), (7, 5)

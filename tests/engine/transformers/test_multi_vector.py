@@ -28,7 +28,9 @@ from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear
 from engine.transformers.selftest import choose_forward
 from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind
-from tests.engine.cpu.engines import difference, options
+from tests.engine import engines
+from tests.engine.cpu.engines import options
+from tests.engine.engines import difference
 from tests.engine.rows.sentence_models import save_words, text_of
 from tests.engine.tiny_models import HIDDEN_SIZE, PADDED, arbitrary, batch, save
 
@@ -101,16 +103,10 @@ def test_queries_have_the_vectors_of_sentence_transformers(colbert: Path, monkey
     loaded = engine.load(name="m", reason="", options=options(colbert))
     assert loaded.info.outputs == OutputKind.MULTI_VECTOR
     expected = np.concatenate([reference.encode_query(text_of(one), convert_to_numpy=True) for one in sequences])
-    assert difference(computed(loaded, some), expected) <= 1e-5
-    assert difference(computed(loaded, dataclasses.replace(some, token_type_ids=None)), expected) > 1e-3
+    assert difference(engines.rows(loaded, some, OutputKind.MULTI_VECTOR), expected) <= 1e-5
+    seen = engines.rows(loaded, dataclasses.replace(some, token_type_ids=None), OutputKind.MULTI_VECTOR)
+    assert difference(seen, expected) > 1e-3
     loaded.close()
-
-
-def computed(loaded: engine.TransformersEngine, some: Batch) -> NDArray[np.float32]:
-    loaded.submit(dataclasses.replace(some, outputs=OutputKind.MULTI_VECTOR))
-    _, results = loaded.collect()
-    assert isinstance(results, dict), results
-    return results[OutputKind.MULTI_VECTOR].values
 
 
 @pytest.mark.parametrize("prefix", ["", "linear."])

@@ -14,7 +14,7 @@ from engine.transformers.forward import PackedForward
 from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.types import ModelError
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import arbitrary, batch, save
 
 has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -1,6 +1,5 @@
 """Prompts that are left out of the pooling: against sentence-transformers' Pooling with include_prompt=False."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoConfig, AutoModel
 
 from engine.rows.with_torch import Pooling, RowModules
-from engine.transformers.engine import TransformersEngine, load
+from engine.transformers.engine import load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
-from tests.engine.cpu.engines import difference, options
+from tests.engine.cpu.engines import options
+from tests.engine.engines import difference, rows
 from tests.engine.rows.sentence_models import save_chain, text_of
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 
@@ -33,17 +32,6 @@ def with_prompts(sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> 
     return batch(sequences, types)
 
 
-def computed(loaded: TransformersEngine, some: Batch, kind: OutputKind) -> NDArray[np.float32]:
-    loaded.submit(dataclasses.replace(some, outputs=kind))
-    _, results = loaded.collect()
-    assert isinstance(results, dict), results
-    return results[kind].values
-
-
-def pooled(loaded: TransformersEngine, some: Batch) -> NDArray[np.float32]:
-    return computed(loaded, some, OutputKind.POOLED)
-
-
 def check(mode: Any, folder: Path) -> None:
     reference = SentenceTransformer(str(folder), device="cpu")
     loaded = load(name="m", reason="", options=options(folder))
@@ -55,13 +43,12 @@ def check(mode: Any, folder: Path) -> None:
     )
     sequences = [[*PROMPT, *text] for text in texts] + texts
     lengths = [len(PROMPT)] * len(texts) + [0] * len(texts)
-    rows = pooled(loaded, with_prompts(sequences, lengths))
-    assert rows.dtype == np.float32
-    assert difference(rows, expected) <= 1e-5
+    found = rows(loaded, with_prompts(sequences, lengths))
+    assert difference(found, expected) <= 1e-5
     for number in (0, 1, 2, len(texts) + 1):
-        alone = pooled(loaded, with_prompts(sequences[number : number + 1], lengths[number : number + 1]))
+        alone = rows(loaded, with_prompts(sequences[number : number + 1], lengths[number : number + 1]))
         assert difference(alone, expected[number : number + 1]) <= 1e-5
-    whole = pooled(loaded, batch(sequences))
+    whole = rows(loaded, batch(sequences))
     assert difference(whole[len(texts) :], expected[len(texts) :]) <= 1e-5
     if mode != "lasttoken":
         assert difference(whole[: len(texts)], expected[: len(texts)]) > 1e-3
@@ -100,14 +87,10 @@ def test_the_model_is_told_types_without_flags(family: str, tmp_path: Path) -> N
     loaded = load(name="m", reason="", options=options(tmp_path / "model"))
     sequences, types = arbitrary((5, 5, 2)), np.array([0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1])
     flagged, plain = (batch(sequences, list(each)) for each in (types | PROMPT_TOKEN * (types == 0), types))
-    rows, expected = (token_rows(loaded, some) for some in (flagged, plain))
-    assert np.array_equal(rows, expected)
-    assert difference(token_rows(loaded, batch(sequences)), expected) > 1e-3
+    found, expected = (rows(loaded, some, OutputKind.TOKENS) for some in (flagged, plain))
+    assert np.array_equal(found, expected)
+    assert difference(rows(loaded, batch(sequences), OutputKind.TOKENS), expected) > 1e-3
     loaded.close()
-
-
-def token_rows(loaded: TransformersEngine, some: Batch) -> NDArray[np.float32]:
-    return computed(loaded, some, OutputKind.TOKENS)
 
 
 def test_nothing_is_looked_at_where_no_types_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sentence_transformers import SparseEncoder
 
-from engine.fused.choices import choose
+from engine.fused.offer import choose
 from engine.transformers.engine import TransformersEngine, load
 from engine.types import QUERY_TOKEN, Batch, EngineError, ModelError, OutputKind, Rows
 from tests.engine.cpu import engines as compiled_engines

@@ -14,7 +14,8 @@ from transformers import AutoModel
 
 from engine.transformers.engine import TransformersEngine, load
 from engine.types import OutputKind, Rows
-from tests.engine.cpu.engines import difference, options
+from tests.engine.cpu.engines import options
+from tests.engine.engines import difference, results
 from tests.engine.rows.sentence_models import save_words
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch, save
 
@@ -38,14 +39,6 @@ def loaded(folder: Path) -> Iterator[TransformersEngine]:
     engine = load(name="m", reason="", options=options(folder, pooling="cls"))
     yield engine
     engine.close()
-
-
-def computed(loaded: TransformersEngine, sequences: list[list[int]], outputs: OutputKind) -> dict[OutputKind, Rows]:
-    loaded.submit(dataclasses.replace(batch(sequences), outputs=outputs))
-    _, results = loaded.collect()
-    assert isinstance(results, dict), results
-    assert set(results) == set(outputs)
-    return results
 
 
 def reference(folder: Path, sequence: list[int]) -> dict[OutputKind, NDArray[np.float32]]:
@@ -84,11 +77,11 @@ def of_sequence(rows: Rows, number: int, kind: OutputKind) -> NDArray[np.float32
 def test_each_row_is_that_of_the_model_alone(outputs: OutputKind, loaded: TransformersEngine, folder: Path) -> None:
     assert loaded.info.outputs == ALL
     sequences = [*arbitrary(SEQLENS), [5, 9, 5, 5, 1, 9, 7]]
-    results = computed(loaded, sequences, outputs)
+    found = results(loaded, dataclasses.replace(batch(sequences), outputs=outputs))
     for number, sequence in enumerate(sequences):
         expected = reference(folder, sequence)
         for kind in outputs:
-            assert difference(of_sequence(results[kind], number, kind), expected[kind]) <= 1e-5
+            assert difference(of_sequence(found[kind], number, kind), expected[kind]) <= 1e-5
 
 
 @pytest.mark.holds("Labels, sparse and multi-vector embeddings")
@@ -100,5 +93,5 @@ def test_all_come_from_one_forward(loaded: TransformersEngine, monkeypatch: pyte
         return forward(some)
 
     monkeypatch.setattr(loaded, "_forward", counting)
-    computed(loaded, arbitrary(SEQLENS), ALL)
+    results(loaded, dataclasses.replace(batch(arbitrary(SEQLENS)), outputs=ALL))
     assert len(batches) == 1

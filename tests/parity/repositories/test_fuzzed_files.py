@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.model import model_folder
 from engine.model.known_code.table import find
 from engine.types import ModelError
-from tests.parity.engines import load
+from tests.engine.engines import load
 from tests.parity.fuzzing import CONFIG, TRIAL, changed, drawn
 from tests.parity.repositories.facts import Repository
 from tests.parity.repositories.folders import save_small, small

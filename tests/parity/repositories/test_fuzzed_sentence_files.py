@@ -20,7 +20,8 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from engine.model import model_folder
 from engine.model.tasks import Task
 from engine.types import ModelError, OutputKind
-from tests.parity.engines import compute, load
+from tests.engine.engines import load
+from tests.parity.engines import compute
 from tests.parity.fuzzing import TOLERANCE, other_value
 from tests.parity.repositories.folders import save_small, small_files
 from tests.parity.repositories.table import REPOSITORIES

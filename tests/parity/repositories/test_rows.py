@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from engine.model import model_folder
 from engine.types import Engine
-from tests.parity.engines import compute, load
+from tests.engine.engines import difference, load
+from tests.parity.engines import compute
 from tests.parity.repositories.facts import Repository, Served
 from tests.parity.repositories.folders import NUM_POSITIONS, save_small, small, small_files
 from tests.parity.repositories.references import OUTPUTS, Reference
 from tests.parity.repositories.table import REPOSITORIES
-from tests.parity.test_parity import TOLERANCE, difference
+from tests.parity.test_parity import TOLERANCE
 from tests.parity.texts import random_texts
 
 pytestmark = [pytest.mark.full, pytest.mark.holds("Every output equals the model's own library")]

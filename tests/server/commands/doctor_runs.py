@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ class Computer:
         self._monkeypatch = monkeypatch
         self.installed: dict[str, str] = {}  # beside what really is
         self.lacks = {"tensorrt_llm"}  # of what really is
-        self.folders: dict[str, str] = {}
         self._cuda = Cuda(why_none="there is no CUDA driver here")
         monkeypatch.setattr(cuda_driver, "find", lambda: self._cuda)
         monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0")
@@ -40,14 +38,13 @@ class Computer:
     def has(self, *gpus: Gpu) -> None:
         self._cuda = Cuda(gpus, "", (13, 0))
 
-    def has_library(self, folder: Path, version: str = "1.4.0rc1") -> None:
+    def has_library(self, version: str = "1.4.0rc1") -> None:
         self.installed["tensorrt_llm"] = version
-        self.folders["tensorrt_llm"] = str(folder / "tensorrt_llm")
 
     def _probed(self, modules: Any) -> Environment:
         found = self._probe(modules)
         kept = {name: version for name, version in found.versions.items() if name not in self.lacks}
-        return dataclasses.replace(found, versions=kept | self.installed, folders=found.folders | self.folders)
+        return dataclasses.replace(found, versions=kept | self.installed)
 
 
 def run_doctor(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:

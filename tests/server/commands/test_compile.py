@@ -39,7 +39,7 @@ def test_a_start_takes_what_it_makes(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
     monkeypatch.setattr(loading, "convert", None)
-    load(model, compiled=str(out)).close()
+    load(model, compiled_model=str(out)).close()
     with pytest.raises(ModelError, match="is not an empty folder"):
         compile_model(asked(model), str(out))
 

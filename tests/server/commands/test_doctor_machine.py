@@ -1,4 +1,4 @@
-"""`embedline doctor` without a GPU: text and JSON, other Pythons, caches, source trees, exit codes."""
+"""`embedline doctor` without a GPU: text and JSON, other Pythons, caches, exit codes."""
 
 import json
 import re
@@ -15,7 +15,6 @@ from server.commands.probe import Environment
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor import model_plan
-from tests.engine.tensorrt_llm.library_source import write_library
 from tests.server.commands.doctor_runs import H100, Computer, able, reasons, run_doctor
 
 NUMPY_ALONE = '#!/bin/sh\nPYTHONPATH={} exec {} -S "$@"\n'
@@ -80,12 +79,10 @@ def test_the_librarys_own_python(
     computer: Computer,
     monkeypatch: pytest.MonkeyPatch,
     qwen3: Path,
-    tmp_path: Path,
 ) -> None:
     """As in the tensorrt-llm image: auto means that engine there, and the others lack what they need."""
     computer.has(H100)
-    folder = str(write_library(tmp_path) / "tensorrt_llm")
-    there = Environment("/bin/true", "3.12.3", {"tensorrt_llm": "1.4.0rc1"}, {"tensorrt_llm": folder})
+    there = Environment("/bin/true", "3.12.3", {"tensorrt_llm": "1.4.0rc1"})
     monkeypatch.setattr(doctor_machine, "_asked", lambda python: there)
     monkeypatch.setattr(model_plan, "has_tensorrt_llm_alone", lambda python: True)
 
@@ -140,22 +137,3 @@ def test_of_several_models_it_says_which_it_looked_at(
     found = json.loads(capsys.readouterr().out)["model"]
     assert (found["name"], found["others"]) == (str(qwen3), ["org/b"])
     assert "not looked at" in found["sources"]["others"]
-
-
-def test_a_librarys_source_is_held_against_the_contract(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    source = write_library(tmp_path)
-
-    assert called(monkeypatch, "--tensorrt-llm-source", str(source)) == 0
-    assert "41 of 41 clauses kept" in capsys.readouterr().out
-    (source / "tensorrt_llm" / "llmapi" / "llm.py").write_text("class LLM: ...\n")
-    assert called(monkeypatch, "--tensorrt-llm-source", str(source), "--json") == 1
-    assert json.loads(capsys.readouterr().out)["is_kept"] is False
-
-
-def test_a_source_that_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert called(monkeypatch, "--tensorrt-llm-source", str(tmp_path)) == 2
-    assert re.fullmatch(r"embedline: \S+ has no tensorrt_llm package: [^\n]+\n", capsys.readouterr().err)

@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from engine.tools.quantize.job import Done
-from server.commands import model_copies as quantize_command
-from server.settings.model import ModelSettings
-from server.settings.settings import Settings
-from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
+from engine.tensorrt_llm.quantize.job import Done
+from engine.types import ModelError
+from server import cli
+from server.features.quantize.command import quantize
+from tests.engine.tensorrt_llm.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
 from tests.structure.sources import ROOT
 
 # The command, killed when some of the tensors have been written.
@@ -55,6 +56,36 @@ def test_killed_and_called_again_it_prints_what_each_tensor_lost(model: Path, tm
     assert contents(out) == contents(quantized(model, tmp_path / "whole").folder)
 
 
+def test_what_is_fetched_and_that_out_is_checked_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def resolve(*names: str, cache_dir: Path, token: str) -> NoReturn:
+        asked.extend([*names, cache_dir, token])
+        raise ModelError("nothing is there")
+
+    monkeypatch.setattr("engine.store.model_source.resolve", resolve)
+    flags = ("--revision", "v1", "--hf-token", "hf", "--huggingface-hub-cache", "cache")
+    assert exit_code(monkeypatch, "a/model", str(tmp_path / "out"), *flags) == 2
+    assert asked == ["a/model", "v1", Path("cache"), "hf"]
+    (tmp_path / "mine").touch()
+    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
+    assert exit_code(monkeypatch, "a/model") == 2
+    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
+    assert len(asked) == 4
+    messages = capsys.readouterr().err.splitlines()
+    for message, words in zip(messages, ("nothing is there", "is not overwritten", "OUT", "--port"), strict=True):
+        assert words in message
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["embedline", "quantize", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
 def test_what_is_wrong_is_one_line(model: Path, tmp_path: Path) -> None:
     done = quantized(model, tmp_path / "out").folder
 
@@ -69,9 +100,9 @@ def test_tensors_that_lost_more_are_told_of(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = Done(tmp_path / "out", {"a": 0.0312, "b": 0.02}, 1, 3 << 20, 2 << 20, 4)
-    monkeypatch.setattr("engine.tools.quantize.job.quantize", lambda *_, **__: done)
+    monkeypatch.setattr("engine.tensorrt_llm.quantize.job.quantize", lambda *_, **__: done)
 
-    assert quantize_command.quantize(Settings(models=(ModelSettings(model_id=str(model)),)), str(tmp_path / "out")) == 0
+    quantize(str(model), str(tmp_path / "out"))
 
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1:3] == ["  a: 3.12 %", "  b: 2.00 %"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.commands.serve import Prepared, _log_models_and_keys, prepare
+from server.frontend.start import Access
 from server.settings.api_keys import ApiKey, digest
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -48,9 +49,7 @@ def test_a_server_that_is_open_to_others_says_so(
 
     with caplog.at_level(logging.WARNING), socket.create_server((host, 0)) as http:
         ports = Ports(Listeners([http]), monitor=None)
-        _log_models_and_keys(
-            Prepared([], keys, key_file=None, ssl_copies=[], hosts=None, cache_dir=None, ports=ports), scheme="http"
-        )
+        _log_models_and_keys(Prepared([], Access(keys=keys), cache_dir=None, ports=ports), scheme="http")
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)
@@ -65,9 +64,7 @@ def test_keys_that_nothing_reads_are_in_the_log(tmp_path: Path, caplog: pytest.L
 
     with caplog.at_level(logging.INFO), socket.create_server(("127.0.0.1", 0)) as http:
         ports = Ports(Listeners([http]), monitor=None)
-        _log_models_and_keys(
-            Prepared(plans, [], key_file=None, ssl_copies=[], hosts=None, cache_dir=None, ports=ports), scheme="http"
-        )
+        _log_models_and_keys(Prepared(plans, Access(), cache_dir=None, ports=ports), scheme="http")
 
     assert "config.json has keys that transformers' bert does not read: made_up" in caplog.text
     assert "--trust-config-key: is_causal" in caplog.text

@@ -13,13 +13,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import normalizers
-from transformers import (
-    BertTokenizer,
-    BigBirdConfig,
-    BigBirdForSequenceClassification,
-    BigBirdModel,
-    LlamaTokenizer,
-)
+from transformers import BertTokenizer, BigBirdConfig, BigBirdForSequenceClassification, BigBirdModel, LlamaTokenizer
 
 from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
@@ -32,10 +26,9 @@ from server.features.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_plan import ModelPlan
-from tests.engine.published import folders as published
-from tests.engine.published import test_gte
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.parity import folders
+from tests.parity.repositories.own_code import gte
 from tests.server_e2e.expected import minilm
 from tests.tiers import full
 
@@ -193,7 +186,7 @@ def test_other_ids_of_the_library_are_named(
 def test_words_of_the_models_own_code_are_not_verified(
     engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    folder = published.save(tmp_path, test_gte.CONFIG, test_gte.weights("new."), modules=test_gte.POOLED_AND_NORMALIZED)
+    folder = gte.FORMS["gte-multilingual-base"].save(tmp_path)
     found = facts(capsys, with_letters(folder), engine=engine)
     assert found["passed"]
     assert found["token_ids"] == "the same"

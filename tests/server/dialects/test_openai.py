@@ -8,12 +8,9 @@ import pytest
 from server.dialects.openai import decode
 from server.dialects.route import RequestOptions
 from server.dialects.writing.forms import FLOATS, Container, DType, Encoding, Endianness, RowForm
-from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
-from server.requests.models import ModelTable
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody
 from server.requests.work import EmbedRequest
-from tests.server.edge import DIMENSIONS, new_call, one_model, served_model
-from tokenizer_pool.messages import Truncation
-from wire.vocabulary import RequestClass
+from tests.server.edge import DIMENSIONS, new_call
 
 MANY = 1_000_000
 NO_OPTIONS = RequestOptions()
@@ -329,42 +326,3 @@ def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() 
     assert form_of(wanted, raw) == RowForm(Encoding.BYTES_ONLY, DType.FLOAT16, container=Container.RAW)
     with pytest.raises(InvalidRequest):
         form_of({"input": "a", "encoding_format": "nonsense"}, raw)
-
-
-def test_the_model_and_the_headers_say_the_rest() -> None:
-    options = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
-    models = one_model(default_prompt="query: ", truncation=Truncation.NONE)
-
-    request = decode(new_call(options, models=models, max_items=1), b'{"input":"a"}')
-
-    assert request.model is models.models[0]
-    assert (request.request_class, request.deadline) == (RequestClass.BULK, 12.5)
-    assert (request.prompt, request.truncation) == ("query: ", Truncation.NONE)
-    assert request.normalize is None
-
-
-@pytest.mark.holds("OpenAI's route", "Prompts")
-def test_a_prompt_of_the_models_own_is_chosen_by_name() -> None:
-    models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
-
-    prompts = [
-        decode(new_call(models=models, max_items=1), b'{"input":"a"' + field + b"}").prompt
-        for field in (b"", b',"prompt_name":null', b',"prompt_name":"query"')
-    ]
-
-    assert prompts == ["D: ", "D: ", "Q: "]
-
-
-def test_with_several_models_the_name_must_be_one_of_them() -> None:
-    models = ModelTable([served_model(name="one"), served_model(index=1, name="two", dimensions=4)])
-
-    request = decode(new_call(models=models, max_items=1), b'{"input":"a","model":"two"}')
-
-    assert request.model.name == "two"
-    for body in (b'{"input":"a"}', b'{"input":"a","model":"three-three"}'):
-        with pytest.raises(ModelNotFound) as refused:
-            decode(new_call(models=models, max_items=1), body)
-        assert refused.value.param == "model"
-        assert "three-three" not in refused.value.message
-    with pytest.raises(InvalidRequest, match="from 1 to 4"):
-        decode(new_call(models=models, max_items=1), b'{"input":"a","model":"two","dimensions":8}')

@@ -1,6 +1,7 @@
 """Every route asks for a key but those that are named open, whatever a path is written like."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from server.dialects.table import ROUTES
 from server.features.jobs.http.routes import acting
+from server.features.pipelines.routes import acting as acting_of_steps
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import files
@@ -210,6 +212,27 @@ def test_a_request_that_was_kept_stays_with_its_key_when_keys_are_numbered_anew(
     assert after.check("POST", "/embed", {**sent, b"x-embedline-owner": stays.encode()}) == "key-1"
     with pytest.raises(Unauthorized):
         after.check("POST", "/embed", {**sent, b"x-embedline-owner": gone.encode()})
+
+
+@pytest.mark.holds("API keys")
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({b"x-embedline-jobs": b"one", b"x-embedline-owner": b"team"}, True),
+        ({b"x-embedline-jobs": b"guessed", b"x-embedline-owner": b"team", b"x-api-key": b"sesame"}, False),
+        ({b"x-embedline-jobs": b"one", b"x-api-key": b"sesame"}, False),  # for nobody
+        ({b"x-api-key": b"other.team"}, True),
+        ({b"x-api-key": b"other.nobody"}, False),
+        ({b"x-api-key": b"one.team"}, False),  # each has a way of its own
+        ({b"x-embedline-owner": b"team"}, False),
+    ],
+)
+def test_who_acts_for_a_key_needs_its_own_secret(headers: dict[bytes, bytes], is_let_in: bool) -> None:
+    keys = Keys([ApiKey("team", digest(b"sesame"))], metrics_need_a_key=False)
+    keys.let_act(acting("one"))
+    keys.let_act(acting_of_steps("other"))
+    with contextlib.nullcontext() if is_let_in else pytest.raises(Unauthorized):
+        assert keys.check("POST", "/embed", headers) == "team"
 
 
 def test_a_key_of_a_file_that_is_changed_under_its_name_keeps_its_requests(tmp_path: Path) -> None:

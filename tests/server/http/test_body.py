@@ -10,7 +10,6 @@ import pytest
 
 from server.http import body
 from server.http.body import (
-    SMALL_BYTES,
     BodyReader,
     ClientLeft,
     Message,
@@ -22,6 +21,7 @@ from server.http.body import (
 from server.http.request import BodyDecoder, HttpRequest
 from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.row_memory import SMALL_BYTES
 from server.requests.trace import Trace
 from tests.server.edge import aiter_of
 
@@ -262,7 +262,7 @@ def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
 
 
 def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only_body() -> None:
-    bodies, much = BodyReader(max_bytes=LIMIT, max_total_bytes=LIMIT), body.SMALL_BYTES + 1
+    bodies, much = BodyReader(max_bytes=LIMIT, max_total_bytes=LIMIT), SMALL_BYTES + 1
     with bodies.held(LIMIT):
         bodies.check(much, held=LIMIT)
         with bodies.held(1), pytest.raises(Overloaded):

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from server.features.jobs.calls import answering
-from server.features.jobs.messages import JobsClient
-from server.features.rpc import Service
+from server.features.rpc import Caller, Service
 
 
 def listening(path: Path) -> socket.socket:
@@ -19,9 +18,9 @@ def listening(path: Path) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def connected(folder: Path, calls: object) -> AsyncIterator[JobsClient]:
+async def connected(folder: Path, calls: object) -> AsyncIterator[Caller]:
     """A client whose calls are answered by the methods of an object."""
-    service, client = Service("jobs", answering(calls)), JobsClient(str(folder / "jobs.sock"))
+    service, client = Service("jobs", answering(calls)), Caller(str(folder / "jobs.sock"), "jobs")
     await service.start(listening(folder / "jobs.sock"))
     client.open()
     try:

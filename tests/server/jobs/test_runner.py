@@ -38,15 +38,19 @@ class Server:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
             self.heads.append(head)
-            status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            status, body, more = self.answer(head)
             self.asked.set()
             if status == LOST[0]:
                 break
             if status == NEVER[0]:
                 await reader.read()
                 break
-            more = "retry-after: 0\r\n" if status in (429, 503) else "x-embedline-shape: 1\r\nx-other: a\r\n"
             writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body)
+
+    def answer(self, head: str) -> tuple[int, bytes, str]:
+        """Status, body and further headers."""
+        status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return status, body, "retry-after: 0\r\n" if status in (429, 503) else "x-embedline-shape: 1\r\nx-other: a\r\n"
 
 
 @asynccontextmanager
@@ -76,12 +80,11 @@ async def serving(path: str, accepted: Callable[..., Awaitable[None]]) -> AsyncI
 Test = Callable[[RequestStore, Server, Runner], Awaitable[None]]
 
 
-def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Server:
+def run(folder: Path, server: Server, test: Test) -> None:
     """With a runner that claims what the test adds."""
 
-    async def main() -> Server:
+    async def main() -> None:
         store = await open_sqlite(folder / "store")
-        server = Server(answers)
         path, pace = str(folder / "http.sock"), Pace(4)
         client = SelfClient(path, "secret", pace)
         runner = Runner(
@@ -101,9 +104,8 @@ def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Serve
             await runner.stop()
             client.close()
         await store.close()
-        return server
 
-    return asyncio.run(main())
+    asyncio.run(main())
 
 
 def new(**changes: object) -> NewRequest:
@@ -121,7 +123,8 @@ def ended(folder: Path, answers: Sequence[tuple[int, bytes]]) -> tuple[RequestVi
             pass  # the store answers in a thread
         found.append((view, await store.result("team", request_id)))
 
-    server = run(folder, answers, test)
+    server = Server(answers)
+    run(folder, server, test)
     return *found[0], server
 
 
@@ -172,7 +175,7 @@ def test_what_runs_at_the_end_is_queued_again(tmp_path: Path) -> None:
         ids.append(await store.add(new()))
         await server.asked.wait()
 
-    run(tmp_path, [NEVER], test)
+    run(tmp_path, Server([NEVER]), test)
 
     async def status() -> str:
         store = await open_sqlite(tmp_path / "store")
@@ -211,7 +214,7 @@ def test_a_disk_without_room_is_logged_once_a_request(
             pass  # the store answers in a thread
         assert (view.status, refusals) == (Status.SUCCEEDED, 3)
 
-    run(tmp_path, [(200, b"{}")], test)
+    run(tmp_path, Server([(200, b"{}")]), test)
     assert sum("can't be kept yet" in record.message for record in caplog.records) == 1
 
 
@@ -223,14 +226,11 @@ class Ceilings(Server):
         self.over = over
         self.order: list[str] = []
 
-    async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
-            owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
-            self.order.append(owner)
-            status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
-            writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 2\r\n{more}\r\n{{}}".encode())
+    def answer(self, head: str) -> tuple[int, bytes, str]:
+        owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
+        self.order.append(owner)
+        status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
+        return status, b"{}", more
 
 
 async def all_ended(store: RequestStore, owner: str, ids: Sequence[str]) -> None:
@@ -242,9 +242,7 @@ async def all_ended(store: RequestStore, owner: str, ids: Sequence[str]) -> None
 
 @pytest.mark.parametrize("over", ["a", "abcde"])
 @pytest.mark.holds("Fair shares")
-def test_keys_over_their_ceilings_stop_nobody_elses_requests(
-    tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_over_their_ceilings_stop_nobody_elses_requests(tmp_path: Path, over: str) -> None:
     """They are put back one after another, and wait in the store as others do."""
 
     async def test(store: RequestStore, server: Server, runner: Runner) -> None:
@@ -257,12 +255,11 @@ def test_keys_over_their_ceilings_stop_nobody_elses_requests(
         assert counts.in_progress <= 4 * len(over)
         assert counts.queued[0] + counts.in_progress == 60 * len(over), "none of them has ended"
 
-    monkeypatch.setattr("tests.server.jobs.test_runner.Server", lambda answers: Ceilings(over))
-    run(tmp_path, [OK], test)
+    run(tmp_path, Ceilings(over), test)
 
 
 @pytest.mark.holds("Fair shares")
-def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path) -> None:
     async def test(store: RequestStore, server: Server, runner: Runner) -> None:
         runner.may_claim.clear()
         first = [await store.add(new(owner="a")) for _ in range(40)]
@@ -278,8 +275,7 @@ def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path, monkeyp
         while (await store.counts(None)).in_progress:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("tests.server.jobs.test_runner.Server", lambda answers: Ceilings(""))
-    run(tmp_path, [OK], test)
+    run(tmp_path, Ceilings(""), test)
 
 
 def test_what_is_refused_ends_when_it_is_taken_again(tmp_path: Path) -> None:
@@ -288,4 +284,4 @@ def test_what_is_refused_ends_when_it_is_taken_again(tmp_path: Path) -> None:
     async def test(store: RequestStore, server: Server, runner: Runner) -> None:
         await all_ended(store, "team", [await store.add(new()) for _ in range(40)])
 
-    run(tmp_path, [(429, b"{}")] * 100 + [OK], test)
+    run(tmp_path, Server([(429, b"{}")] * 100 + [OK]), test)

@@ -10,8 +10,7 @@ from starlette.requests import Request
 
 from server.features.jobs.http import batch_routes
 from server.features.jobs.http.batch_routes import PIECE_BYTES
-from server.features.jobs.messages import JobsClient
-from server.features.rpc import Answer
+from server.features.rpc import Answer, Caller
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
@@ -20,7 +19,7 @@ FORM = "multipart/form-data; boundary=cut"
 CONTENT = random.Random(18).randbytes(3 * PIECE_BYTES + 5)
 
 
-class Jobs(JobsClient):
+class Jobs(Caller):
     """Takes note of what it is asked, and does all of it."""
 
     def __init__(self) -> None:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from embedline import RequestFailed
 from embedline.pipelines import InvalidInput, pipeline, step
 from server.features.pipelines.main import Clients, Runs
-from server.features.pipelines.messages import PipelinesClient, Run
+from server.features.pipelines.messages import Run
+from server.features.pipelines.routes import PipelinesClient
 from server.features.rpc import Service
 from wire.metrics import Recorder
 

@@ -18,8 +18,8 @@ from embedline import AsyncClient
 from embedline.pipelines import pipeline, step
 from server.features.pipelines.loading import PipelinesUnusable
 from server.features.pipelines.main import Clients, Runs
-from server.features.pipelines.messages import PipelinesClient, Run
-from server.features.pipelines.routes import RunPipeline
+from server.features.pipelines.messages import Run
+from server.features.pipelines.routes import PipelinesClient, RunPipeline
 from server.http.body import BodyReader
 from server.requests.errors import (
     DeadlineExceeded,
@@ -163,7 +163,7 @@ async def test_what_a_step_says_of_a_wrong_input_is_cut(tmp_path: Path) -> None:
 
 
 async def test_a_request_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.features.pipelines.messages._GRACE_SECONDS", PATIENCE)
+    monkeypatch.setattr("server.features.pipelines.routes._GRACE_SECONDS", PATIENCE)
     async with connected(tmp_path) as (client, _):
         with pytest.raises(DeadlineExceeded, match="pipeline waits did not end before the request's deadline"):
             await run(client, "waits", seconds=0.5)
@@ -227,7 +227,7 @@ async def test_a_type_without_a_form_in_json_is_refused(tmp_path: Path) -> None:
 
 
 async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frontend that reads none has one in its connection; all others are not made yet."""
+    """A frontend that reads none has one in its connection; all others, of whichever key, are not made yet."""
     made: list[str] = []
 
     async def large(run: Run, *_: object) -> list[bytes]:
@@ -238,14 +238,15 @@ async def test_large_answers_are_made_one_at_a_time(tmp_path: Path, monkeypatch:
     async with connected(tmp_path, most=8) as (client, process):
         await client.listing()
         client._link._connection._transport.pause_reading()  # type: ignore[union-attr]
-        runs = [asyncio.create_task(run(client, "search", {"text": "a", "scores": [3.0]})) for _ in range(5)]
+        body = b'{"text": "a", "scores": [3.0]}'
+        runs = [asyncio.create_task(client.run(Run("search", owner, None, body), math.inf)) for owner in "aabcd"]
         while not made or process.runs.num_open < 5:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for _ in range(100):
             await asyncio.sleep(0)
         assert (len(made), process.runs.num_open) == (1, 5)
         client._link._connection._transport.resume_reading()  # type: ignore[union-attr]
-        assert [len(answer) for answer in await asyncio.gather(*runs)] == [8 << 20] * 5
+        assert [len(answer) for answer in await asyncio.gather(*runs)] == [(8 << 20) + 2] * 5
         assert process.runs.num_open == 0
 
 

@@ -37,7 +37,7 @@ def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> 
     assert (shape["message"], shape["detail"]) == ("what is wrong",) * 2  # Cohere's and Voyage's clients read these,
     assert (shape["code"], shape["type"][0].isupper()) == (answer.status, True)  # and TEI's OpenAI clients these
     assert dict(answer.headers)[b"content-type"] == b"application/json"
-    assert b"retry-after" not in dict(answer.headers)
+    assert (b"retry-after" in dict(answer.headers)) == (kind in (errors.Overloaded, errors.NotReady))
 
 
 def test_the_documented_statuses() -> None:
@@ -111,6 +111,16 @@ def test_the_statuses_and_types_of_tei() -> None:
 def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: bytes) -> None:
     answer = openai_error(errors.Overloaded("busy", retry_after=seconds))
     assert dict(answer.headers)[b"retry-after"] == header
+
+
+@pytest.mark.holds("Back-pressure")
+def test_when_to_ask_again_is_of_the_reason_or_else_of_the_class() -> None:
+    assert errors.Overloaded("busy").retry_after == 1.0
+    assert errors.NotReady("loading").retry_after == 2.0
+    assert errors.NotReady("no room", reason="jobs_full").retry_after == 10.0
+    assert errors.NotReady("no room", reason="unread_answers").retry_after == 1.0
+    assert errors.NotReady("no engine", retry_after=5.0, reason="jobs_full").retry_after == 5.0
+    assert errors.stopping().retry_after == 1.0
 
 
 def test_param_is_null_where_nothing_is_to_blame() -> None:

@@ -15,7 +15,6 @@ from server.requests.late_interaction import counted, max_sim, rows_that_count, 
 from server.requests.work import Computed, Work
 from tests.server.edge import served_model
 from tests.server.loop_share import turns_during
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 
 CLS, SEP, MASK, QUERY, DOCUMENT = 90, 91, 92, 93, 94
@@ -37,21 +36,17 @@ def split(tokens: TokenizedTexts) -> list[list[int]]:
 
 
 def shape(texts: TokenizedTexts, late: LateInteraction, **how: Any) -> TokenizedTexts:
-    given = {"num_queries": 1, "max_seqlen": MAX_SEQLEN, "truncation": Truncation.RIGHT, **how}
+    given = {"num_queries": 1, "max_seqlen": MAX_SEQLEN, **how}
     return asyncio.run(shaped(texts, late, **given))
 
 
-def plain(text: list[int], late: LateInteraction, truncation: Truncation, *, is_query: bool) -> tuple[list[int], int]:
+def plain(text: list[int], late: LateInteraction, num_leading: int, *, is_query: bool) -> tuple[list[int], int]:
     """One text's ids, and how many of them are filled in."""
-    length = min((late.query_length if is_query else late.document_length) or MAX_SEQLEN, MAX_SEQLEN)
     marker = late.query_marker_id if is_query else late.document_marker_id
-    room = length - (marker is not None)
-    if len(text) > room:
-        text = text[: room - 1] + text[-1:] if truncation is Truncation.RIGHT else text[:1] + text[-(room - 1) :]
     if marker is not None:
-        text = [text[0], marker, *text[1:]]
+        text = [*text[:num_leading], marker, *text[num_leading:]]
     fills = is_query and late.query_length is not None and late.expansion_id is not None
-    num_missing = max(length - len(text), 0) if fills else 0
+    num_missing = max(min(late.query_length or 0, MAX_SEQLEN) - len(text), 0) if fills else 0
     return text + [late.expansion_id or 0] * num_missing, num_missing
 
 
@@ -73,21 +68,15 @@ bodies = st.lists(st.integers(0, 80), max_size=MAX_SEQLEN - 2)
     late=lates,
     bodies=st.lists(bodies, min_size=1, max_size=6),
     num_queries=st.integers(0, 6),
-    truncation=st.sampled_from([Truncation.RIGHT, Truncation.LEFT]),
+    num_leading=st.integers(0, 2),
 )
-def test_any_texts(late: LateInteraction, bodies: list[list[int]], num_queries: int, truncation: Truncation) -> None:
+def test_any_texts(late: LateInteraction, bodies: list[list[int]], num_queries: int, num_leading: int) -> None:
     texts = [[CLS, *body, SEP] for body in bodies]
-    done = shape(tokenized(texts), late, num_queries=num_queries, truncation=truncation)
+    done = shape(tokenized(texts), late, num_queries=num_queries, num_leading=num_leading)
 
-    expected = [plain(text, late, truncation, is_query=at < num_queries) for at, text in enumerate(texts)]
+    expected = [plain(text, late, num_leading, is_query=at < num_queries) for at, text in enumerate(texts)]
     assert split(done) == [ids for ids, _ in expected]
     assert done.token_ids.dtype == done.offsets.dtype == np.int32
-    limits = [late.query_length if at < num_queries else late.document_length for at in range(len(texts))]
-    markers = [late.query_marker_id if at < num_queries else late.document_marker_id for at in range(len(texts))]
-    assert done.truncated.tolist() == [
-        len(text) + (marker is not None) > min(limit or MAX_SEQLEN, MAX_SEQLEN)
-        for text, limit, marker in zip(texts, limits, markers, strict=True)
-    ]
     flag = 0 if late.attends_to_expansion else EXPANSION_TOKEN
     types = [[0] * (len(ids) - filled) + [flag] * filled for ids, filled in expected]
     if any(map(any, types)):
@@ -106,22 +95,13 @@ def test_types_go_along() -> None:
     assert done.token_type_ids.tolist() == [1, 0, 2, EXPANSION_TOKEN, 3, 0, 4, 5]
 
 
-def test_what_must_not_be_cut_is_refused_by_its_number() -> None:
-    late = LateInteraction(document_marker_id=DOCUMENT, document_length=4)
-    with pytest.raises(TextRefused) as refused:
-        shape(tokenized([[CLS] * 9, [CLS, 5, SEP], [CLS, 5, 5, SEP]]), late, truncation=Truncation.NONE)
-    assert (refused.value.reason, refused.value.index) == (Refusal.TOO_LONG, 2)
-    assert (refused.value.num_tokens, refused.value.max_tokens) == (4, 3)
-
-
 def test_many_texts_are_shaped_slice_by_slice() -> None:
-    texts = [[CLS, number % 80, *[7] * 100, SEP] for number in range(600)]
+    texts = [[CLS, 0, 7, 7, SEP], *([CLS, number % 80, *[7] * 100, SEP] for number in range(1, 600))]
     late = LateInteraction(document_marker_id=DOCUMENT, query_marker_id=QUERY, query_length=6, expansion_id=MASK)
     found: list[list[int]] = []
 
     async def work() -> None:
-        how = {"num_queries": 1, "max_seqlen": 512}
-        found.extend(split(await shaped(tokenized(texts), late, **how, truncation=Truncation.RIGHT)))
+        found.extend(split(await shaped(tokenized(texts), late, num_queries=1, max_seqlen=512)))
 
     assert turns_during(work()) >= 3
     assert found[0] == [CLS, QUERY, 0, 7, 7, SEP]

@@ -24,7 +24,10 @@ PLANTED = Feature(
         "many": Group(help="Several.", functions={"first": f"{__name__}:first"}),
     },
 )
-COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
+COMMANDS = {
+    *("serve", "inspect", "verify", "compile", "doctor", "convert", "quantize", "health", "version"),
+    *("backfill", "bench", "jobs", "ray"),
+}
 
 
 @pytest.mark.holds("There is one list of flags")
@@ -44,13 +47,13 @@ def test_a_command_that_needs_what_engines_compute_with_says_so(
     def lack(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("server.commands.model_copies.quantize", lambda settings, out: lack("torch"))
-    assert run.exit_code("quantize", "a-model", "out") == 2
+    monkeypatch.setattr("server.commands.model_copies.compile_model", lambda settings, out: lack("torch"))
+    assert run.exit_code("compile", "a-model", "--out", "out") == 2
     assert "needs torch, which is not installed here" in capsys.readouterr().err
 
-    monkeypatch.setattr("server.commands.model_copies.quantize", lambda settings, out: lack("server.of_ours"))
+    monkeypatch.setattr("server.commands.model_copies.compile_model", lambda settings, out: lack("server.of_ours"))
     with pytest.raises(ModuleNotFoundError):
-        run("quantize", "a-model", "out")
+        run("compile", "a-model", "--out", "out")
 
 
 @pytest.mark.holds("Containers")

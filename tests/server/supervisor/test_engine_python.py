@@ -52,7 +52,7 @@ def planned(python: str, device: str, engine: str = "auto") -> tuple[str, str]:
 
 @pytest.mark.holds("TensorRT-LLM")
 def test_auto_is_tensorrt_llm_alone(with_tensorrt_llm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_plan, "_check_for_tensorrt_llm", lambda *_: None)
+    monkeypatch.setattr(model_plan, "_ask", lambda *_: None)
 
     engine, reason = planned(with_tensorrt_llm, "cuda")
     assert engine == "tensorrt-llm"

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.holds("Engines on a GPU")
 def model(*devices: str, share: float | None = None) -> ModelPlan:
     settings = ModelSettings(gpu_memory_share=share, engine="transformers")
     folder = SimpleNamespace(path=Path("/model"), max_seqlen=64)
-    return cast(ModelPlan, SimpleNamespace(settings=settings, devices=Devices(devices, ""), engine="x", folder=folder))
+    plan = SimpleNamespace(settings=settings, devices=Devices(devices, ""), engine="transformers", folder=folder)
+    return cast(ModelPlan, plan)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from server.settings.settings import Settings
 from server.supervisor import model_files
 from server.supervisor.model_files import NotConvertedError, find_files
 from tests.engine.folder_files import write
-from tests.engine.tools.quantize.models import end_of_processes
+from tests.engine.tensorrt_llm.quantize.models import end_of_processes
 
 COMMIT = "0" * 40
 

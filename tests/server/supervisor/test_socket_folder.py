@@ -1,7 +1,6 @@
 """The folder of a running server: closed to others, found again by nobody, swept when its server was killed."""
 
 import errno
-import fcntl
 import os
 import shutil
 import socket
@@ -72,17 +71,6 @@ def test_what_a_killed_server_left_is_swept_and_a_running_ones_is_not(runtime: P
     assert set(runtime.iterdir()) == {running.path, following.path, starting, foreign}
     running.remove()
     following.remove()
-
-
-def test_the_lock_is_held_as_long_as_the_server_lives(runtime: Path) -> None:
-    folder = SocketFolder()
-    lock = os.open(folder.path / "lock", os.O_RDWR)
-
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    folder.remove()
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(lock)
 
 
 @pytest.mark.parametrize("unusable", ["/nowhere/at/all", "/tmp/" + "long" * 20])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from engine import registry
+from engine.fake import Options
 from engine.machine import cores, cuda_driver
 from engine.machine.cores import Cores
 from engine.machine.cuda_driver import Cuda, Gpu
@@ -64,9 +66,9 @@ def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
 
     assert len(frontends) == 4
     for frontend in frontends:
-        assert frontend.start.payload_limit == payload_limit  # one body's
+        assert frontend.start.limits.payload_limit == payload_limit  # one body's
         assert frontend.start.open_payload_limit == open_payload // 4
-        assert frontend.start.max_concurrent_requests == 1024
+        assert frontend.start.limits.max_concurrent_requests == 1024
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder:
         plans = topology_of(chosen, folder, http, cache_dir="/cache").plans()
 
     one, two = (plan.start.options for plan in by_role(plans, "engine"))
-    assert (one.fake.dimensions, one.max_num_tokens, one.max_seqlen) == (8, 100, 16)
+    assert (one.own_of(registry.FAKE, Options).fake_dim, one.max_num_tokens, one.max_seqlen) == (8, 100, 16)
     assert (two.path, two.dtype, two.max_num_tokens) == (str(minilm_folder), "bfloat16", None)
     assert (two.quantization, two.cache_dir) == ("none", "/cache")
     (manager,) = by_role(plans, "batch manager")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.messages import LoadOptions
-from tests.engine.load_options import fake_options, load_options
+from tests.engine.engines import fake_options, load_options
 from tests.engine.test_static import save_static
 from tests.engine.test_worker import EngineProcess
 from tests.engine.tiny_models import save_tame
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.faults
 
 MODULE = "tests.server_e2e.processes.dying_worker"
 STAGES = {
-    "fake": ("copy", "fake: import", "fake: load", "first batches", "canary"),
+    "fake": ("fake: import", "fake: load", "first batches", "canary"),
     "static": ("static: import", "static: weights"),
     "transformers": tuple(f"transformers: {stage}" for stage in ("import", "device", "weights", "self-test")),
     "openvino": tuple(f"openvino: {stage}" for stage in ("import", "compiled model", "conversion", "self-test")),

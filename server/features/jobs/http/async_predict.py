@@ -13,7 +13,8 @@ import msgspec
 from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
-from server.features.jobs.messages import MAX_BODY_BYTES, JobsClient
+from server.features.jobs.messages import MAX_BODY_BYTES
+from server.features.rpc import Caller
 from server.http.request import HeaderList, PassOn, Read
 from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge
 
@@ -57,7 +58,7 @@ class AsyncPredict:
 
     route = PLACE[1]
 
-    def __init__(self, jobs: JobsClient) -> None:
+    def __init__(self, jobs: Caller) -> None:
         self._jobs = jobs
 
     def at(self, method: str, path: str) -> PassOn | None:

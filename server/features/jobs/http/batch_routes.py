@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from server.dialects.reading.json_body import parse_body
-from server.features.jobs.messages import JobsClient
+from server.features.rpc import Caller
 from server.http.body import IS_HEAD, OWNER, ClientLeft
 from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge, RequestError, UnsupportedMedia
 from wire.frames import Buffer
@@ -51,7 +51,7 @@ _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 class BatchRoutes:
     """Each raises RequestError."""
 
-    def __init__(self, jobs: JobsClient) -> None:
+    def __init__(self, jobs: Caller) -> None:
         self._jobs = jobs
 
     async def upload(self, request: Request) -> Response:
@@ -212,7 +212,7 @@ class _Form:
         self.has_ended = True
 
 
-async def received(request: Request, jobs: JobsClient, owner: str) -> dict[str, Any]:
+async def received(request: Request, jobs: Caller, owner: str) -> dict[str, Any]:
     """What is known of the file, once all of it is kept. Raises RequestError, ClientLeft."""
     form = _Form()
     parser = _parser(request, form)
@@ -242,7 +242,7 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> dict[str, 
             await _abandon(jobs, owner, file_id)
 
 
-async def _abandon(jobs: JobsClient, owner: str, file_id: str) -> None:
+async def _abandon(jobs: Caller, owner: str, file_id: str) -> None:
     try:
         await jobs.call("file_abandon", owner, file_id=file_id)
     except RequestError:

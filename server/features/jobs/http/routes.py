@@ -12,39 +12,33 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.dialects.writing.error_shapes import openai_error
+from server.dialects.route import retry_after
 from server.features.jobs.feature import JOBS
 from server.features.jobs.http.async_predict import PLACE, Accepted, AsyncPredict, AsyncPredictBody
 from server.features.jobs.http.batch_routes import BatchRoutes, NewBatch, in_pieces
-from server.features.jobs.messages import JobsClient
 from server.features.jobs.types import Status
-from server.features.rpc import Answer
+from server.features.rpc import Answer, Caller
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Authority
 from server.http.body import IS_HEAD, OWNER, ASGIApp
-from server.http.openapi import error_statuses
+from server.http.openapi import errors_of
 from server.requests.errors import (
+    RETRY_AFTER,
     Conflict,
-    Forbidden,
     InvalidRequest,
     MalformedBody,
     NoSuchRoute,
     NotFound,
-    NotReady,
     Overloaded,
     PayloadTooLarge,
-    RequestError,
-    Unauthorized,
     UnsupportedMedia,
-    WrongMethod,
 )
 from wire.frames import Buffer
 
 _UNENDED = ("QUEUED", "IN_PROGRESS")
-_ASK_AGAIN = {"retry-after": "1"}  # seconds
+_ASK_AGAIN = {"retry-after": retry_after(RETRY_AFTER["no_result_yet"])}
 Schema = dict[str, Any]
-ALWAYS: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, WrongMethod, NotReady)
 _OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
 _FORM = {
     "type": "object",
@@ -84,7 +78,7 @@ def acting(secret: str) -> Authority:
 class JobsPart(Part):
     """Passes requests on to the jobs process, and serves those that it sends itself."""
 
-    def __init__(self, client: JobsClient, listeners: Sequence[socket.socket] = ()) -> None:
+    def __init__(self, client: Caller, listeners: Sequence[socket.socket] = ()) -> None:
         self.listeners = listeners
         self.passed_on = AsyncPredict(client)
         self._client = client
@@ -103,12 +97,12 @@ def make_part(start: FeatureStart, shared: Shared) -> JobsPart:
     """What jobs do in a frontend."""
     assert start.process is not None
     shared.keys.let_act(acting(start.process.secret))
-    return JobsPart(JobsClient(start.process.path), [socket.socket(fileno=start.process.listener_fd)])
+    return JobsPart(Caller(start.process.path, JOBS.name), [socket.socket(fileno=start.process.listener_fd)])
 
 
-def add_job_routes(app: FastAPI, jobs: JobsClient | None = None) -> None:
+def add_job_routes(app: FastAPI, jobs: Caller | None = None) -> None:
     """With what the OpenAPI page says of each. Without `jobs` they stand there for the page alone."""
-    client = cast(JobsClient, jobs)
+    client = cast(Caller, jobs)
     routes, of_batches = _Routes(client), BatchRoutes(client)
     for method, path, endpoint in (
         (*PLACE, routes.unreached),
@@ -134,7 +128,7 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None = None) -> None:
 class _Routes:
     """Each raises RequestError."""
 
-    def __init__(self, jobs: JobsClient) -> None:
+    def __init__(self, jobs: Caller) -> None:
         self._jobs = jobs
 
     async def unreached(self, request: Request) -> Response:
@@ -220,7 +214,7 @@ def _accepting() -> Schema:
         },
         "responses": {
             "202": _answer("It is kept", _schema(Accepted)),
-            **_errors(NoSuchRoute, Conflict, *_OF_A_BODY),
+            **errors_of(NoSuchRoute, Conflict, *_OF_A_BODY),
         },
     }
 
@@ -244,8 +238,8 @@ def _asking(method: str, path: str) -> Schema:
     if path.startswith("/v1/"):
         return _of_batches(method, path)
     if "{" not in path:
-        return {"responses": {"200": _answer("The numbers", _COUNTS), **_errors(NoSuchRoute)}}
-    responses = {"200": _answer("It is there", _VIEW), **_errors(NoSuchRoute, NotFound, Conflict)}
+        return {"responses": {"200": _answer("The numbers", _COUNTS), **errors_of(NoSuchRoute)}}
+    responses = {"200": _answer("It is there", _VIEW), **errors_of(NoSuchRoute, NotFound, Conflict)}
     if path.endswith("/result"):
         responses["202"] = _answer("It has not ended yet", _VIEW)
     return {"parameters": _ids(path), "responses": responses}
@@ -255,7 +249,7 @@ def _of_batches(method: str, path: str) -> Schema:
     """In OpenAI's words."""
     responses = {
         "200": _answer("It is there", {"type": "object"}),
-        **_errors(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),
+        **errors_of(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),
     }
     if path.endswith("/content"):
         bytes_there = {"schema": {"type": "string", "format": "binary"}}
@@ -279,11 +273,3 @@ def _ids(path: str) -> list[Schema]:
 
 def _answer(description: str, schema: Schema) -> Schema:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def _errors(*kinds: type[RequestError]) -> Schema:
-    found = error_statuses([openai_error], of=[*ALWAYS, *kinds])
-    return {
-        status: _answer(" ".join(texts), {"$ref": f"#/components/schemas/{names[0]}"})
-        for status, (texts, names) in sorted(found.items())
-    }

@@ -9,14 +9,14 @@ from typing import NoReturn
 import pytest
 import torch
 
-from engine.fused import choices, loading
-from engine.fused.choices import Choices
+from engine.fused import loading, offer
+from engine.fused.offer import Choices
 from engine.fused.quantization import cache
 from engine.fused.quantization.cache import cache_for
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from engine.store import fingerprint
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save
 
 
@@ -29,7 +29,7 @@ def on_gpu(chosen: Choices, capability: tuple[int, int] = (9, 0)) -> Choices:
 
 
 def test_each_kind_of_gpu_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = choices.choose(options(save("bert", tmp_path), None))
+    chosen = offer.choose(options(save("bert", tmp_path), None))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     keys = [cache._key(one, "fp8") for one in (chosen, on_gpu(chosen), on_gpu(chosen, (8, 9)))]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
@@ -39,7 +39,7 @@ def test_each_kind_of_gpu_has_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_texts_in_lower_case_are_other_texts(tmp_path: Path) -> None:
-    chosen = choices.choose(options(save("bert", tmp_path), None))
+    chosen = offer.choose(options(save("bert", tmp_path), None))
     folder = dataclasses.replace(chosen.folder, do_lower_case=True)
     assert cache._key(dataclasses.replace(chosen, folder=folder), "fp8") != cache._key(chosen, "fp8")
 
@@ -50,7 +50,7 @@ def test_a_file_that_can_not_be_read_is_the_readers_affair(tmp_path: Path, monke
 
     given = options(save("bert", tmp_path / "model"), tmp_path / "cache")
     monkeypatch.setattr(fingerprint, "key", unreadable)
-    assert cache_for(choices.choose(given), given) is None
+    assert cache_for(offer.choose(given), given) is None
 
 
 class Reached(Exception):
@@ -62,12 +62,12 @@ def test_kernels_are_kept_where_there_are_any(
     is_gpu: bool, has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path] = []
-    choose: Callable[[LoadOptions], Choices] = choices.choose
+    choose: Callable[[LoadOptions], Choices] = offer.choose
 
     def stop(*_: object, **__: object) -> NoReturn:
         raise Reached
 
-    monkeypatch.setattr(choices, "choose", lambda given: on_gpu(choose(given)) if is_gpu else choose(given))
+    monkeypatch.setattr(offer, "choose", lambda given: on_gpu(choose(given)) if is_gpu else choose(given))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(loading, "cache_for", stop)
     monkeypatch.setattr(

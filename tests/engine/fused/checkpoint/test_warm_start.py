@@ -14,14 +14,14 @@ import pytest
 
 from engine.fused import start as fused
 from engine.fused import weights
-from engine.fused.choices import choose
 from engine.fused.engine import FusedEngine
+from engine.fused.offer import choose
 from engine.fused.quantization import cache, gate
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
 from engine.types import ModelError
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save_tame
 from tests.tiers import full
 

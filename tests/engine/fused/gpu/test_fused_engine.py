@@ -17,7 +17,7 @@ from engine.fused.quantization import verify
 from engine.machine import cuda_driver
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import arbitrary, save
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

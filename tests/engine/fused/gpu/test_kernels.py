@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.kernels.ops import TritonOps
+from engine.fused.kernels import TritonOps
 from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, NormOutputs, Ops, QuantizedRows, Tiles
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.types import OutputKind
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
 
 pytestmark = pytest.mark.gpu

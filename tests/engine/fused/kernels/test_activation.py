@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.fused.kernels.ops import TritonOps
+from engine.fused.kernels import TritonOps
 from engine.fused.model.ops import QuantizedRows
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import DEVICE, DTYPES, Samples, assert_near, assert_quantized_alike

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.kernels import embedding_pooling
-from engine.fused.kernels.ops import TritonOps
+from engine.fused.kernels import TritonOps, embedding_pooling
 from engine.fused.model.ops import EmbeddingTables, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import DEVICE, DTYPES, Samples, assert_near

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.kernels.ops import TritonOps
+from engine.fused.kernels import TritonOps
 from engine.fused.model.ops import Heads
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import DTYPES, RELATIVE, Samples

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.kernels.ops import TritonOps
+from engine.fused.kernels import TritonOps
 from engine.fused.model.forwards import Blocks, Weights, forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused import choices, loading
+from engine.fused import loading, offer
 from engine.fused import start as fused
 from engine.fused.model import linear
 from engine.fused.model.linear import ProductSize
@@ -18,9 +18,9 @@ from engine.fused.model.reference import ReferenceOps
 from engine.fused.packing import row_counts
 from engine.fused.quantization import gate, quantizing
 from engine.types import DeviceTrouble, ModelError, ModelInfo
+from tests.engine.engines import load_options
 from tests.engine.fused.quantization.test_precision import SPEC
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
-from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save_tame
 
 CPU = torch.device("cpu")
@@ -120,9 +120,9 @@ def test_what_falls_back_is_in_info(
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pretended one, and a gate that lets any model pass."""
-    choose = choices.choose
+    choose = offer.choose
     PretendedCuda(monkeypatch)
-    monkeypatch.setattr(choices, "choose", lambda given: dataclasses.replace(choose(given), capability=(9, 0)))
+    monkeypatch.setattr(offer, "choose", lambda given: dataclasses.replace(choose(given), capability=(9, 0)))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
     monkeypatch.setattr(loading, "keep_kernels", lambda *_: None)

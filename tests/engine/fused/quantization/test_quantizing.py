@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.fused import choices, weights
+from engine.fused import offer, weights
 from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
@@ -18,7 +18,7 @@ from engine.rows.with_torch import RowModules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import VOCAB_SIZE, save
 
 SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
@@ -26,7 +26,7 @@ SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    chosen = choices.choose(load_options(save("bert", tmp_path / "model")))
+    chosen = offer.choose(load_options(save("bert", tmp_path / "model")))
     source = weights.open_model(chosen).source
     return Model(
         name="m",

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from engine.fused import loading, weights
-from engine.fused.choices import choose
+from engine.fused.offer import choose
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedCache
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
-from tests.engine.load_options import load_options
+from tests.engine.engines import load_options
 from tests.engine.tiny_models import save_tame
 
 

@@ -19,10 +19,10 @@ from engine.fused.packing import Shape, layout
 from engine.fused.runner import HostDevice, Runner
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
+from tests.engine.engines import load_options
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
 from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
 from tests.engine.fused.runner.recording import rows_of_block as compute_rows
-from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, save
 from tests.server_e2e.running import PATIENCE
 from tests.tiers import full

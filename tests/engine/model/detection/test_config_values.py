@@ -9,9 +9,9 @@ from engine.model.detection import library
 from engine.model.detection.architecture import architecture_of
 from engine.types import ModelError
 from tests.engine.model.test_known_code import NOMIC
-from tests.engine.published.test_jina_roberta import V3, N, V
-from tests.engine.published.test_llama_bidirec import CONFIG as LLAMA
-from tests.engine.published.test_llama_bidirec import SCORING
+from tests.parity.repositories.own_code.jina_roberta import V3
+from tests.parity.repositories.own_code.llama_bidirec import CONFIG as LLAMA
+from tests.parity.repositories.own_code.llama_bidirec import SCORING
 
 pytestmark = pytest.mark.holds("What a model is for")
 
@@ -44,9 +44,9 @@ def read(config: dict[str, Any], **others: Any) -> None:
         (QWEN3, "head_dim", (7,)),
         ({"model_type": "gemma"}, "hidden_activation", ("gelu",)),  # the installed version reads hidden_act
         (V3, "lora_alpha", ("1", True, NAN)),
-        (V3, "pad_token_id", (-1, V, "1")),
+        (V3, "pad_token_id", (-1, V3["vocab_size"], "1")),
         (V3, "rotary_emb_base", NUMBERS),
-        (V3, "num_attention_heads", (5 * N, 8 * N)),
+        (V3, "num_attention_heads", (15, 24)),
         (NOMIC, "n_head", (NAN, 5, 256)),  # 256: three numbers in each, which are turned in pairs
         (NOMIC, "layer_norm_epsilon", NUMBERS),
         (LLAMA, "rope_scaling", ({"type": "llama3", "factor": 2.0, "high_freq_factor": 4.0}, {"factor": 1})),

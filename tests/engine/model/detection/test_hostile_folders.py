@@ -11,18 +11,11 @@ from engine.model.model_folder import check_special_tokens
 from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
+from tests.engine.model.sentence_folder import refusal
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 Build = Callable[[Path], None]
-
-
-def refusal(folder: Path) -> str:
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(ModelError) as refused:
-        model_folder.read(folder)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 def test_modules_so_deep_that_links_are_not_looked_at(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from engine.model import model_folder
 from engine.model.detection.templates import template_name
 from engine.model.tasks import AnswerScore, Task
-from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
+from tests.engine.model.sentence_folder import refusal
 
 # The beginning of Qwen/Qwen3-Reranker-0.6B's card. Its base model is a plain language model; its heading tells.
 QWEN3_CARD = """---
@@ -51,13 +51,6 @@ def reranker(folder: Path, card: str = "", *, architecture: str = "Qwen3ForCausa
     change(folder / "config.json", architectures=[architecture], model_type=model_type, num_labels=1)
     if card:
         (folder / "README.md").write_text(card)
-
-
-def refusal(folder: Path, **flags: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        model_folder.read(folder, **flags)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_reranker_in_a_folder_of_another_name_is_told_by_its_card(tmp_path: Path) -> None:

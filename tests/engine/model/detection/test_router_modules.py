@@ -13,18 +13,12 @@ from transformers import AutoModel
 
 from engine.model import model_folder
 from engine.model.tasks import Task, TokenTable, VocabularyWeights
-from engine.types import ModelError, OutputKind
+from engine.types import OutputKind
 from tests.engine.folder_files import change, write
+from tests.engine.model.sentence_folder import refusal
 from tests.engine.transformers.routed_models import bare, inference_free, same_for_both
 
 QUERY = "query_0_SparseStaticEmbedding"
-
-
-def refusal(folder: Path) -> str:
-    with pytest.raises(ModelError) as refused:
-        model_folder.read(folder)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 def test_queries_without_inference(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_a_multi_vector_encoder(bare: Callable[..., str], tmp_path: Path) -> Non
     assert found.late == LateInteraction(
         query_marker_id=5,
         document_marker_id=6,
+        marks_text_start=True,
         query_length=16,
         expansion_id=4,
         document_length=30,

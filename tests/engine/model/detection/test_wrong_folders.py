@@ -12,18 +12,11 @@ from engine.model.tasks import Activation, SequenceScores, Task, TokenVectors
 from engine.types import ModelError, OutputKind
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
+from tests.engine.model.sentence_folder import refusal
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 Build = Callable[[Path], None]
-
-
-def refusal(folder: Path, **flags: str) -> str:
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(ModelError) as refused:
-        model_folder.read(folder, **flags)  # type: ignore[arg-type]
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.machine.cuda_driver import Gpu
-from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.library.loading import NO_TELEMETRY, Buckets, buckets, llm_arguments
+from engine.tensorrt_llm.offer import Choices
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.package import Package
 from engine.tensorrt_llm.planning.plan import ours

@@ -39,23 +39,12 @@ def filtered(prefix: str, weights: dict[str, Any]) -> dict[str, Any]:
     return {name[len(prefix) + 1 :]: each for name, each in weights.items() if name.startswith(f"{prefix}.")}
 
 
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_module_is_found_with_and_without_the_prefix(prefix: str) -> None:
-    weights = {f"{prefix}layers.1.mlp.down_proj.weight": 1, f"{prefix}layers.10.mlp.down_proj.weight": 2}
-
-    assert with_or_without_prefix(filtered, "model.layers.1.mlp.down_proj", weights) == {"weight": 1}
-
-
 def test_a_whole_model_is_not_searched_for_other_names() -> None:
     weights = {"model.norm.weight": 1, "norm.weight": 2, "score.weight": 3}
 
     assert with_or_without_prefix(filtered, "model.norm", weights) == {"weight": 1}
     assert with_or_without_prefix(filtered, "score", weights) == {"weight": 3}
     assert with_or_without_prefix(filtered, "lm_head", weights) == {}
-
-
-def test_an_embedding_has_no_rows_of_its_own() -> None:
-    assert score_rows({}, head(HeadKind.EMBED), is_tied=True) is None
 
 
 @pytest.mark.parametrize("lazily", [False, True])
@@ -67,29 +56,6 @@ def test_the_score_layer_as_it_is_stored(lazily: bool) -> None:
     assert found is not None
     assert found.dtype == torch.float32
     assert torch.equal(found, SCORE)
-
-
-@pytest.mark.parametrize("prefix", ["", "model."])
-@pytest.mark.parametrize(
-    ("is_tied", "has_vocabulary", "rows"),
-    [(True, False, EMBEDDING), (True, True, EMBEDDING), (False, True, VOCABULARY)],
-)
-def test_yes_less_no_of_the_right_table(prefix: str, is_tied: bool, has_vocabulary: bool, rows: Tensor) -> None:
-    """A tied model may have a copy of the table in its file, which transformers passes over."""
-    weights = {f"{prefix}embed_tokens.weight": EMBEDDING, **({"lm_head.weight": VOCABULARY} if has_vocabulary else {})}
-
-    found = score_rows(weights, ANSWER, is_tied=is_tied)
-
-    assert found is not None
-    assert torch.equal(found, (rows[7].float() - rows[2].float())[None])
-
-
-def test_the_row_of_yes_alone() -> None:
-    weights = {"model.embed_tokens.weight": EMBEDDING}
-    found = score_rows(weights, head(HeadKind.ANSWER, yes_id=7), is_tied=True)
-
-    assert found is not None
-    assert torch.equal(found, EMBEDDING[7].float()[None])
 
 
 def test_of_a_vocabulary_two_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

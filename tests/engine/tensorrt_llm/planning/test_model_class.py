@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.model.tasks import AnswerScore, Task
 from engine.tensorrt_llm.planning.families import FAMILIES
 from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
 from engine.tensorrt_llm.planning.plan import ours
 from engine.types import ModelError, OutputKind
-from tests.engine.tensorrt_llm.header_models import HIDDEN, VOCAB, plain, write_model
+from tests.engine.tensorrt_llm.header_models import HIDDEN, write_model
 
 SCORE = {"score.weight": ("BF16", (3, HIDDEN))}
 
@@ -26,12 +25,6 @@ def test_each_family_has_a_class_of_its_own(model_type: str, tmp_path: Path) -> 
     assert model_class.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]
     assert (model_class.output, model_class.num_outputs) == (OutputKind.POOLED, HIDDEN)
     assert not model_class.takes_token_types
-
-
-def test_no_class_of_the_librarys_own_is_replaced() -> None:
-    names = [family.architecture for family in FAMILIES.values()]
-    assert len(set(names)) == len(names)
-    assert all(name.startswith("Embedline") for name in names)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -51,28 +44,6 @@ def test_mistrals_window_is_taken_away(tmp_path: Path) -> None:
 
     assert ours(folder).model_kwargs["sliding_window"] is None
     assert "sliding_window" not in ours(write_model(tmp_path / "other")).model_kwargs
-
-
-def test_scores_are_raw(tmp_path: Path) -> None:
-    folder = write_model(
-        tmp_path, plain(prefix="model.") | SCORE, architectures=["Qwen3ForSequenceClassification"], num_labels=3
-    )
-
-    model_class = ours(folder)
-
-    assert (model_class.output, model_class.num_outputs) == (OutputKind.LOGITS, 3)
-    assert model_class.config[CONFIG_KEY]["kind"] == "score"
-
-
-def test_an_answer_is_one_number(tmp_path: Path) -> None:
-    folder = dataclasses.replace(
-        write_model(tmp_path), task=Task.RERANK, heads=(AnswerScore(yes_id=VOCAB - 1, no_id=4),)
-    )
-
-    model_class = ours(folder)
-
-    assert (model_class.output, model_class.num_outputs) == (OutputKind.LOGITS, 1)
-    assert model_class.config[CONFIG_KEY]["yes_id"] == VOCAB - 1
 
 
 @pytest.mark.parametrize(

@@ -98,5 +98,5 @@ def test_features_that_lack_are_named(llm: type, arguments: type, feature: str) 
 
 
 def test_what_is_checked_before_a_process_starts_needs_no_torch() -> None:
-    modules = ("plan", "families", "backbone", "head", "quantization", "tensors", "checkpoint", "package")
+    modules = ("plan", "families", "backbone", "head", "quantization", "checkpoint", "package")
     assert what_loads([f"engine.tensorrt_llm.planning.{module}" for module in modules], root=ROOT) == {}

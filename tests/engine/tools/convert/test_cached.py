@@ -5,12 +5,9 @@ import logging
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,8 @@ from engine.tools.convert.conversion import Answer, Report
 from engine.tools.convert.plan import Plan, needed
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
+from tests.engine.tensorrt_llm.quantize.models import contents, end_of_processes
 from tests.engine.tools.convert.pickles import Touch, pickled, small
-from tests.engine.tools.quantize.models import contents, end_of_processes
-from tests.server_e2e.running import PATIENCE
 from tests.structure.sources import ROOT
 
 KILLED = """
@@ -51,14 +47,10 @@ class Child:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_calls = 0
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
         monkeypatch.setattr(cached, "fill", self._fill)
 
     def _fill(self, folder: Path, planned: Plan, *, max_shard_bytes: int, report: Report) -> Answer:
         self.num_calls += 1
-        self.begun.set()
-        assert self.go_on.wait(PATIENCE)
         for name, path in planned.copied.items():
             shutil.copyfile(path, folder / name)
         save_file({"a": torch.ones(3)}, folder / "model.safetensors")
@@ -155,41 +147,7 @@ def test_a_damaged_copy_is_made_anew(
     assert contents(copy_of(folder, cache)) == expected
 
     assert child.num_calls == 2
-    assert log.messages[0].startswith(f"the converted weights in {copy.parent} are not used: ")
-
-
-def test_one_makes_it_while_the_others_wait(
-    tmp_path: Path, cache: Path, child: Child, log: pytest.LogCaptureFixture
-) -> None:
-    """Threads stand for processes: a lock is the open file's, not the process's."""
-    folder = small(tmp_path / "model")
-    child.go_on.clear()
-    with ThreadPoolExecutor(2) as starts:
-        try:
-            first = starts.submit(copy_of, folder, cache)
-            assert child.begun.wait(PATIENCE)
-            second = starts.submit(copy_of, folder, cache)
-            while not any("waiting for it" in message for message in log.messages):
-                assert not second.done()
-        finally:
-            child.go_on.set()
-    assert first.result() == second.result()
-    assert child.num_calls == 1
-
-
-def test_the_newest_copies_stay_and_those_in_use(
-    tmp_path: Path, cache: Path, child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cached, "_MAX_OTHERS", 1)
-    keys = []
-    for number in range(4):
-        keys.append(copy_of(small(tmp_path / f"model {number}"), cache).parent.name)
-        if number == 2:
-            assert entries(cache) == sorted(keys)  # all three are in use
-            for seconds, key in enumerate(keys):
-                os.utime(cache / "converted" / key, (seconds, seconds))
-            end_of_processes(cache)
-    assert entries(cache) == sorted(keys[2:])
+    assert log.messages[0].startswith(f"the converted weights of {folder} in {copy.parent} can't be used: ")
 
 
 def test_a_full_disk_is_said_with_the_numbers(
@@ -212,15 +170,6 @@ def test_what_ends_it_leaves_nothing(ending: Any, tmp_path: Path, cache: Path, m
     with pytest.raises((KeyboardInterrupt, ModelError)):
         copy_of(small(tmp_path / "model"), cache)
     assert entries(cache) == []
-
-
-def test_it_is_this_users_alone_whatever_the_umask(tmp_path: Path, cache: Path, child: Child) -> None:
-    before = os.umask(0)
-    try:
-        copy = copy_of(small(tmp_path / "model"), cache)
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (copy, copy.parent, copy.parents[1])} == {0o700}
 
 
 @pytest.mark.full

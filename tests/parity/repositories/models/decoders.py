@@ -2,40 +2,14 @@
 
 from typing import Any
 
+from tests.parity.repositories.configs import published
 from tests.parity.repositories.facts import Ids, Repository
 from tests.parity.repositories.forms import embedding
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
 # as published of Qwen3-0.6B; length and vocabulary are Qwen3-Embedding's
-QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 1024,
-    "initializer_range": 0.02,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 28,
-    "model_type": "qwen3",
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.3",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151669,
-}
+QWEN3: dict[str, Any] = published("Qwen3-Embedding-0.6B")
 _QWEN3_IDS = Ids(of="Qwen3-Embedding-0.6B", first="", last="<|endoftext|>", source=Source.QWEN3_CARD)
 GEMMA_IDS = Ids(
     of="gemma-2",
@@ -55,69 +29,8 @@ _GEMMA_PROMPTS = {
     "STS": "task: sentence similarity | query: ",
 }
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_GEMMA: dict[str, Any] = {
-    "_sliding_window_pattern": 6,
-    "architectures": ["Gemma3TextModel"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_logit_softcapping": None,
-    "bos_token_id": 2,
-    "dtype": "float32",
-    "eos_token_id": 1,
-    "final_logit_softcapping": None,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 768,
-    "initializer_range": 0.02,
-    "intermediate_size": 1152,
-    "layer_types": [*[_SLIDING] * 5, _FULL] * 4,
-    "max_position_embeddings": 2048,
-    "model_type": "gemma3_text",
-    "num_attention_heads": 3,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000.0,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": 512,
-    "transformers_version": "4.57.0.dev0",
-    "use_bidirectional_attention": True,
-    "use_cache": True,
-    "vocab_size": 262144,
-}
-_GEMMA2: dict[str, Any] = {
-    "architectures": ["Gemma2Model"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "attn_logit_softcapping": 50.0,
-    "bos_token_id": 2,
-    "cache_implementation": "hybrid",
-    "eos_token_id": 1,
-    "final_logit_softcapping": 30.0,
-    "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 3584,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "model_type": "gemma2",
-    "num_attention_heads": 16,
-    "num_hidden_layers": 42,
-    "num_key_value_heads": 8,
-    "pad_token_id": 0,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-    "torch_dtype": "float32",
-    "transformers_version": "4.42.3",
-    "use_cache": False,
-    "vocab_size": 256002,
-}
+_GEMMA: dict[str, Any] = published("embeddinggemma-300m")
+_GEMMA2: dict[str, Any] = published("bge-multilingual-gemma2")
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 REPOSITORIES: tuple[Repository, ...] = (

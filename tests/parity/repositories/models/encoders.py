@@ -1,18 +1,15 @@
-"""Decoders that see both ways and T5's encoder, read anew in tests/engine/published; config.json is theirs."""
+"""Decoders that see both ways and T5's encoder, read anew in own_code; config.json is theirs."""
 
 from typing import Any
 
 from engine.model.tasks import Activation, Task
-from tests.engine.published import test_gritlm, test_llama_bidirec, test_nv_embed, test_t5
 from tests.parity.repositories.facts import Head, Ids, Repository, Served
 from tests.parity.repositories.forms import embedding, plain
+from tests.parity.repositories.own_code import gritlm, llama_bidirec, nv_embed, t5
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
-_GRIT, _LLAMA, _NV, _T5 = (
-    f"tests/engine/published/{module.__name__.rpartition('.')[2]}.py"
-    for module in (test_gritlm, test_llama_bidirec, test_nv_embed, test_t5)
-)
+_READ = "tests/parity/repositories/own_code/test_own_code.py"
 _MISTRAL: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -29,13 +26,13 @@ _LLAMA_1B: dict[str, Any] = {
     "num_hidden_layers": 16,
     "num_key_value_heads": 8,
     "rope_theta": 500000.0,
-    "rope_scaling": {**test_llama_bidirec.CONFIG["rope_scaling"], "original_max_position_embeddings": 8192},
+    "rope_scaling": {**llama_bidirec.CONFIG["rope_scaling"], "original_max_position_embeddings": 8192},
     "vocab_size": 128256,
 }
 _NV_EMBED: dict[str, Any] = {
     "hidden_size": 4096,
     "latent_attention_config": {"model_type": "latent_attention"},  # the published file says no size
-    "text_config": {**test_nv_embed.TEXT, **_MISTRAL},
+    "text_config": {**nv_embed.TEXT, **_MISTRAL},
 }
 _T5_BASE: dict[str, Any] = {
     "d_ff": 3072,
@@ -61,7 +58,7 @@ _T5_IDS = Ids(
 T5 = tuple(
     embedding(
         name,
-        {**test_t5.CONFIG, **sizes},
+        {**t5.CONFIG, **sizes},
         Words.T5,
         "mean",
         length=length,
@@ -69,7 +66,7 @@ T5 = tuple(
         rows=rows,
         ids=_T5_IDS,
         dense=_DENSE,
-        held_by=_T5,
+        held_by=_READ,
     )
     for name, sizes, length, rows in (
         ("sentence-transformers/sentence-t5-base", _T5_BASE, 256, (Source.ST_TABLE, Source.MTEB)),
@@ -80,41 +77,41 @@ T5 = tuple(
 DECODERS: tuple[Repository, ...] = (
     plain(
         "GritLM/GritLM-7B",
-        {**test_gritlm.CONFIG, **_MISTRAL, "sliding_window": 4096},
+        {**gritlm.CONFIG, **_MISTRAL, "sliding_window": 4096},
         Words.LLAMA,
         Served(pooling="mean", is_normalized=True, size=4096, length=32768),
         rows=(Source.GRITLM,),
         ids=Ids(of="GritLM-7B", first="<s>", last="", source=Source.GRITLM),
         model_max_length=32768,
-        held_by=_GRIT,
+        held_by=_READ,
     ),
     embedding(
         "nvidia/llama-nemotron-embed-1b-v2",
-        {**test_llama_bidirec.CONFIG, **_LLAMA_1B},
+        {**llama_bidirec.CONFIG, **_LLAMA_1B},
         Words.LLAMA3,
         "mean",
         length=8192,
         rows=(Source.NEMO, Source.VLLM_CLASSES),
-        held_by=_LLAMA,
+        held_by=_READ,
     ),
     plain(
         "nvidia/llama-nemotron-rerank-1b-v2",
-        {**test_llama_bidirec.SCORING, **_LLAMA_1B},
+        {**llama_bidirec.SCORING, **_LLAMA_1B},
         Words.LLAMA3,
         Served(task=Task.RERANK, head=Head.SCORES, size=1, length=131072, activation=Activation.SIGMOID),
         rows=(Source.NEMO, Source.VLLM_CLASSES),
         model_max_length=131072,
-        held_by=_LLAMA,
+        held_by=_READ,
     ),
     plain(
         "nvidia/NV-Embed-v2",
-        {**test_nv_embed.CONFIG, **_NV_EMBED},
+        {**nv_embed.CONFIG, **_NV_EMBED},
         Words.LLAMA,
         Served(pooling="mean", is_normalized=True, size=4096, length=32768),
         rows=(Source.NV_EMBED, Source.NV_EMBED_CODE),
         ids=Ids(of="NV-Embed-v2", first="<s>", last="</s>", source=Source.NV_EMBED_CODE),
         model_max_length=32768,
-        held_by=_NV,
+        held_by=_READ,
     ),
 )
 REPOSITORIES: tuple[Repository, ...] = (*T5, *DECODERS)

@@ -1,4 +1,4 @@
-"""Repositories with layers of their own that are read anew in tests/engine/published: Jina's, Nomic's experts, gte.
+"""Repositories with layers of their own, read anew in own_code: Jina's, Nomic's experts, gte.
 
 config.json is theirs, in the real sizes.
 """
@@ -6,18 +6,15 @@ config.json is theirs, in the real sizes.
 from typing import Any
 
 from engine.model.tasks import Task
-from tests.engine.published import test_gte, test_jina_bert, test_jina_roberta, test_nomic_moe
 from tests.parity.repositories.facts import Head, Ids, Repository, Served
 from tests.parity.repositories.forms import cross_encoder, embedding, plain
 from tests.parity.repositories.models.bert import UNCASED
 from tests.parity.repositories.models.multilingual import XLM_R_IDS
+from tests.parity.repositories.own_code import gte, jina_bert, jina_roberta, nomic_moe
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
-_BERT, _ROBERTA, _MOE, _GTE = (
-    f"tests/engine/published/{module.__name__.rpartition('.')[2]}.py"
-    for module in (test_jina_bert, test_jina_roberta, test_nomic_moe, test_gte)
-)
+_READ = "tests/parity/repositories/own_code/test_own_code.py"
 _BASE: dict[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -45,65 +42,65 @@ _CODE_IDS = Ids(of="jina-embeddings-v2-base-code", first="<s>", last="</s>", sou
 JINA: tuple[Repository, ...] = (
     embedding(
         "jinaai/jina-embeddings-v2-base-en",
-        {**test_jina_bert.CONFIG, **_BASE, "vocab_size": 30528},
+        {**jina_bert.CONFIG, **_BASE, "vocab_size": 30528},
         Words.UNCASED,
         "mean",
         length=8192,
         is_normalized=False,
         rows=(Source.JINA_BERT, Source.FASTEMBED_RS),
         ids=UNCASED,
-        held_by=_BERT,
+        held_by=_READ,
     ),
     embedding(
         "jinaai/jina-embeddings-v2-small-en",
-        {**test_jina_bert.CONFIG, **_BASE, **_SMALL, "vocab_size": 30528},
+        {**jina_bert.CONFIG, **_BASE, **_SMALL, "vocab_size": 30528},
         Words.UNCASED,
         "mean",
         length=8192,
         is_normalized=False,
         rows=(Source.JINA_BERT, Source.TEI, Source.FASTEMBED),
         ids=UNCASED,
-        held_by=_BERT,
+        held_by=_READ,
     ),
     embedding(
         "jinaai/jina-embeddings-v2-base-code",
-        {**test_jina_bert.QK_CONFIG, **_BASE, "vocab_size": 61056},
+        {**jina_bert.QK_CONFIG, **_BASE, "vocab_size": 61056},
         Words.ROBERTA,
         "mean",
         length=8192,
         is_normalized=False,
         rows=(Source.TEI, Source.FASTEMBED_RS),
         ids=_CODE_IDS,
-        held_by=_BERT,
+        held_by=_READ,
     ),
     embedding(
         "jinaai/jina-embeddings-v3",
-        {**test_jina_roberta.V3, **_LARGE, **_XLM_R},
+        {**jina_roberta.V3, **_LARGE, **_XLM_R},
         Words.UNIGRAM,
         "mean",
         length=8192,
         rows=(Source.JINA_ROBERTA, Source.MTEB),
         ids=XLM_R_IDS,
-        held_by=_ROBERTA,
+        held_by=_READ,
         first_module="custom_st.Transformer",
     ),
     cross_encoder(
         "jinaai/jina-reranker-v2-base-multilingual",
-        {**test_jina_roberta.RERANKER, **_BASE, "max_position_embeddings": 1026, "vocab_size": 250002},
+        {**jina_roberta.RERANKER, **_BASE, "max_position_embeddings": 1026, "vocab_size": 250002},
         Words.UNIGRAM,
         length=1024,
         rows=(Source.JINA_ROBERTA, Source.ST_SCORES),
         ids=XLM_R_IDS,
-        held_by=_ROBERTA,
+        held_by=_READ,
     ),
     plain(
         "jinaai/jina-colbert-v2",
-        {**test_jina_roberta.COLBERT, **_LARGE, **_XLM_R},
+        {**jina_roberta.COLBERT, **_LARGE, **_XLM_R},
         Words.JINA_COLBERT,
         Served(task=Task.LATE_INTERACTION, head=Head.COLBERT, size=128, length=8192),
         rows=(Source.JINA_ROBERTA, Source.VLLM_CLASSES),
         model_max_length=8192,
-        held_by=_ROBERTA,
+        held_by=_READ,
         others={
             "artifact.metadata": {
                 "query_token_id": "[QueryMarker]",
@@ -118,7 +115,7 @@ JINA: tuple[Repository, ...] = (
     embedding(
         "nomic-ai/nomic-embed-text-v2-moe",
         {
-            **test_nomic_moe.CONFIG,
+            **nomic_moe.CONFIG,
             **{"n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12, "num_experts": 8},
             **{"n_positions": 2048, "max_trained_positions": 2048, "vocab_size": 250048},
         },
@@ -127,13 +124,13 @@ JINA: tuple[Repository, ...] = (
         length=512,
         rows=(Source.TEI, Source.VLLM_NOMIC, Source.MTEB),
         ids=XLM_R_IDS,
-        held_by=_MOE,
+        held_by=_READ,
     ),
 )
 GTE: tuple[Repository, ...] = tuple(
     embedding(
         name,
-        {**test_gte.CONFIG, **_BASE, **config},
+        {**gte.CONFIG, **_BASE, **config},
         words,
         pooling,
         length=length,
@@ -141,7 +138,7 @@ GTE: tuple[Repository, ...] = tuple(
         rows=rows,
         ids=UNCASED if words is Words.UNCASED else XLM_R_IDS,
         dense=dense,
-        held_by=_GTE,
+        held_by=_READ,
     )
     for name, words, pooling, length, is_normalized, rows, dense, config in (
         (
@@ -209,17 +206,17 @@ GTE: tuple[Repository, ...] = tuple(
             True,
             (Source.VLLM_ARCTIC, Source.TEI, Source.MTEB),
             (),
-            {**test_gte.ARCTIC, "vocab_size": 250048},
+            {**gte.ARCTIC, "vocab_size": 250048},
         ),
     )
 )
 GTE_RERANKER = cross_encoder(
     "Alibaba-NLP/gte-multilingual-reranker-base",
-    {**test_gte.CONFIG, **_BASE, "architectures": ["NewForSequenceClassification"], "vocab_size": 250048},
+    {**gte.CONFIG, **_BASE, "architectures": ["NewForSequenceClassification"], "vocab_size": 250048},
     Words.UNIGRAM,
     length=8192,
     rows=(Source.VLLM_GTE, Source.ST_SCORES, Source.TEI),
     ids=XLM_R_IDS,
-    held_by=_GTE,
+    held_by=_READ,
 )
 REPOSITORIES: tuple[Repository, ...] = (*JINA, *GTE, GTE_RERANKER)

@@ -2,34 +2,13 @@
 
 from typing import Any
 
+from tests.parity.repositories.configs import published
 from tests.parity.repositories.facts import Ids, Repository
 from tests.parity.repositories.forms import embedding
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
-_MISTRAL: dict[str, Any] = {
-    "architectures": ["MistralModel"],
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "model_type": "mistral",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "transformers_version": "4.34.0",
-    "use_cache": False,
-    "vocab_size": 32000,
-}
+_MISTRAL: dict[str, Any] = published("e5-mistral-7b-instruct")
 _WITH_LAST = Ids(of="e5-mistral-7b-instruct", first="<s>", last="</s>", source=Source.E5)
 _BOTH_ENDS = {"add_bos_token": True, "add_eos_token": True}
 REPOSITORIES: tuple[Repository, ...] = tuple(

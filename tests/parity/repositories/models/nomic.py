@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.parity.repositories.configs import published
 from tests.parity.repositories.facts import Repository
 from tests.parity.repositories.forms import embedding
 from tests.parity.repositories.models.bert import QUERY, UNCASED
@@ -14,62 +15,7 @@ def _code(repository: str, **classes: str) -> dict[str, Any]:
     return {"auto_map": {purpose: f"{repository}--{name}" for purpose, name in classes.items()}}
 
 
-_NOMIC: dict[str, Any] = {
-    "activation_function": "swiglu",
-    "architectures": ["NomicBertModel"],
-    "attn_pdrop": 0.0,
-    **_code(
-        "nomic-ai/nomic-bert-2048",
-        AutoConfig="configuration_hf_nomic_bert.NomicBertConfig",
-        AutoModel="modeling_hf_nomic_bert.NomicBertModel",
-        AutoModelForMaskedLM="modeling_hf_nomic_bert.NomicBertForPreTraining",
-    ),
-    "bos_token_id": None,
-    "causal": False,
-    "dense_seq_output": True,
-    "embd_pdrop": 0.0,
-    "eos_token_id": None,
-    "fused_bias_fc": True,
-    "fused_dropout_add_ln": True,
-    "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-12,
-    "max_trained_positions": 2048,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "model_type": "nomic_bert",
-    "n_embd": 768,
-    "n_head": 12,
-    "n_inner": 3072,
-    "n_layer": 12,
-    "n_positions": 8192,
-    "pad_vocab_size_multiple": 64,
-    "parallel_block": False,
-    "parallel_block_tied_norm": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "reorder_and_upcast_attn": False,
-    "resid_pdrop": 0.0,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "summary_activation": None,
-    "summary_first_dropout": 0.0,
-    "summary_proj_to_labels": True,
-    "summary_type": "cls_index",
-    "summary_use_proj": True,
-    "torch_dtype": "float32",
-    "transformers_version": "4.37.2",
-    "type_vocab_size": 2,
-    "use_cache": True,
-    "use_flash_attn": True,
-    "use_rms_norm": False,
-    "use_xentropy": True,
-    "vocab_size": 30528,
-}
+_NOMIC: dict[str, Any] = published("nomic-embed-text-v1.5")
 # the same in the words of transformers' class, in small sizes
 _NOMIC_LIBRARY: dict[str, Any] = {
     "hidden_size": 40,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.parity.repositories import vocabularies
+from tests.parity.repositories.configs import published
 from tests.parity.repositories.facts import Ids, Refused, Repository
 from tests.parity.repositories.forms import embedding
 from tests.parity.repositories.models.decoders import SEARCH
@@ -16,33 +17,7 @@ _CODE = {
     "AutoModelForSequenceClassification": "modeling_qwen.Qwen2ForSequenceClassification",
 }
 # as published of stella_en_1.5B_v5, but for is_causal
-QWEN2_FAMILY: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
-    "auto_map": _CODE,
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "hidden_act": "silu",
-    "hidden_size": 1536,
-    "initializer_range": 0.02,
-    "intermediate_size": 8960,
-    "is_causal": False,
-    "max_position_embeddings": 131072,
-    "max_window_layers": 21,
-    "model_type": "qwen2",
-    "num_attention_heads": 12,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.41.2",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151646,
-}
+QWEN2_FAMILY: dict[str, Any] = published("gte-Qwen2-7B-instruct")
 _SIZES_7B = {
     **{"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
     "max_window_layers": 28,

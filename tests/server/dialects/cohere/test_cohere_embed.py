@@ -12,7 +12,6 @@ from server.dialects.cohere import ROUTES
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW
 from tests.server.edge import Called, Edge, call, new_call, one_model
-from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass
 
 TEXTS = ["one", "three"]
@@ -134,19 +133,6 @@ def test_contents_of_text(version: int) -> None:
 @pytest.mark.parametrize(("input_type", "prompt"), [("search_query", "Q: "), ("search_document", "D: "), (None, "")])
 def test_the_input_type_chooses_the_prompt(input_type: Any, prompt: str) -> None:
     assert decoded(input_type=input_type).prompt == prompt
-
-
-@pytest.mark.parametrize(
-    ("truncate", "expected"),
-    [(None, Truncation.RIGHT), ("NONE", Truncation.NONE), ("START", Truncation.LEFT), ("END", Truncation.RIGHT)],
-)
-def test_truncation(truncate: Any, expected: Truncation) -> None:
-    assert decoded(truncate=truncate).truncation is expected
-
-
-def test_max_tokens() -> None:
-    assert decoded(max_tokens=5).max_tokens == 5
-    assert decoded().max_tokens is None
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(None, None), (0, None), (1, RequestClass.BULK)])

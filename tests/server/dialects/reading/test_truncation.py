@@ -1,23 +1,23 @@
 """What happens to texts that are too long, in every client's spelling."""
 
-import json
 from typing import Any
 
 import pytest
 
+from engine.types import OutputKind
 from server.dialects.table import ROUTES
 from server.requests.errors import InvalidRequest
-from tests.server.edge import good_body, new_call, one_model
+from tests.server.edge import decoded, one_model
 from tokenizer_pool.messages import Truncation
 
 NONE, RIGHT, LEFT = Truncation.NONE, Truncation.RIGHT, Truncation.LEFT
-PATHS = ("/v1/embeddings", "/embed", "/predict", "/predict_tokens", "/classify", "/rerank")
+PATHS = [route.path for route in ROUTES if "truncation_side" in route.body.__struct_fields__] + ["/similarity"]
 
 
 def asked(path: str, own: Truncation = RIGHT, **fields: Any) -> Any:
-    (route,) = (route for route in ROUTES if route.path == path)
-    body = {**json.loads(good_body(path)), **fields}
-    return route.decode(new_call(models=one_model(truncation=own)), json.dumps(body).encode())
+    outputs = OutputKind(sum(OutputKind))
+    given = {"parameters": fields} if path == "/similarity" else fields
+    return decoded(path, models=one_model(truncation=own, outputs=outputs), **given)
 
 
 @pytest.mark.holds("Truncation")
@@ -78,5 +78,5 @@ def test_what_can_not_be_is_refused_by_name(fields: dict[str, Any], param: str) 
     for path in PATHS:
         with pytest.raises(InvalidRequest) as refused:
             asked(path, **fields)
-        assert refused.value.param == param
-        assert refused.value.message.startswith(param)
+        assert (refused.value.param or "").removeprefix("parameters.") == param
+        assert refused.value.message.startswith(str(refused.value.param))

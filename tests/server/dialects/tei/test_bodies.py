@@ -11,17 +11,13 @@ from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
 from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Container
-from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
-from server.requests.models import ModelTable
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import EmbedRequest
-from tests.server.edge import new_call, one_model, served_model
-from tokenizer_pool.messages import Truncation
-from wire.vocabulary import RequestClass
+from tests.server.edge import new_call, one_model
 
 Decode = Callable[[Call, bytes], EmbedRequest]
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: ", "passage": "P: "}})
-OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 SIMILAR = {"source_sentence": "a", "sentences": ["b", "c"]}
 
 
@@ -33,9 +29,9 @@ def decode_any(call: Call, body: bytes) -> EmbedRequest:
     return request
 
 
-def asked(decode: Decode, body: bytes | dict[str, Any], options: RequestOptions = OPTIONS) -> EmbedRequest:
+def asked(decode: Decode, body: bytes | dict[str, Any]) -> EmbedRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(new_call(options, models=MODELS), payload)
+    return decode(new_call(models=MODELS), payload)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -55,7 +51,7 @@ def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_singl
 
     assert (request.texts, request.token_ids, request.is_single) == (texts, token_ids, is_single)
     assert request.name_of(0) == ("inputs" if is_single else "inputs[0]")
-    assert (request.request_class, request.deadline, request.prompt) == (RequestClass.BULK, 12.5, "D: ")
+    assert request.prompt == "D: "
 
 
 @pytest.mark.holds("TEI's routes")
@@ -86,45 +82,6 @@ def test_raw_rows_on_each_route() -> None:
         decode(call, json.dumps({"inputs": inputs}).encode())
         forms.append(call.form)
     assert forms == [RAW_FLOATS] * 3 + [FLOATS]
-
-
-@pytest.mark.holds("TEI's routes", "Truncation")
-@pytest.mark.parametrize(
-    ("own", "fields", "truncation"),
-    [
-        (Truncation.RIGHT, {}, Truncation.RIGHT),
-        (Truncation.NONE, {}, Truncation.NONE),
-        (Truncation.RIGHT, {"truncate": None, "truncation_direction": None}, Truncation.RIGHT),
-        (Truncation.RIGHT, {"truncate": False}, Truncation.NONE),
-        (Truncation.NONE, {"truncate": True}, Truncation.RIGHT),
-        (Truncation.RIGHT, {"truncation_direction": "Left"}, Truncation.LEFT),
-        (Truncation.RIGHT, {"truncation_direction": "left"}, Truncation.LEFT),
-        (Truncation.NONE, {"truncation_direction": "left"}, Truncation.NONE),
-        (Truncation.NONE, {"truncate": True, "truncation_direction": "Left"}, Truncation.LEFT),
-        (Truncation.RIGHT, {"truncate": True, "truncation_direction": "Right"}, Truncation.RIGHT),
-        (Truncation.RIGHT, {"truncate": True, "truncation_direction": "right"}, Truncation.RIGHT),
-    ],
-)
-def test_truncation(own: Truncation, fields: dict[str, Any], truncation: Truncation) -> None:
-    models = one_model(truncation=own)
-    bodies: list[tuple[Decode, dict[str, Any]]] = [
-        (decode_embed, {"inputs": "a", **fields}),
-        (decode_embed_all, {"inputs": "a", **fields}),
-        (decode_similarity, {"inputs": SIMILAR, "parameters": fields}),
-    ]
-    for decode, body in bodies:
-        request = decode(new_call(OPTIONS, models=models), json.dumps(body).encode())
-        assert request.truncation is truncation
-
-
-@pytest.mark.holds("TEI's routes", "Prompts")
-def test_prompts() -> None:
-    assert asked(decode_embed, {"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
-    assert asked(decode_embed_all, {"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
-    assert asked(decode_similarity, {"inputs": SIMILAR, "parameters": {"prompt_name": "query"}}).prompt == "Q: "
-    with pytest.raises(InvalidRequest, match=r"\(passage, query\)") as refused:
-        asked(decode_embed, {"inputs": "a", "prompt_name": "nonsense"})
-    assert "nonsense" not in refused.value.message
 
 
 @pytest.mark.parametrize("decode", [decode_similarity, decode_any])
@@ -220,14 +177,3 @@ def test_what_is_refused_is_named(decode: Decode, body: bytes, kind: type[Reques
     assert type(refused.value) is kind
     assert refused.value.param == param
     assert refused.value.message.startswith(param or "the body")
-
-
-@pytest.mark.holds("TEI's routes")
-def test_with_several_models_the_name_must_be_one_of_them() -> None:
-    models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
-
-    for decode, inputs in ((decode_embed, "a"), (decode_embed_all, "a"), (decode_similarity, SIMILAR)):
-        body = json.dumps({"inputs": inputs, "model": "two"}).encode()
-        assert decode(new_call(OPTIONS, models=models), body).model.name == "two"
-        with pytest.raises(ModelNotFound):
-            decode(new_call(OPTIONS, models=models), json.dumps({"inputs": inputs}).encode())

@@ -12,7 +12,6 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
 from server.dialects.tei import embed, tokens
-from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, ready_state
 from tokenizer_pool.messages import Refusal, TextRefused
 
@@ -217,14 +216,6 @@ def test_a_model_without_token_rows() -> None:
     assert (called.status, error_type(called)) == (424, "Backend")
 
 
-@pytest.mark.parametrize("path", GOOD)
-def test_before_the_model_is_loaded(path: str) -> None:
-    called = with_edge(lambda edge: call(edge.app, "POST", path, GOOD[path]), is_loaded=False)
-
-    assert (called.status, error_type(called)) == (503, "Unhealthy")
-    assert "retry-after" in called.headers
-
-
 def test_too_many_requests() -> None:
     async def test(edge: Edge) -> Called:
         edge.managers.gate = asyncio.Event()
@@ -238,17 +229,6 @@ def test_too_many_requests() -> None:
     called = with_edge(test, max_requests=1)
     assert (called.status, error_type(called)) == (429, "Overloaded")
     assert int(called.headers["retry-after"]) >= 1
-
-
-@pytest.mark.parametrize("path", GOOD)
-def test_a_key_is_needed(path: str) -> None:
-    async def test(edge: Edge) -> list[Called]:
-        keys: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer secret"})
-        return [await call(edge.app, "POST", path, GOOD[path], key) for key in keys]
-
-    refused, answered = with_edge(test, keys=[ApiKey("one", digest(b"secret"))])
-    assert (refused.status, error_type(refused)) == (401, "Unauthorized")
-    assert answered.status == 200
 
 
 @pytest.mark.holds("TEI's routes")

@@ -5,28 +5,24 @@ from typing import Any
 
 import pytest
 
-from server.dialects.route import RequestOptions
 from server.dialects.tei.tokens import decode_decode, decode_tokenize, encode_tokens
-from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
-from server.requests.models import ModelTable
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import DecodeRequest, TokenizeRequest
-from tests.server.edge import new_call, one_model, served_model
+from tests.server.edge import new_call, one_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.tasks import Token
-from wire.vocabulary import RequestClass
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
-OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 
 
 def tokenize(body: bytes | dict[str, Any]) -> TokenizeRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_tokenize(new_call(OPTIONS, models=MODELS), payload)
+    return decode_tokenize(new_call(models=MODELS), payload)
 
 
 def decode(body: bytes | dict[str, Any]) -> DecodeRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_decode(new_call(OPTIONS, models=MODELS), payload)
+    return decode_decode(new_call(models=MODELS), payload)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -34,7 +30,6 @@ def test_tokenize() -> None:
     request = tokenize({"inputs": ["a", "b"], "other": 1})
 
     assert (request.texts, request.is_single, request.add_special_tokens) == (["a", "b"], False, True)
-    assert (request.model, request.request_class, request.deadline) == (MODELS.models[0], RequestClass.BULK, 12.5)
     assert request.prompt == "D: "  # what the model would see
     assert tokenize({"inputs": "a"}).is_single
     assert not tokenize({"inputs": "a", "add_special_tokens": False}).add_special_tokens
@@ -47,20 +42,8 @@ def test_decode() -> None:
     request = decode({"ids": [[5, 6], [7]], "other": 1})
 
     assert (request.token_ids, request.is_single, request.skip_special_tokens) == ([[5, 6], [7]], False, True)
-    assert (request.model, request.request_class, request.deadline) == (MODELS.models[0], RequestClass.BULK, 12.5)
     assert (decode({"ids": [5, 6]}).token_ids, decode({"ids": [5]}).is_single) == ([[5, 6]], True)
     assert not decode({"ids": [5], "skip_special_tokens": False}).skip_special_tokens
-
-
-@pytest.mark.holds("TEI's routes")
-def test_with_several_models_the_name_must_be_one_of_them() -> None:
-    models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
-
-    for decoder, fields in ((decode_tokenize, {"inputs": "a"}), (decode_decode, {"ids": [5]})):
-        body = json.dumps({**fields, "model": "two"}).encode()
-        assert decoder(new_call(OPTIONS, models=models), body).model.name == "two"
-        with pytest.raises(ModelNotFound):
-            decoder(new_call(OPTIONS, models=models), json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
@@ -102,4 +85,4 @@ def test_other_requests_run_while_tokens_are_written(num_texts: int, num_tokens:
     request = tokenize({"inputs": ["a"]})
     tokens = [[Token(7, "a", False, at, at + 1) for at in range(num_tokens)]] * num_texts
 
-    assert turns_during(encode_tokens(new_call(OPTIONS, models=MODELS), request, tokens)) >= 10
+    assert turns_during(encode_tokens(new_call(models=MODELS), request, tokens)) >= 10

@@ -16,8 +16,7 @@ from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.features.jobs.http.routes import JobsPart
-from server.features.jobs.messages import JobsClient
-from server.features.rpc import Answer
+from server.features.rpc import Answer, Caller
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
@@ -39,7 +38,7 @@ FORM = b'--c\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\
 UPLOAD = {"content-type": "multipart/form-data; boundary=c"}
 
 
-class Jobs(JobsClient):
+class Jobs(Caller):
     """Has one large file and one large result, and takes note of what it is asked."""
 
     def __init__(self) -> None:

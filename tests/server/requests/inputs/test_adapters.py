@@ -11,7 +11,8 @@ from server.dialects import weaviate
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest
 from server.requests.models import ModelTable, ServedModel
-from server.requests.prompts import Purpose, adapter_for, with_adapters
+from server.requests.pipeline import with_adapters
+from server.requests.prompts import Purpose, adapter_for
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.requests.embed_requests import a_request, embed

@@ -67,13 +67,12 @@ class BaseLLM:
         return_raw_logits: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """One sequence, or a list of them, to EncoderOutput, a list of those, or the rows as they are."""
+        """The rows of a list of sequences, as they are."""
         if not self._encode_only:
             raise RuntimeError("encode() requires encode_only=True. Set encode_only=True in the LLM() constructor.")
         if self._encoder_executor is None:
             raise RuntimeError("LLM is shut down or not initialized. Please recreate the LLM object.")
-        unbatched = not isinstance(inputs, list) or isinstance(inputs[0], int)
-        sequences = [prompt_inputs(each) for each in ([inputs] if unbatched else inputs)]
+        sequences = [prompt_inputs(each) for each in inputs]
         self._check(sequences)
         outputs = self._encoder_executor.batch_forward(
             {
@@ -86,14 +85,8 @@ class BaseLLM:
         logits = outputs["logits"]
         if copy_logits_to_host:
             logits = logits.cpu()
-        if return_raw_logits:
-            return logits
-        assert batch_indexed_model_output, "the stand-in gives no rows of tokens"
-        results = [
-            EncoderOutput(logits[i] if len(sequences) > 1 or logits.dim() > 1 else logits, sequence)
-            for i, sequence in enumerate(sequences)
-        ]
-        return results[0] if unbatched else results
+        assert return_raw_logits, "the stand-in gives rows as they are, and no EncoderOutput"
+        return logits
 
     def _check(self, sequences: list[list[int]]) -> None:
         assert self._encoder_executor is not None
@@ -115,20 +108,8 @@ class BaseLLM:
                 "increase max_seq_len."
             )
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("generate() is not available when encode_only=True. Use llm.encode() instead.")
-
-    def get_stats(self, timeout: float | None = 2) -> Any:
-        raise RuntimeError("get_stats() is not available when encode_only=True.")
-
     def shutdown(self) -> None:
         self._encoder_executor = None
-
-    def __enter__(self) -> "BaseLLM":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.shutdown()
 
 
 class _TorchLLM(BaseLLM):

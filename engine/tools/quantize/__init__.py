@@ -1,1 +1,0 @@
-"""`embedline quantize`: a folder's linear layers as block FP8, on the CPU, in bounded memory."""

@@ -1,0 +1,89 @@
+"""Engines as tests load them (with small limits, one thread, on the CPU unless something else is asked for), what they
+make of a batch, and the one line with which a model is refused.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike, NDArray
+
+from engine import registry
+from engine.messages import LoadOptions
+from engine.offer import offer_of
+from engine.types import Batch, Engine, ModelError, OutputKind, Results, compute
+from wire.dataclass_json import to_json
+
+_MODULES = {
+    "transformers": "engine.transformers.engine",
+    "openvino": "engine.cpu.loading",
+    "static": "engine.static",
+    "fused": "engine.fused.start",
+}
+
+
+_OWN = {engine: {field.name for field in dataclasses.fields(offer_of(engine).options)} for engine in registry.ENGINES}
+
+
+def changed(options: LoadOptions, **others: Any) -> LoadOptions:
+    """others: fields of LoadOptions and of engines' own options."""
+    own = dict(options.own)
+    for engine, names in _OWN.items():
+        if given := {name: to_json(others.pop(name)) for name in names & others.keys()}:
+            own[engine] = own.get(engine, {}) | given
+    return dataclasses.replace(options, own=own, **others)
+
+
+def load_options(folder: Path, **others: Any) -> LoadOptions:
+    """For the model in this folder; others: as in `changed`. In float32: the same on any CPU."""
+    fixed = LoadOptions(device="cpu", path=str(folder), dtype="float32", max_num_tokens=4096, max_num_seqs=64)
+    return changed(fixed, **{"compiles_in_child": False, **others})
+
+
+def fake_options(**others: Any) -> LoadOptions:
+    """For the fake engine; others: as in `changed`."""
+    fixed = LoadOptions(device="cpu", max_seqlen=64, max_num_tokens=256, max_num_seqs=8)
+    return changed(fixed, **{"fake_dim": 16, "vocab_size": 1000, **others})
+
+
+def load(name: str, folder: Path, **options: Any) -> Engine:
+    """One of _MODULES; options: fields of LoadOptions. Raises ModelError."""
+    module = importlib.import_module(_MODULES[name])
+    loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder, **options))
+    return loaded
+
+
+def results(loaded: Engine, one: Batch) -> Results:
+    """Of one batch, with nothing else in the engine."""
+    found = compute(loaded, one)
+    assert isinstance(found, dict), found
+    assert set(found) == set(one.outputs)
+    return found
+
+
+def rows(loaded: Engine, one: Batch, kind: OutputKind = OutputKind.POOLED) -> NDArray[np.float32]:
+    """Those of this kind alone."""
+    values = results(loaded, dataclasses.replace(one, outputs=kind))[kind].values
+    assert values.dtype == np.float32
+    return values
+
+
+def difference(found: NDArray[np.float32], expected: ArrayLike) -> float:
+    """The largest, relative to the largest value where that is above 1."""
+    wanted = np.asarray(expected)
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
+def refusal(action: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    """The message with which this is refused, which must be one line."""
+    with pytest.raises(ModelError) as caught:
+        action(*arguments, **named)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message

@@ -1,0 +1,226 @@
+"""Repositories whose code is never run: rows are those of a reading of it, or what it would do is refused by name.
+
+docs/models.md says which repositories have these forms.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from engine.model import model_folder
+from engine.model.tasks import Task
+from engine.types import ADAPTER_SHIFT, EXPANSION_TOKEN, ModelError, OutputKind
+from tests.engine.engines import load
+from tests.engine.folder_files import write
+from tests.engine.model.detection.shapes import tokenizer
+from tests.parity.fuzzing import CONFIG, TRIAL, changed, drawn
+from tests.parity.repositories.own_code import (
+    decoder,
+    gritlm,
+    gte,
+    jina_bert,
+    jina_roberta,
+    llama_bidirec,
+    nomic_moe,
+    nv_embed,
+    t5,
+)
+from tests.parity.repositories.own_code.forms import (
+    MEAN,
+    OPENVINO,
+    SEQLENS,
+    TRANSFORMERS,
+    Form,
+    arbitrary,
+    check,
+    prompted,
+    save,
+    sequences,
+)
+from tests.tiers import full
+
+FORMS: dict[str, Form] = {
+    name: form
+    for module in (gritlm, gte, jina_bert, jina_roberta, llama_bidirec, nomic_moe, nv_embed, t5)
+    for name, form in module.FORMS.items()
+}
+BOTH = pytest.mark.parametrize("engine", [TRANSFORMERS, *full(OPENVINO)])
+NUM_CHANGES = 30  # of each form
+
+
+def cases() -> Iterator[Any]:
+    """Each form by each engine; the others differ little from the first."""
+    for name, form in FORMS.items():
+        yield name, form.engines[0]
+        yield from full(*((name, engine) for engine in form.engines[1:]))
+
+
+def texts_of(form: Form) -> tuple[list[list[int]], list[Tensor]]:
+    """Arbitrary ones, and what the reading makes of them."""
+    texts, weights = sequences(form.config.get("vocab_size", 120), SEQLENS), form.weights
+    return texts, [form.row(form.config, weights, ids) for ids in texts]
+
+
+@pytest.mark.parametrize(("name", "engine"), list(cases()))
+def test_rows_are_those_of_the_code(name: str, engine: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    texts, expected = texts_of(form)
+    loaded = load(engine, form.save(tmp_path / "model"))
+    check(loaded, texts, expected, output=form.output)
+    assert engine != TRANSFORMERS or loaded.info.notes[0].startswith("packed")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [(name, key, value) for name, form in FORMS.items() for key, value in form.refused]
+)
+def test_a_key_with_which_the_code_gives_other_rows_is_refused_by_name(
+    name: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    """A key with a dot is in an object of the file."""
+    place, _, inside = key.partition(".")
+    folder = FORMS[name].save(tmp_path / "model", **{place: value})
+    with pytest.raises(ModelError, match=inside or key):
+        model_folder.read(folder)
+
+
+@pytest.mark.full
+@pytest.mark.holds("What a model is for")
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.is_fuzzed])
+def test_a_change_is_served_as_the_code_computes_it_or_refused(name: str, tmp_path: Path) -> None:
+    folder = FORMS[name].save(tmp_path / "model")
+    for seed in range(NUM_CHANGES):
+        change = drawn(FORMS[name].config, Random(f"{name} {seed}"))
+        check_change(FORMS[name], changed(folder, tmp_path / str(seed), **change), change)
+
+
+def check_change(form: Form, folder: Path, change: dict[str, Any]) -> None:
+    """Rows of a batch, or one line that names the file and the key."""
+    print(change)  # what fails shows it
+    ((key, _),) = change.items()
+    try:
+        loaded = load(TRANSFORMERS, folder)
+    except ModelError as error:
+        line = str(error)
+        names_weight = "weight" in line and str(folder) in line
+        names_code = key in ("auto_map", "model_type") and ".json" in line  # what only that code has
+        assert "\n" not in line
+        assert (
+            (CONFIG in line and key in line) or names_weight or names_code or any(words in line for words in TRIAL)
+        ), line
+        return
+    texts, config = sequences(form.config["vocab_size"]), json.loads((folder / CONFIG).read_text())
+    check(loaded, texts, [form.row(config, form.weights, ids) for ids in texts])
+
+
+# --- what single repositories have besides
+
+
+@BOTH
+def test_each_text_of_a_batch_has_its_own_adapter(engine: str, tmp_path: Path) -> None:
+    form = FORMS["jina-embeddings-v3"]
+    folder, weights = form.save(tmp_path / "model"), form.weights
+    assert model_folder.read(folder).adapters == jina_roberta.TASKS
+    texts, tasks = sequences(form.config["vocab_size"]), (None, 0, 4, None, 2, 3)
+    expected = [jina_roberta.mean(form.config, weights, ids, task=task) for ids, task in zip(texts, tasks, strict=True)]
+    numbers = [0 if task is None else task + 1 for task in tasks]
+    types = [[number << ADAPTER_SHIFT] * len(ids) for ids, number in zip(texts, numbers, strict=True)]
+    check(load(engine, folder), texts, expected, types=types)
+
+
+def test_vectors_of_the_colbert_that_hides_the_tokens_that_fill_up_a_query(tmp_path: Path) -> None:
+    """jina-colbert-v1-en. Other tokens do not attend to the mask tokens with which queries are filled up."""
+    config = {**jina_bert.CONFIG, "architectures": ["HF_ColBERT"]}
+    weights = arbitrary({**jina_bert.shapes(config, "bert."), "linear.weight": (12, config["hidden_size"])})
+    folder = save(tmp_path, config, weights)
+    tokenizer(folder)
+    write(folder / "artifact.metadata", {"query_maxlen": 32, "dim": 12, "attend_to_mask_tokens": False})
+    ids, num_hidden = sequences(config["vocab_size"], (9,))[0], 4
+    rows = jina_bert.token_rows(config, weights, ids, num_hidden=num_hidden) @ weights["linear.weight"].T
+    expected = rows / rows.norm(dim=1, keepdim=True)
+    types = [[0] * (len(ids) - num_hidden) + [EXPANSION_TOKEN] * num_hidden]
+    check(load(TRANSFORMERS, folder), [ids], [expected], output=OutputKind.MULTI_VECTOR, types=types)
+
+
+def test_a_fine_tuned_copy_of_gte_without_auto_map_has_the_same_angles(tmp_path: Path) -> None:
+    """As of Snowflake/snowflake-arctic-embed-m-v2.0: transformers' gte has no angles of the type ntk."""
+    form = FORMS["snowflake-arctic-embed-m-v2.0"]
+    own = {key: value for key, value in gte.CONFIG.items() if key != "auto_map"} | {"model_type": "gte"}
+    copied = model_folder.read(save(tmp_path / "copy", own, form.weights, modules=form.modules))
+    original = model_folder.read(save(tmp_path / "new", gte.CONFIG, form.weights, modules=form.modules))
+    assert copied.config["rope_parameters"] == original.config["rope_parameters"]
+    assert copied.is_translated
+
+
+@pytest.mark.parametrize(
+    ("form", "mean"),
+    [
+        (FORMS["GritLM-7B"], partial(decoder.mean, prefix="model.")),
+        (Form(config=nv_embed.CONFIG, shapes=nv_embed.SHAPES, row=nv_embed.mean), nv_embed.mean),
+    ],
+    ids=["GritLM-7B", "NV-Embed-v2"],
+)
+def test_without_modules_the_mean_leaves_out_the_instruction(form: Form, mean: Any, tmp_path: Path) -> None:
+    """And is scaled to length 1, as the codes say."""
+    folder, texts, weights = form.save(tmp_path / "model"), sequences(120, (9, 20)), form.weights
+    expected = [mean(form.config, weights, ids, first=3) for ids in texts]
+    check(load(TRANSFORMERS, folder), texts, expected, types=prompted(texts, 3))
+    found = model_folder.read(folder)
+    assert (found.poolings, found.normalize, found.include_prompt) == (("mean",), True, False)
+    chosen = model_folder.read(folder, pooling="last-token")
+    assert (chosen.poolings, chosen.normalize, chosen.include_prompt) == (("last",), True, False)
+
+
+def test_nv_embed_has_the_sizes_that_its_published_file_leaves_out(tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"hidden_size": 4096, "text_config": nv_embed.TEXT | {"hidden_size": 4096}}
+    latent = {"model_type": "latent_attention"}
+    folder = FORMS["NV-Embed-v2"].save(tmp_path / "model", **wide, latent_attention_config=latent)
+    found = model_folder.read(folder).config
+    assert [found[key] for key in ("num_latents", "num_cross_heads", "cross_dim_head")] == [512, 8, 4096]
+
+
+def test_a_pair_of_nvidias_reranker_is_one_text(tmp_path: Path) -> None:
+    """As on the model's card, and in vllm-project/vllm, examples/pooling/score/template/nemotron-rerank.jinja."""
+    found = model_folder.read(FORMS["llama-nemotron-rerank-1b-v2"].save(tmp_path / "model"))
+    assert found.task is Task.RERANK
+    assert found.template is not None
+    assert found.template.parts == ("<|begin_of_text|>", "question:{query} \n \n passage:{document}")
+
+
+def test_the_model_type_alone_tells_nvidias_code(tmp_path: Path) -> None:
+    form = FORMS["llama-nemotron-rerank-1b-v2"]
+    config = {key: value for key, value in form.config.items() if key != "auto_map"}
+    found = model_folder.read(save(tmp_path / "model", config, form.weights))
+    assert (found.config["is_causal"], found.config["score_temperature"]) == (False, 0.2)
+    with pytest.raises(ModelError, match="nothing has to be trusted"):
+        model_folder.read(form.save(tmp_path / "trusted"), trusted_keys=("auto_map",))
+
+
+def test_instructor_leaves_the_instruction_out_and_is_known_by_its_name(tmp_path: Path) -> None:
+    """Its Pooling module does not say it; its own code does (xlang-ai/instructor-embedding, InstructorEmbedding)."""
+    form = FORMS["t5"]
+    folder = form.save(tmp_path / "models--hkunlp--instructor-large" / "snapshots" / "1a2b")
+    assert not model_folder.read(folder).include_prompt
+    assert model_folder.read(form.save(tmp_path / "sentence-t5-base")).include_prompt
+    texts, weights = sequences(120, (9, 30)), form.weights
+    expected = [t5.mean(form.config, weights, ids, first=4) for ids in texts]
+    check(load(TRANSFORMERS, folder), texts, expected, types=prompted(texts, 4))
+
+
+def test_texts_beyond_the_farthest_distance_of_t5(tmp_path: Path) -> None:
+    form = FORMS["t5, gated"]
+    texts, weights = sequences(120, (150, 3, 133)), form.weights
+    expected = [t5.mean(form.config, weights, ids) for ids in texts]
+    check(load(TRANSFORMERS, form.save(tmp_path / "model")), texts, expected)
+
+
+def test_a_t5_that_answers_with_its_decoder_is_refused(tmp_path: Path) -> None:
+    form, config = FORMS["t5"], t5.CONFIG | {"architectures": ["T5ForConditionalGeneration"]}
+    with pytest.raises(ModelError, match=r"encoder-decoder.*modules\.json"):
+        model_folder.read(save(tmp_path / "model", config, form.weights))
+    assert model_folder.read(save(tmp_path / "another", config, form.weights, modules=MEAN)).architecture == "t5"
