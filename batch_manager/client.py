@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager import messages
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from wire.connection import Link
 from wire.frames import MAX_PAYLOAD, Buffer
@@ -23,7 +23,7 @@ from wire.page import Page
 
 _ID_BYTES = 4
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
-_MAY_BE_SICK = (Refusal.ENGINE_FAILED, Refusal.NON_FINITE)  # an input is to blame, or the engine is
+_MAY_BE_SICK = (RequestRefusal.ENGINE_FAILED, RequestRefusal.NON_FINITE)  # an input is to blame, or the engine is
 _LEAST_PART_BYTES = 16_384  # of token ids, 4,096 tokens: what is less is not split, as a batch takes it whole
 
 logger = logging.getLogger("embedline.frontend")
@@ -31,7 +31,7 @@ logger = logging.getLogger("embedline.frontend")
 
 @dataclass(frozen=True, slots=True)
 class ManagerAddress:
-    """Where a batch manager listens and which models (by index) it has engines for."""
+    """The address where a batch manager listens, and the models (by index) it has engines for."""
 
     path: str
     models: tuple[int, ...]
@@ -42,11 +42,11 @@ class _ManagerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _PendingRequest:
     """A request whose answer is not in yet."""
 
     payload: list[Buffer]
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[RequestResults]
 
 
 class _Manager:
@@ -55,7 +55,7 @@ class _Manager:
     def __init__(self, path: str) -> None:
         self.is_up = False  # whether a connection is open; its peer may still have to accept it
         self._loop = asyncio.get_running_loop()
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _PendingRequest] = {}
         self._is_closed = False
         self._link = Link(path, on_frame=self._received, on_up=self._up, on_down=self._down)
 
@@ -67,13 +67,13 @@ class _Manager:
         """Close for good; what is held is refused, and so is what comes."""
         self._is_closed = True
         self._link.close()
-        self._end_all(lambda: RequestRefused(Refusal.STOPPING))
+        self._end_all(lambda: RequestRefused(RequestRefusal.STOPPING))
 
-    async def ask(self, request_id: int, payload: list[Buffer]) -> Answer:
+    async def ask(self, request_id: int, payload: list[Buffer]) -> RequestResults:
         """Submit once and wait. Raises RequestRefused and _ManagerLost."""
         if self._is_closed:
-            raise RequestRefused(Refusal.STOPPING)
-        held = self._held[request_id] = _Held(payload, self._loop.create_future())
+            raise RequestRefused(RequestRefusal.STOPPING)
+        held = self._held[request_id] = _PendingRequest(payload, self._loop.create_future())
         self._link.send(messages.SUBMIT, request_id, payload)
         try:
             return await held.future
@@ -110,11 +110,11 @@ class _Manager:
             outcome = _decode(kind, payload)
         except (ValueError, OverflowError, struct.error) as error:
             logger.error("a batch manager gave a malformed answer: %s", error)
-            outcome = RequestRefused(Refusal.ENGINE_FAILED)
+            outcome = RequestRefused(RequestRefusal.ENGINE_FAILED)
         del self._held[request_id]
         if held.future.done():  # cancelled in this very tick
             return
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, RequestResults):
             held.future.set_result(outcome)
         else:
             held.future.set_exception(outcome)
@@ -142,7 +142,7 @@ class BatchManagers:
         for manager in self._managers:
             manager.close()
 
-    async def submit(self, submission: Submission) -> Answer:
+    async def submit(self, submission: Submission) -> RequestResults:
         """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere.
 
         A large request goes in parts to several batch managers, so that all finish at about the same time.
@@ -179,7 +179,7 @@ class BatchManagers:
         firsts = [0, *itertools.accumulate(len(part.seqlens) for part in parts)]
         return [part for part in zip(firsts, chosen, parts, strict=False) if part[2].seqlens]
 
-    async def _submit_part(self, first: int, index: int, part: Submission) -> Answer:
+    async def _submit_part(self, first: int, index: int, part: Submission) -> RequestResults:
         try:
             return await self._submit(part, at=index)
         except RequestRefused as refused:
@@ -187,8 +187,8 @@ class BatchManagers:
                 refused.index += first
             raise
 
-    async def _submit(self, submission: Submission, *, at: int = -1) -> Answer:
-        """As `submit`, whole: at first to the batch manager `at`, where one is given.
+    async def _submit(self, submission: Submission, *, at: int = -1) -> RequestResults:
+        """Submit a request whole: at first to the batch manager `at`, where one is given.
 
         A request is submitted again, at most `_MAX_TRIES` times in all, where its batch manager died, and where that
         has no engine while another has one; and once to another one, where it failed on the only engine of its manager.
@@ -197,7 +197,7 @@ class BatchManagers:
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
         if sum(memoryview(part).nbytes for part in payload) > MAX_PAYLOAD:
-            raise RequestRefused(Refusal.TOO_LONG)
+            raise RequestRefused(RequestRefusal.TOO_LONG)
         failed_at = -1  # index of the manager on whose only engine the request failed
         for _ in range(_MAX_TRIES):
             index = at if at >= 0 else self._choose(submission.model, but=failed_at)
@@ -206,7 +206,7 @@ class BatchManagers:
                 answer = await self._managers[index].ask(request_id, payload)
             except _ManagerLost:
                 # not this request's fault as far as anybody knows: a long one is there at many deaths
-                reason = RequestRefused(Refusal.NO_ENGINE)
+                reason = RequestRefused(RequestRefusal.NO_ENGINE)
             except RequestRefused as refused:
                 if (
                     refused.reason in _MAY_BE_SICK
@@ -215,7 +215,7 @@ class BatchManagers:
                 ):
                     failed_at, reason = index, refused
                     continue
-                if refused.reason is not Refusal.NO_ENGINE or not self._has_engine(submission.model):
+                if refused.reason is not RequestRefusal.NO_ENGINE or not self._has_engine(submission.model):
                     raise
                 reason = refused
             else:
@@ -256,7 +256,7 @@ class BatchManagers:
         return float(rates[index]) or float(rates[self._serving[model]].max()) or 1.0
 
 
-def _decode(kind: int, payload: memoryview) -> Answer | RequestRefused:
+def _decode(kind: int, payload: memoryview) -> RequestResults | RequestRefused:
     """Raises ValueError, OverflowError or struct.error where the frame is malformed."""
     if kind == messages.ANSWER:
         return messages.decode_answer(payload)
@@ -299,10 +299,10 @@ def _part(submission: Submission, ends: NDArray[np.int64], first: int, last: int
     )
 
 
-def join(answers: Sequence[Answer]) -> Answer:
+def join(answers: Sequence[RequestResults]) -> RequestResults:
     """The answers to all parts, in order, as the answer to the whole."""
     kinds = answers[0].results
-    return Answer(
+    return RequestResults(
         results={kind: _joined(kind, answers) for kind in kinds},
         queue_seconds=max(answer.queue_seconds for answer in answers),
         compute_seconds=sum(answer.compute_seconds for answer in answers),
@@ -310,7 +310,7 @@ def join(answers: Sequence[Answer]) -> Answer:
     )
 
 
-def _joined(kind: OutputKind, answers: Sequence[Answer]) -> Rows:
+def _joined(kind: OutputKind, answers: Sequence[RequestResults]) -> Rows:
     rows = [answer.results[kind] for answer in answers]
     values = np.concatenate([one.values for one in rows])
     lengths = [np.diff(one.offsets) for one in rows if one.offsets is not None]

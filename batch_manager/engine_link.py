@@ -35,11 +35,11 @@ class EngineEvents(Protocol):
     """Callbacks for what an engine does."""
 
     def engine_ready(self, engine_id: int, limits: EngineLimits) -> None:
-        """It takes batches from now on."""
+        """The engine takes batches from now on."""
         ...
 
     def engine_lost(self, engine_id: int, num_batches: int) -> None:
-        """Its connection is gone, with all the batches it held."""
+        """The engine's connection is gone, with all the batches it held."""
         ...
 
     def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager.messages import Submission
-from batch_manager.scheduling.batches import Batch, Request, Slice
+from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice
 from engine.types import OutputKind, Results, Rows
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.frames import Buffer
 
 MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kept once more to be found again
@@ -23,13 +23,13 @@ MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kep
 class Waiter(NamedTuple):
     """A frontend that asked, under its own id for that."""
 
-    connection: Connection
+    connection: FrameConnection
     frame_id: int
     arrived: float  # time.monotonic() seconds
     has_joined: bool = False  # whether another had asked for the same before
 
     @property
-    def key(self) -> tuple[Connection, int]:
+    def key(self) -> tuple[FrameConnection, int]:
         """Belongs to one waiter at a time."""
         return self.connection, self.frame_id
 
@@ -86,7 +86,7 @@ class HeldRequest:
 
     __slots__ = ("assembly", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
 
-    def __init__(self, waiter: Waiter, *, submission: Submission, request: Request, work: bytes = b"") -> None:
+    def __init__(self, waiter: Waiter, *, submission: Submission, request: ScheduledRequest, work: bytes = b"") -> None:
         self.waiters = {waiter.key: waiter}
         self.work = work
         self.submission = submission
@@ -109,23 +109,23 @@ class InFlight:
     def __init__(self) -> None:
         self._held: dict[int, HeldRequest] = {}
         self._by_work: dict[bytes, HeldRequest] = {}
-        self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
+        self._frontends: dict[FrameConnection, dict[int, int]] = {}  # frame id -> request id
 
     @property
     def by_id(self) -> Mapping[int, HeldRequest]:
-        """Each by its request's id."""
+        """Each request by its request's id."""
         return self._held
 
     @property
-    def frontends(self) -> Collection[Connection]:
-        """Those that are connected."""
+    def frontends(self) -> Collection[FrameConnection]:
+        """The frontends that are connected."""
         return self._frontends.keys()
 
-    def add_frontend(self, connection: Connection) -> None:
+    def add_frontend(self, connection: FrameConnection) -> None:
         """A frontend connected."""
         self._frontends[connection] = {}
 
-    def remove_frontend(self, connection: Connection) -> list[Request]:
+    def remove_frontend(self, connection: FrameConnection) -> list[ScheduledRequest]:
         """A frontend is gone; the requests that nobody waits for any more."""
         frames = self._frontends.pop(connection)
         left = [self._leave(request_id, connection, frame_id) for frame_id, request_id in frames.items()]
@@ -139,7 +139,7 @@ class InFlight:
         if held.work:
             self._by_work[held.work] = held
 
-    def join(self, work: bytes, connection: Connection, frame_id: int, now: float) -> Request | None:
+    def join(self, work: bytes, connection: FrameConnection, frame_id: int, now: float) -> ScheduledRequest | None:
         """One more waits for the request that is for this work; None where none is."""
         held = self._by_work.get(work)
         if held is None:
@@ -149,7 +149,7 @@ class InFlight:
         held.waiters[waiter.key] = waiter
         return held.request
 
-    def leave(self, connection: Connection, frame_id: int) -> Request | None:
+    def leave(self, connection: FrameConnection, frame_id: int) -> ScheduledRequest | None:
         """A frontend waits no more; the request, if nobody else does. One that is not held is no error."""
         request_id = self._frontends[connection].pop(frame_id, None)
         return None if request_id is None else self._leave(request_id, connection, frame_id)
@@ -167,7 +167,7 @@ class InFlight:
         assert waiter.frame_id not in frames, "a frame id belongs to one request at a time"
         frames[waiter.frame_id] = held.request.request_id
 
-    def _leave(self, request_id: int, connection: Connection, frame_id: int) -> Request | None:
+    def _leave(self, request_id: int, connection: FrameConnection, frame_id: int) -> ScheduledRequest | None:
         held = self._held[request_id]
         del held.waiters[connection, frame_id]
         return None if held.waiters else self._forget(request_id).request

@@ -1,4 +1,4 @@
-"""What a batch manager is sent and what it sends.
+"""The messages of a batch manager: those that it is sent and those that it sends.
 
 The supervisor sends START. A frontend sends SUBMIT, answered by ANSWER or REFUSED under the same id; CANCEL; REFUTED.
 """
@@ -50,7 +50,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine listens, and what it computes."""
+    """The address where an engine listens, and the outputs that it computes."""
 
     path: str  # of a Unix socket
     model: int  # index
@@ -68,7 +68,7 @@ class ManagerStart:
     policy: Policy
 
 
-class Refusal(enum.IntEnum):
+class RequestRefusal(enum.IntEnum):
     """Why a request got no rows."""
 
     DEADLINE = 0  # it passed while the request waited
@@ -85,7 +85,7 @@ class Refusal(enum.IntEnum):
 class RequestRefused(Exception):
     """A request got no rows; `index` is the sequence that is to blame, -1 where none is."""
 
-    def __init__(self, reason: Refusal, index: int = -1, *, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: RequestRefusal, index: int = -1, *, retry_after: float = 0.0) -> None:
         super().__init__(f"{reason.name} at index {index}")
         self.reason = reason
         self.index = index
@@ -108,7 +108,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestResults:
     """Rows in the order of the request's sequences."""
 
     results: Results
@@ -147,20 +147,20 @@ def decode_submission(payload: memoryview) -> Submission:
 
 
 def work_of(payload: memoryview) -> bytes:
-    """What a SUBMIT asks for: all of it but the deadline, so that it is equal where the work is."""
+    """The work that a SUBMIT asks for: all of it but the deadline, so that it is equal where the work is."""
     return bytes(payload[_WORK])
 
 
-def encode_answer(answer: Answer) -> list[Buffer]:
+def encode_answer(answer: RequestResults) -> list[Buffer]:
     """ANSWER; the rows are not copied where they are contiguous."""
     head = _ANSWER.pack(answer.queue_seconds, answer.compute_seconds, answer.has_joined)
     return [head, *encode_rows(answer.results)]
 
 
-def decode_answer(payload: memoryview) -> Answer:
+def decode_answer(payload: memoryview) -> RequestResults:
     """The inverse of `encode_answer`; the rows are views of the payload."""
     queue_seconds, compute_seconds, has_joined = _ANSWER.unpack_from(payload)
-    return Answer(decode_rows(payload, _ANSWER.size), queue_seconds, compute_seconds, has_joined)
+    return RequestResults(decode_rows(payload, _ANSWER.size), queue_seconds, compute_seconds, has_joined)
 
 
 def encode_refused(refused: RequestRefused) -> list[Buffer]:
@@ -171,7 +171,7 @@ def encode_refused(refused: RequestRefused) -> list[Buffer]:
 def decode_refused(payload: memoryview) -> RequestRefused:
     """The inverse of `encode_refused`."""
     reason, index, retry_after = _REFUSED.unpack(payload)
-    return RequestRefused(Refusal(reason), index, retry_after=retry_after)
+    return RequestRefused(RequestRefusal(reason), index, retry_after=retry_after)
 
 
 def encode_refuted(model: int) -> list[Buffer]:

@@ -1,15 +1,19 @@
 """The batch manager's process: connections to frontends and engines, the shared page and a clock around the scheduler.
 
 It does what the scheduler decides: it keeps the ids of waiting requests, sends batches and puts rows into answers. It
-knows connections and bytes; what goes where and when is the scheduler's.
+knows connections and bytes; what goes where and when is the scheduler's. `Quarantine` remembers the inputs that have
+taken engines down, so that a client that sends one again takes down no more.
 """
 
 import asyncio
+import hashlib
 import logging
 import math
 import socket
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +21,34 @@ from numpy.typing import NDArray
 from batch_manager import messages
 from batch_manager.engine_link import EngineLink, Shapes
 from batch_manager.in_flight import MAX_JOINED_BYTES, HeldRequest, InFlight, Waiter, pack
-from batch_manager.messages import Answer, EngineAddress, ManagerStart, Policy, Refusal, RequestRefused
-from batch_manager.quarantine import Quarantine
-from batch_manager.scheduling import forecast
-from batch_manager.scheduling.batches import Batch, Release, Request
-from batch_manager.scheduling.health import Loss
-from batch_manager.scheduling.model import Model
+from batch_manager.messages import (
+    EngineAddress,
+    ManagerStart,
+    Policy,
+    RequestRefusal,
+    RequestRefused,
+    RequestResults,
+    Submission,
+)
+from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest
+from batch_manager.scheduling.engines import Loss
+from batch_manager.scheduling.model import Model, batch_seconds, free_at
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire import connection
 from wire.child import Child, run
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
 from wire.vocabulary import RequestClass
+
+QUARANTINE_SECONDS = 600.0  # for which an input is refused
+MAX_QUARANTINED = 1024  # remembered at most; the oldest goes first
+
+logger = logging.getLogger("embedline.batch_manager")
+
+_Key = tuple[int, bytes]  # tokens of the sequence, and the hash of its model, ids and types
 
 _CLASSES = tuple(RequestClass)
 _RETRIES = {Release.RETRY: "failed", Release.ELSEWHERE: "elsewhere", Release.SUSPECT: "suspect"}
@@ -39,8 +56,6 @@ _LOSSES = {
     Loss.CANARY: "it failed its canary",
     Loss.REFUTED: "batch after batch failed on it that other engines computed",
 }
-
-logger = logging.getLogger("embedline.batch_manager")
 
 
 class Manager:
@@ -100,12 +115,12 @@ class Manager:
 
     # Frontends
 
-    def frontend_made(self, connection: Connection) -> None:
+    def frontend_made(self, connection: FrameConnection) -> None:
         """A frontend connected."""
         self._in_flight.add_frontend(connection)
         self._alone.clear()
 
-    def frontend_lost(self, connection: Connection) -> None:
+    def frontend_lost(self, connection: FrameConnection) -> None:
         """A frontend is gone; it waits for nothing any more."""
         for request in self._in_flight.remove_frontend(connection):
             self._scheduler.cancel(request.request_id)
@@ -113,7 +128,7 @@ class Manager:
         if not self._in_flight.frontends:
             self._alone.set()
 
-    def frontend_frame(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def frontend_frame(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frontend sent something."""
         if kind == messages.SUBMIT:
             self._submit(connection, frame_id, payload)
@@ -126,7 +141,7 @@ class Manager:
             self._scheduler.refuted(messages.decode_refuted(payload))
             self._changed()
 
-    def _submit(self, connection: Connection, frame_id: int, payload: memoryview) -> None:
+    def _submit(self, connection: FrameConnection, frame_id: int, payload: memoryview) -> None:
         submission, now = messages.decode_submission(payload), time.monotonic()
         assert submission.model < len(self._models), "the model is one of those served"
         work = messages.work_of(payload) if len(payload) <= MAX_JOINED_BYTES else b""
@@ -136,7 +151,7 @@ class Manager:
             self._metrics.count("embedline_joined_requests_total", self._models[submission.model])
             return
         self._num_requests += 1
-        request = Request(
+        request = ScheduledRequest(
             self._num_requests,
             submission.seqlens,
             model=submission.model,
@@ -152,7 +167,7 @@ class Manager:
         index = self._quarantine.find(submission, now)
         if index is not None:
             self._metrics.count("embedline_quarantined_total", self._models[submission.model])
-            self._refuse(Refuse(request.request_id, Refusal.POISON, index))
+            self._refuse(Refuse(request.request_id, RequestRefusal.POISON, index))
             return
         self._apply(self._scheduler.submit(request, now), now)
         self._changed()
@@ -215,7 +230,7 @@ class Manager:
         observe("embedline_batch_fill_ratio", model, value=batch.num_tokens / batch.max_tokens, edges=RATIOS)
         observe("embedline_engine_duration_seconds", model, value=compute_seconds)
 
-    # What the scheduler wants
+    # Orders of the scheduler
 
     def _changed(self) -> None:
         if not self._tick_is_due:
@@ -250,7 +265,7 @@ class Manager:
                 case Dispatch():
                     self._dispatch(effect, now)
                 case Refuse():
-                    if effect.reason is Refusal.POISON:
+                    if effect.reason is RequestRefusal.POISON:
                         self._quarantine.add(self._held[effect.request_id].submission, effect.index, now)
                     self._refuse(effect)
                 case Probe():
@@ -286,7 +301,7 @@ class Manager:
     def _refuse(self, refuse: Refuse) -> None:
         held = self._in_flight.remove(refuse.request_id)
         self._metrics.count("embedline_refused_total", refuse.reason.name.lower())
-        if refuse.reason is Refusal.NON_FINITE:
+        if refuse.reason is RequestRefusal.NON_FINITE:
             self._metrics.count("embedline_nonfinite_rows_total", self._models[held.request.model])
         refused = RequestRefused(refuse.reason, refuse.index, retry_after=refuse.retry_after)
         for waiter in held.waiters.values():
@@ -297,15 +312,64 @@ class Manager:
         try:
             for waiter in held.waiters.values():
                 queue_seconds = max(0.0, held.queue_seconds - (waiter.arrived - held.request.arrived))
-                answer = Answer(results, queue_seconds, held.compute_seconds, waiter.has_joined)
+                answer = RequestResults(results, queue_seconds, held.compute_seconds, waiter.has_joined)
                 waiter.connection.send(messages.ANSWER, waiter.frame_id, messages.encode_answer(answer))
         except PayloadTooLarge as error:
             logger.error("an answer can't be sent: %s", error)
-            self._refuse(Refuse(held.request.request_id, Refusal.ANSWER_TOO_LARGE))
+            self._refuse(Refuse(held.request.request_id, RequestRefusal.ANSWER_TOO_LARGE))
             return
         self._in_flight.remove(held.request.request_id)
         name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
         self._metrics.observe("embedline_queue_duration_seconds", name, its_class, value=held.queue_seconds)
+
+
+class Quarantine:
+    """Hashes of sequences, each for QUARANTINE_SECONDS. Holds no ids, and costs nothing while it is empty."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[_Key, float] = OrderedDict()  # time.monotonic() seconds, the soonest first
+        self._seqlens: Counter[int] = Counter()  # of those: other sequences need not be hashed
+
+    def add(self, submission: Submission, index: int, now: float) -> None:
+        """Sequence `index` of this request took an engine down when it was alone with it."""
+        start = sum(submission.seqlens[:index])
+        seqlen = submission.seqlens[index]
+        key = (seqlen, _digest(submission, start, start + seqlen))
+        logger.error("an input of %d tokens takes engines down: it is refused for %d s", seqlen, QUARANTINE_SECONDS)
+        if key not in self._until:
+            self._seqlens[seqlen] += 1
+        self._until[key] = now + QUARANTINE_SECONDS
+        self._until.move_to_end(key)
+        if len(self._until) > MAX_QUARANTINED:
+            self._drop_first()
+
+    def find(self, submission: Submission, now: float) -> int | None:
+        """Find the sequence of a request that is in quarantine; None where none is."""
+        while self._until and next(iter(self._until.values())) <= now:
+            self._drop_first()
+        if not self._until:
+            return None
+        bounds = pairwise(accumulate(submission.seqlens, initial=0))
+        for index, (start, stop) in enumerate(bounds):
+            seqlen = stop - start
+            if seqlen in self._seqlens and (seqlen, _digest(submission, start, stop)) in self._until:
+                return index
+        return None
+
+    def _drop_first(self) -> None:
+        (seqlen, _), _ = self._until.popitem(last=False)
+        self._seqlens[seqlen] -= 1
+        if not self._seqlens[seqlen]:
+            del self._seqlens[seqlen]
+
+
+def _digest(submission: Submission, start: int, stop: int) -> bytes:
+    digest = hashlib.blake2b(submission.model.to_bytes(4, "little"), digest_size=16)
+    digest.update(memoryview(submission.token_ids)[4 * start : 4 * stop])
+    types = memoryview(submission.token_type_ids)[4 * start : 4 * stop]
+    if any(types):  # all zero is the same as none
+        digest.update(types)
+    return digest.digest()
 
 
 class Publisher:
@@ -324,7 +388,7 @@ class Publisher:
 
 
 class _ModelCells:
-    """Those of one model."""
+    """The cells of one model."""
 
     def __init__(self, model: Model, page: Page, index: int, number: int) -> None:
         self._model = model
@@ -344,12 +408,12 @@ class _ModelCells:
             oldest = backlog.oldest(request_class) if waiting else math.inf
             self._queued[request_class] = queued
             self._computing[request_class] = queued - waiting
-            self._free_at[request_class] = forecast.free_at(model, request_class, now)
+            self._free_at[request_class] = free_at(model, request_class, now)
             self._oldest_since[request_class] = 0.0 if oldest == math.inf else oldest
         if rate := model.tokens_per_second:  # else what the predecessor of this process found is the best guess
             self._rates[number] = rate
             self._streams[number] = model.num_streams
-            self._batch_seconds[number] = forecast.batch_seconds(model, now)
+            self._batch_seconds[number] = batch_seconds(model, now)
         self._engines_ready[number] = len(model.engines)
         self._last_batch_at[number] = model.last_batch_at
 

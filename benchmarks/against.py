@@ -19,7 +19,7 @@ from benchmarks.measuring.load import drive
 from benchmarks.measuring.report import RESULTS, Table
 from embedline.bench.load import Load, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import Request, built_in_texts, prepare
+from embedline.bench.requests import HttpRequest, built_in_texts, prepare
 
 NAME = "against"
 _NUM_TEXTS = 8192  # all different, so that no server has an answer ready
@@ -103,7 +103,7 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.1f}"
 
 
-def _requests(arguments: argparse.Namespace, *, batch_size: int) -> list[Request]:
+def _requests(arguments: argparse.Namespace, *, batch_size: int) -> list[HttpRequest]:
     options = Options(url=f"127.0.0.1:{arguments.port}", batch_size=batch_size, model=arguments.model)
     return prepare(options, parse_url(options.url), built_in_texts(_NUM_TEXTS, seed=0))
 

@@ -24,7 +24,7 @@ from benchmarks.measuring.report import Report, described
 from benchmarks.measuring.servers import ROOT, RunningServer, ServerFailed, embedline, running
 from embedline.bench.load import Load
 from embedline.bench.options import Target
-from embedline.bench.requests import Request, post
+from embedline.bench.requests import HttpRequest, post
 from tests.server_e2e.expected import ids_of
 
 TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"
@@ -120,7 +120,7 @@ def measure(server: RunningServer, *, encoding: str, seconds: float, resting: Ru
     """
     bodies = [json.dumps({"input": text, "model": "m", "encoding_format": encoding}).encode() for text in TEXTS]
     target = Target("127.0.0.1", server.port, False, "")
-    requests = [Request(post(target, "/v1/embeddings", body), 1) for body in bodies]
+    requests = [HttpRequest(post(target, "/v1/embeddings", body), 1) for body in bodies]
     drive(server.port, requests, Load(concurrency=CONNECTIONS, seconds=1))
     pid = server.process.pid
     beside = 0 if resting is None else resting.process.pid

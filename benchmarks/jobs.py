@@ -25,7 +25,7 @@ from benchmarks.measuring.servers import RunningServer, embedline, running
 from benchmarks.measuring.texts import Corpus, Prose
 from embedline.bench.load import Load, percentile
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import Request, post, prepare
+from embedline.bench.requests import HttpRequest, post, prepare
 from engine.store.model_source import resolve
 
 BODY_BYTES = 4096
@@ -61,7 +61,7 @@ def accepts(report: Report, *, seconds: float) -> None:
         target = parse_url(f"127.0.0.1:{server.port}")
         empty = len(_async_body(""))
         body = _async_body("a" * (BODY_BYTES - empty))
-        requests = [Request(post(target, "/async_predict", body), 1)]
+        requests = [HttpRequest(post(target, "/async_predict", body), 1)]
         drive(server.port, requests, Load(concurrency=16, seconds=1.0))
         for connections in _CONNECTIONS:
             phase = drive(server.port, requests, Load(concurrency=connections, seconds=seconds))
@@ -151,7 +151,7 @@ class Beside:
             rate = (batch.texts() - before) / (time.perf_counter() - began)
         return queries.summary.latencies_ms, rate
 
-    def _load(self) -> tuple[list[Request], Load]:
+    def _load(self) -> tuple[list[HttpRequest], Load]:
         self._rounds += 1
         return self._queries, Load(
             concurrency=_MAX_QUERIES, seconds=self._seconds, rate=_QUERIES_A_SECOND, seed=self._rounds // 3

@@ -21,7 +21,7 @@ from benchmarks.measuring.loop_lag import heartbeats, lag_percentile
 from benchmarks.measuring.report import Report
 from embedline.bench.load import Load, Sample, percentile
 from embedline.bench.options import Target
-from embedline.bench.requests import Request, post
+from embedline.bench.requests import HttpRequest, post
 from engine.types import EngineLimits
 from server.requests.admission import WaitBudgets
 from tests.batch_manager import simulator
@@ -44,7 +44,7 @@ LIMITS = EngineLimits(
     max_batch_seconds=BATCH_SECONDS,
 )
 HEALTH_RATE = 50.0  # requests a second for /livez and /readyz
-HEALTH = [Request(b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path, 1) for path in (b"livez", b"readyz")]
+HEALTH = [HttpRequest(b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path, 1) for path in (b"livez", b"readyz")]
 
 
 class Figures(NamedTuple):
@@ -67,7 +67,7 @@ def real(server: Server, *, times: float, deadline: float, seconds: float) -> tu
     target = Target("127.0.0.1", server.port, False, "")
     texts = [TEXT.replace("the quick", f"{number // 100} {number % 100}", 1) for number in range(NUM_TEXTS)]
     bodies = [json.dumps({"input": text, "model": "m", "encoding_format": "base64"}).encode() for text in texts]
-    requests = [Request(post(target, "/v1/embeddings", body, headers=headers), 1) for body in bodies]
+    requests = [HttpRequest(post(target, "/v1/embeddings", body, headers=headers), 1) for body in bodies]
     num_tokens = len(ids_of(TEXT))
     rate = times * CAPACITY / num_tokens
     drive(server.port, requests, Load(concurrency=4000, seconds=2.0, rate=rate, seed=1))

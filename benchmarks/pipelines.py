@@ -25,7 +25,7 @@ from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import embedline, running
 from embedline.bench.load import Load, percentile
 from embedline.bench.options import parse_url
-from embedline.bench.requests import Request, post
+from embedline.bench.requests import HttpRequest, post
 from embedline.pipelines import pipeline, step
 
 MAX_HOP_US = 50.0  # what is asked for
@@ -163,7 +163,7 @@ def over_http(report: Report, *, seconds: float) -> None:
                 "/v1/embeddings": {"input": "hello", "model": "any", "dimensions": 4},
             }
             for path, body in bodies.items():
-                requests = [Request(post(target, path, json.dumps(body).encode()), 1)]
+                requests = [HttpRequest(post(target, path, json.dumps(body).encode()), 1)]
                 drive(server.port, requests, Load(concurrency=16, seconds=1.0))  # warm
                 for connections in (1, 16):
                     phase = drive(server.port, requests, Load(concurrency=connections, seconds=seconds))

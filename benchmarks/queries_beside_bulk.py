@@ -22,7 +22,7 @@ from benchmarks.measuring.servers import ROOT, RunningServer, embedline
 from benchmarks.measuring.texts import Corpus, Prose
 from benchmarks.peers.models import MINILM
 from embedline.bench.load import Load, percentile
-from embedline.bench.requests import Request
+from embedline.bench.requests import HttpRequest
 from engine.store.model_source import resolve
 
 OURS, BASELINE = "Embedline", "baseline"
@@ -53,15 +53,15 @@ class Version:
         self._queries = requests_of(server.port, queries, batch_size=1)
         self._bulk = requests_of(server.port, bulk, batch_size=_TEXTS_OF_BULK)
 
-    def queries(self, seconds: float, *, seed: int) -> tuple[list[Request], Load]:
+    def queries(self, seconds: float, *, seed: int) -> tuple[list[HttpRequest], Load]:
         """Open loop: a query that waits does not keep others from coming."""
         return self._queries, Load(concurrency=_MAX_QUERIES, seconds=seconds, rate=_QUERIES_A_SECOND, seed=seed)
 
-    def bulk(self, seconds: float) -> tuple[list[Request], Load]:
+    def bulk(self, seconds: float) -> tuple[list[HttpRequest], Load]:
         """Closed loop, more than the engine can do."""
         return self._bulk, Load(concurrency=_BULK_CLIENTS, seconds=seconds)
 
-    def measure(self, *traffic: tuple[list[Request], Load]) -> list[Measured]:
+    def measure(self, *traffic: tuple[list[HttpRequest], Load]) -> list[Measured]:
         """Several loads at once."""
         return measure_together(self._server.process.pid, self._server.port, traffic)
 

@@ -21,7 +21,7 @@ from benchmarks.measuring.report import Report, parse
 from benchmarks.measuring.servers import ROOT, Recipe, RunningServer, embedline, free_port, running
 from embedline.bench.load import Load, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import Request, prepare
+from embedline.bench.requests import HttpRequest, prepare
 
 DIMENSIONS = 384
 TEXT = "The quick brown fox jumps over the lazy dog, again and again, until the evening comes."
@@ -52,7 +52,7 @@ class Case:
 
     name: str
     server: RunningServer
-    requests: list[Request]
+    requests: list[HttpRequest]
     rounds: dict[int, list[Summary]]
 
     def medians_ms(self, connections: int) -> list[float]:

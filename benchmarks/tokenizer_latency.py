@@ -27,7 +27,7 @@ from benchmarks.measuring.report import Report
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire import control
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.vocabulary import RequestClass
 
 ROOT = Path(__file__).parent.parent
@@ -71,11 +71,11 @@ async def worker_process(listener: socket.socket, spec: TokenizerSpec) -> AsyncI
     ready: asyncio.Future[tuple[int, control.Json]] = loop.create_future()
     ended = asyncio.Event()
 
-    def received(_: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def received(_: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind in (control.READY, control.FAILED) and not ready.done():
             ready.set_result((kind, control.decode(payload)))
 
-    def lost(_: Connection) -> None:
+    def lost(_: FrameConnection) -> None:
         ended.set()
         if not ready.done():
             ready.set_result((control.FAILED, {"message": "the worker died"}))
@@ -86,7 +86,7 @@ async def worker_process(listener: socket.socket, spec: TokenizerSpec) -> AsyncI
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = await asyncio.create_subprocess_exec(*command, pass_fds=fds, env=environment)
     theirs.close()
-    channel = Connection(received, lost)
+    channel = FrameConnection(received, lost)
     await loop.create_unix_connection(lambda: channel, sock=ours)
     common = control.ProcessStart(title="tokenizer 0", index=0, log_level="WARNING")
     start = TokenizerStart(listener_fd=fds[1], models=["minilm"], tokenizers=[spec])

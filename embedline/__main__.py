@@ -16,7 +16,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _application_folder() -> str:
-    """Where the packages server, engine and so on lie: inside this one in a wheel, beside it in a checkout."""
+    """The folder of the packages server, engine and so on: inside this one in a wheel, beside it in a checkout."""
     bundled = os.path.join(_HERE, "_app")
     return bundled if os.path.isdir(bundled) else os.path.dirname(_HERE)
 
@@ -36,7 +36,7 @@ class _Output(io.FileIO):
 
 
 def _open_standard_streams() -> _Output:
-    """What stands for a stream that is closed, or the first file that is opened would take its number and get, or end,
+    """Open a stand-in for each closed stream, or the first file that is opened would take its number and get, or end,
     what is meant for the stream. Returns standard output."""
     for number in range(3):
         try:

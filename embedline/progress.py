@@ -100,7 +100,7 @@ class InputProgress:
             self._stream.flush()
 
     def add(self, num_inputs: int) -> None:
-        """So many more are done."""
+        """Count so many more as done."""
         self._num_done += num_inputs
         if self._interval.is_over():
             self._show()

@@ -17,7 +17,7 @@ class SubmittedBatches:
         self._num_submitted = 0
 
     def put(self, batch: Batch) -> int:
-        """Its ticket. Blocks while `depth` batches are in the engine. Only one thread may call it."""
+        """Put a batch; its ticket. Blocks while `depth` batches are in the engine. Only one thread may call it."""
         self._slots.acquire()
         self._num_submitted += 1
         self._batches.put((self._num_submitted, batch))

@@ -38,7 +38,7 @@ _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
 
 
 class _Flags(enum.IntFlag):
-    """Of a BATCH."""
+    """The flags of a BATCH."""
 
     HAS_TYPES = 1
     IS_URGENT = 2

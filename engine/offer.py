@@ -1,4 +1,4 @@
-"""What an engine says of itself before it is loaded: what it needs, what it can serve, and its own options.
+"""An engine before it is loaded: what it needs, what it can serve, and its own options.
 
 The planner and `embedline doctor` ask it. An engine with options or reasons of its own has a module with OFFER, which
 imports neither torch nor the engine's library, and little else before it is asked.
@@ -47,8 +47,8 @@ class Flags(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What engines are asked to serve, and where."""
+class ServingTarget:
+    """The model that engines are asked to serve, and the place."""
 
     flags: Flags
     folder: "ModelFolder | None"  # None = the model is not on this machine, or can't be read
@@ -57,7 +57,7 @@ class Asked:
     installed: Mapping[str, str] = field(default_factory=dict)  # its packages and their versions
 
     def lacks(self, packages: tuple[str, ...], row: EngineRow) -> str:
-        """Those that are not installed, and how to install them; "" if they all are."""
+        """The packages that are not installed, and how to install them; "" if they all are."""
         missing = [package for package in packages if package not in self.installed]
         return f"{' and '.join(missing)} not installed: pip install 'embedline[{row.extra}]'" if missing else ""
 
@@ -73,12 +73,12 @@ class Offer:
         """Classes in config.json that the engine has, and transformers has not."""
         return frozenset()
 
-    def missing(self, row: EngineRow, asked: Asked) -> Iterator[str]:
+    def missing(self, row: EngineRow, target: ServingTarget) -> Iterator[str]:
         """Why its Python can't run the engine, and notes."""
-        if lacks := asked.lacks(row.packages, row):
+        if lacks := target.lacks(row.packages, row):
             yield lacks
 
-    def check(self, row: EngineRow, asked: Asked, folder: "ModelFolder") -> Iterator[str]:
+    def check(self, row: EngineRow, target: ServingTarget, folder: "ModelFolder") -> Iterator[str]:
         """Why the engine can't serve the model, as far as its files show, and notes. Raises ModelError likewise."""
         from engine.model import quantization
         from engine.model.known_code.qwen2 import REWARD
@@ -90,7 +90,7 @@ class Offer:
         quantization.check(folder.weights_folder, reads_fp8=row.reads_fp8)
 
     def covers(self, folder: "ModelFolder") -> Iterator[str]:
-        """The same, by the table in docs/models.md."""
+        """Why the engine can't serve the model, by the table in docs/models.md."""
         from engine.model.coverage import rows_of, use_of
 
         if not any(use_of(folder) in row.uses for row in rows_of(folder)):
@@ -115,15 +115,15 @@ class Verdict:
 
     @property
     def can_serve(self) -> bool:
-        """As far as it shows before the model is loaded."""
+        """Whether it can, as far as it shows before the model is loaded."""
         return not self.why_not
 
 
-def verdict_of(row: EngineRow, asked: Asked) -> Verdict:
-    """What the engine says."""
+def verdict_of(row: EngineRow, target: ServingTarget) -> Verdict:
+    """The engine's verdict on the model."""
     offer = offer_of(row.name)
-    chosen, why_not = _devices(row, asked)
-    seen = dataclasses.replace(asked, cuda=Cuda(chosen.gpus)) if chosen else asked
+    chosen, why_not = _devices(row, target)
+    seen = dataclasses.replace(target, cuda=Cuda(chosen.gpus)) if chosen else target
     said = [*why_not, *_up_to_error(offer.missing(row, seen)), *_up_to_error(_of_model(offer, row, seen))]
     return Verdict(
         engine=row.name,
@@ -133,24 +133,24 @@ def verdict_of(row: EngineRow, asked: Asked) -> Verdict:
     )
 
 
-def _devices(row: EngineRow, asked: Asked) -> "tuple[Devices | None, list[str]]":
-    """Where it would run, or why it can't."""
+def _devices(row: EngineRow, target: ServingTarget) -> "tuple[Devices | None, list[str]]":
+    """The devices that it would run on, or why it can't."""
     from engine.machine.devices import Work, choose
 
-    flags = asked.flags
+    flags = target.flags
     work = Work(row.name, flags.dtype, flags.quantization)
-    if work.is_for_a_gpu and flags.devices == AUTO and not asked.cuda.gpus:
-        return None, [f"it needs a GPU: {asked.cuda.why_none}"]
+    if work.is_for_a_gpu and flags.devices == AUTO and not target.cuda.gpus:
+        return None, [f"it needs a GPU: {target.cuda.why_none}"]
     try:
-        chosen = choose(CPU if row.name == STATIC and flags.devices == AUTO else flags.devices, work, asked.cuda)
+        chosen = choose(CPU if row.name == STATIC and flags.devices == AUTO else flags.devices, work, target.cuda)
         registry.choose(row.name, quantization=flags.quantization, kind=chosen.kind)
     except ModelError as error:
         return None, [str(error)]
     return chosen, []
 
 
-def _of_model(offer: Offer, row: EngineRow, asked: Asked) -> Iterator[str]:
-    folder, is_for_tables = asked.folder, row.name == STATIC
+def _of_model(offer: Offer, row: EngineRow, target: ServingTarget) -> Iterator[str]:
+    folder, is_for_tables = target.folder, row.name == STATIC
     if folder is None:
         return
     if folder.is_static and not is_for_tables:
@@ -158,7 +158,7 @@ def _of_model(offer: Offer, row: EngineRow, asked: Asked) -> Iterator[str]:
     elif is_for_tables and not folder.is_static:
         yield "it serves tables of static embeddings alone"
     elif not is_for_tables:
-        yield from offer.check(row, asked, folder)
+        yield from offer.check(row, target, folder)
 
 
 def _up_to_error(found: Iterator[str]) -> Iterator[str]:

@@ -28,7 +28,7 @@ FAKE, FUSED, OPENVINO, STATIC, TENSORRT_LLM, TRANSFORMERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """What the rest of the program needs to know about an engine before it is loaded."""
+    """The facts about an engine that the rest of the program needs before it is loaded."""
 
     name: str  # in `--engine`
     module: str  # has `load(name=, reason=, options=, on_stage=)`

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class OutputKind(enum.IntFlag):
-    """What a model computes for a batch. Flags are combined if one forward pass gives several kinds."""
+    """A kind of output of a model for a batch. Flags are combined if one forward pass gives several kinds."""
 
     POOLED = 1  # one row a sequence: embeddings, before a final Normalize (see ModelInfo.normalize)
     LOGITS = 2  # one row of raw scores a sequence: rerankers, classifiers
@@ -24,7 +24,7 @@ class OutputKind(enum.IntFlag):
     MULTI_VECTOR = 32  # one row a token, for late interaction
 
     def __and__(self, other: int) -> "OutputKind":
-        """As IntFlag's, which takes five times as long, and every request asks several times."""
+        """Return what IntFlag's does, which takes five times as long, and every request asks several times."""
         return _kind_of(int.__and__(self, other))
 
 
@@ -46,7 +46,7 @@ OnStage = Callable[[str], object]  # told of each stage of a start as it begins,
 
 
 def untold(stage: str) -> None:
-    """Where nobody asks."""
+    """Tell nobody about a stage."""
 
 
 # Flags in a token's type. Token types themselves are smaller.
@@ -96,7 +96,7 @@ Results = dict[OutputKind, Rows]  # one entry for each single flag in Batch.outp
 
 
 class EngineErrorKind(enum.IntEnum):
-    """What a failed batch means for its sequences."""
+    """The kind of a failure, which says what it means for the batch's sequences."""
 
     FAILED = 0  # this batch failed, and the engine goes on; one of its sequences may be the cause
     OUT_OF_MEMORY = 1  # this batch was too large for the free memory; its halves may fit
@@ -138,7 +138,7 @@ class ProcessSpent(ModelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What the rest of the server needs to know about a loaded model."""
+    """The facts about a loaded model that the rest of the server needs."""
 
     name: str  # as served
     engine: str  # which engine runs it: "fake", "transformers", …

@@ -37,7 +37,7 @@ logger = logging.getLogger("embedline.engine")
 
 
 @dataclass(slots=True)
-class _Held:
+class _BatchInEngine:
     """A batch inside the engine."""
 
     connection: BlockingConnection
@@ -58,7 +58,7 @@ class Worker:
         self._canary = canary
         self._listener = listener
         self._limits = limits  # the engine's, with the measurements of the warm-up
-        self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
+        self._held: dict[int, _BatchInEngine] = {}  # by ticket; insertion order is submission order
         self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
         # Both threads answer. What is computed alone is computed in here: then `collect` has nothing to send, and does
         # not end before the answer is sent.
@@ -82,7 +82,7 @@ class Worker:
         return {"batch": oldest.frame_id, "tokens": num_tokens, "since": oldest.began, "streams": streams}
 
     def holds(self) -> Json:
-        """What is in the engine, for an operator who asks."""
+        """The contents of the engine, for an operator who asks."""
         with self._noted:
             num_batches = len(self._held)
         return {"batches": num_batches, "busy": self.busy()}
@@ -117,7 +117,7 @@ class Worker:
     def _compute_alone(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> bool:
         """Compute and answer a batch here, if the engine can and does nothing else; whether it was done."""
         began = time.monotonic()
-        held = _Held(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
+        held = _BatchInEngine(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
         with self._noted:
             if self._held:
                 return False
@@ -136,7 +136,7 @@ class Worker:
         ticket = self._engine.submit(batch)
         with self._noted:
             is_canary = batch is self._canary.batch
-            self._held[ticket] = _Held(
+            self._held[ticket] = _BatchInEngine(
                 connection, frame_id, batch.num_tokens, batch.is_urgent, now, is_canary=is_canary
             )
             self._begin_next(now)
@@ -151,8 +151,8 @@ class Worker:
         for held in waiting[: max(0, num_free)]:
             held.began = now
 
-    def _count_passed(self, finished: _Held) -> None:
-        """What urgent batches take from the others does not make these stuck."""
+    def _count_passed(self, finished: _BatchInEngine) -> None:
+        """Count what urgent batches took from the others, which are not stuck for that."""
         for held in self._held.values():
             if finished.is_urgent and held.began and not held.is_urgent:
                 held.passed_tokens += finished.num_tokens
@@ -173,7 +173,7 @@ class Worker:
             began = held.began or held.submitted  # the latter if it has overtaken the batch ahead
             self._answer(held, results, compute_seconds=max(now - began, 0.0))
 
-    def _answer(self, held: _Held, results: Results | EngineError, *, compute_seconds: float) -> None:
+    def _answer(self, held: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
         if not isinstance(results, EngineError) and not _all_finite(results):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
         if held.is_canary:
@@ -190,14 +190,14 @@ class Worker:
             os._exit(1)
 
 
-def _send_rows(held: _Held, results: Results, compute_seconds: float) -> None:
+def _send_rows(held: _BatchInEngine, results: Results, compute_seconds: float) -> None:
     try:
         held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
     except PayloadTooLarge:
         _send_failed(held, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
 
 
-def _send_failed(held: _Held, error: EngineError) -> None:
+def _send_failed(held: _BatchInEngine, error: EngineError) -> None:
     logger.error("a batch of %d tokens failed: %s", held.num_tokens, error)
     held.connection.send(messages.FAILED, held.frame_id, messages.encode_failed(error))
 

@@ -27,7 +27,7 @@ from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import server_flags
-from server.supervisor import shutdown, supervisor, topology, watchdog
+from server.supervisor import supervisor, topology
 from server.supervisor import takeover as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
@@ -147,12 +147,12 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("more than 8 items", pipeline.BULK_ITEMS, 8),
         ("more than 4,096 tokens", pipeline.BULK_TOKENS, 4096),
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
-        ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
+        ("or three times what the batch should take", supervisor._SLOWER_THAN_PREDICTED, 3),
         ("three tokenizers died on", tokenizer_pool.client._MAX_DEATHS, 3),
         ("about three tenths", Policy().bulk_share, 0.3),
         ("fails five times in a row", len(supervisor._DELAYS), 5),
         ("again every 15 s", supervisor._DELAYS[-1], 15),
-        ("each within 5 s", shutdown._EXIT_SECONDS, 5),
+        ("each within 5 s", supervisor._EXIT_SECONDS, 5),
     ],
 )
 def test_limits_are_as_documented(words: str, value: object, expected: object) -> None:

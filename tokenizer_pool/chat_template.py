@@ -23,8 +23,9 @@ from jinja2.utils import Namespace
 
 from tokenizer_pool.config_files import read_config
 from tokenizer_pool.loading import NAMED_TOKENS
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat, RenderedPiece
+from wire.files import read_whole
 
 Message = dict[str, str]
 
@@ -43,7 +44,7 @@ class ChatTemplate:
             self._shows_content = "content" in source
             self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
-            raise TextRefused(Refusal.NO_TEMPLATE, -1) from error
+            raise TextRefused(TextRefusal.NO_TEMPLATE, -1) from error
 
     def render(self, conversations: Sequence[str], chat: Chat) -> RenderedPiece:
         """The text of each conversation, which is a JSON list of messages.
@@ -56,7 +57,7 @@ class ChatTemplate:
             try:
                 texts.append(self._render(json.loads(conversation), chat))
             except Exception as error:  # a template can fail in every way that a program can
-                raise TextRefused(Refusal.FAILED, index) from error
+                raise TextRefused(TextRefusal.FAILED, index) from error
         return RenderedPiece(texts, time.perf_counter() - start)
 
     def _render(self, messages: list[Message], chat: Chat) -> str:
@@ -79,7 +80,7 @@ def _source(folder: Path, config: dict[str, Any]) -> str:
     """Raises ValueError if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_whole(path).decode()
     template = config.get("chat_template")
     if isinstance(template, list):  # several with names
         template = {each["name"]: each["template"] for each in template if isinstance(each, dict)}.get("default")
@@ -89,7 +90,7 @@ def _source(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _cut_after(last: str, text: str) -> str:
-    """Without what comes after the last message, as transformers does it. Raises ValueError if that is not there."""
+    """The text without that after the last message, as transformers does it. Raises ValueError if that is not there."""
     if last.strip() not in text:
         raise ValueError("the last message is not in the text")
     end = text.rindex(_END.strip())

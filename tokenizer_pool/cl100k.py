@@ -28,7 +28,7 @@ def installed() -> Path | None:
 
 
 def vocabulary_for(path: str | None) -> Mapping[int, bytes]:
-    """What this file has, or that of an installed package. Raises VocabularyError."""
+    """The vocabulary that this file has, or that of an installed package. Raises VocabularyError."""
     file = installed() if path is None else Path(path)
     if file is None:
         raise VocabularyError("no file is named, and the extra is not installed that has it: embedline[cl100k]")

@@ -1,23 +1,27 @@
 """The tokenizer pool as a frontend uses it: texts of a request in, flat ids out; or tokens, or texts of ids or chats.
 
-Cuts requests into pieces, spreads them over the workers and joins the answers. Knows nothing of HTTP or batches.
+Cuts requests into pieces that a worker tokenizes in a few milliseconds each, by lengths and by how fast workers have
+been; spreads them over the workers and joins the answers. Knows nothing of HTTP or batches.
 """
 
+import asyncio
 import logging
 import struct
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import accumulate, repeat
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, parts_of
+from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS, Shortener, has_long
 from tokenizer_pool.tasks import (
-    TASKS,
+    CODECS,
     AnyAnswer,
     AnyPiece,
     Chat,
@@ -36,28 +40,139 @@ from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
 from wire.connection import Link
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
+# How long a query may find a worker busy: a piece that runs is not interrupted.
+MAX_PIECE_SECONDS = 0.005
+
+# A piece that was faster had its query tokenized before, and says nothing of the next request.
+_FASTEST = 1e-7  # seconds a character, of any tokenizer on one core
+
+_TEXT_CHARS = 20  # what a text costs besides its characters, in characters
+
+Answer = TypeVar("Answer", bound=AnyAnswer)
+
 __all__ = ["TokenizedTexts", "TokenizerPool"]
 
 # A worker gets enough not to idle for want of the next piece. The rest waits in the client, where requests take
 # turns, where it can still go to whichever worker is free first, and costs nothing once its client has left.
-_MAX_BULK_PARTS = 2
+_MAX_BULK_PIECES = 2
 _MAX_INTERACTIVE_SECONDS = MAX_PIECE_SECONDS  # beyond it nothing more is sent
-AnyJob = Job[Any]
 
-# Of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
+# Bounds of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
 MAX_DETAIL_CHARS = 1 << 20
 MAX_DECODE_IDS = 1 << 20
 
 # A prompt counts with each text, and query and instruction with each document, so that a small body can be a lot of
 # work: this much is a minute or two.
 MAX_REPEATED_CHARS = 1 << 27
-_MAX_DEATHS = 3  # of workers, after which the part that was running each time is refused
+_MAX_DEATHS = 3  # of workers, after which the piece that was running each time is refused
 _MAX_ID = 2**31 - 1  # whether there is such a token is for the worker to say
 
 logger = logging.getLogger("embedline.tokenizer_pool")
 
 
-class Lane:
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The texts or pairs [start, stop) of a request."""
+
+    start: int
+    stop: int
+    num_chars: int  # of work: characters, prompts and what each text or pair costs besides
+
+
+class TokenizerSpeed:
+    """How long tokenizing takes, learnt from what it took."""
+
+    def __init__(self) -> None:
+        self.seconds_per_char = 1e-6  # WordPiece on a slow core, until the first answer says better
+
+    def learn(self, num_chars: int, seconds: float) -> None:
+        """Take note of what a piece took. One that was held up by something else moves little."""
+        rate = self.seconds_per_char
+        self.seconds_per_char += 0.1 * (min(max(seconds / num_chars, rate / 4, _FASTEST), rate * 4) - rate)
+
+    def seconds(self, num_chars: int) -> float:
+        """The time that so much work should take."""
+        return self.seconds_per_char * num_chars
+
+    def chars(self, seconds: float) -> int:
+        """How much work should take so long."""
+        return int(seconds / self.seconds_per_char)
+
+
+def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequence[Sized] = ()) -> list[Span]:
+    """Spans of at most `max_chars` of work each; a single text, pair or list of ids beyond that is one of its own."""
+    each = len(prompt) + _TEXT_CHARS
+    if len(texts) == 1:
+        return [Span(0, 1, len(texts[0]) + each + sum(map(len, pair_texts)))]
+    second = map(len, pair_texts) if pair_texts else repeat(0)
+    ends = list(accumulate(len(text) + each + more for text, more in zip(texts, second, strict=False)))
+    spans = []
+    start = done = 0
+    while start < len(texts):
+        stop = max(bisect_right(ends, done + max_chars, start), start + 1)
+        spans.append(Span(start, stop, ends[stop - 1] - done))
+        start, done = stop, ends[stop - 1]
+    return spans
+
+
+class PendingPiece:
+    """A piece of a request."""
+
+    __slots__ = ("deaths", "num_chars", "piece", "seconds", "start")
+
+    def __init__(self, piece: AnyPiece, *, start: int, num_chars: int) -> None:
+        self.piece = piece
+        self.start = start  # index of its first item in the request
+        self.num_chars = num_chars  # of work, as Span has it
+        self.seconds = 0.0  # of work, estimated when it is sent
+        self.deaths = 0  # of workers that may have been its doing
+
+
+def pending_pieces(
+    items: Sequence[Sized],
+    piece: Callable[[int, int], AnyPiece],
+    *,
+    speed: TokenizerSpeed,
+    prompt: str = "",
+    pair_texts: Sequence[str] = (),
+) -> list[PendingPiece]:
+    """A request in pieces of a few milliseconds each; `piece` makes one of the items [start, stop)."""
+    spans = cut(items, prompt=prompt, max_chars=speed.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
+    return [PendingPiece(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
+
+
+class PendingRequest(Generic[Answer]):
+    """The pieces of one request until they are answered.
+
+    It is done once all are answered, one is refused, or the caller has cancelled `future`.
+    """
+
+    __slots__ = ("_answers", "_num_missing", "future", "unsent")
+
+    def __init__(self, pending: Sequence[PendingPiece]) -> None:
+        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self.unsent = deque(pending)
+        self._answers: dict[int, Answer] = {}  # by the piece's start
+        self._num_missing = len(pending)
+
+    def take(self, pending: PendingPiece, answer: Answer) -> None:
+        """A worker's answer."""
+        self._answers[pending.start] = answer
+        self._num_missing -= 1
+        if not self._num_missing and not self.future.done():
+            self.future.set_result([self._answers[start] for start in sorted(self._answers)])
+
+    def refuse(self, pending: PendingPiece, refused: TextRefused) -> None:
+        """A worker's refusal, or our own; its index is one of the piece's."""
+        if self.future.done():
+            return
+        self.future.set_exception(refused.moved(range(pending.start, pending.start + pending.piece.num_items)))
+
+
+AnyPendingRequest = PendingRequest[Any]
+
+
+class WorkerLink:
     """One worker as a frontend sees it: the connection, and what was sent and is not answered yet.
 
     Knows nothing of what waits or of other workers.
@@ -68,14 +183,14 @@ class Lane:
         path: str,
         *,
         on_ready: Callable[[], None],
-        on_answer: Callable[[AnyJob, Part, AnyAnswer | TextRefused], None],
-        on_lost: Callable[[list[tuple[AnyJob, Part]]], None],
+        on_answer: Callable[[AnyPendingRequest, PendingPiece, AnyAnswer | TextRefused], None],
+        on_lost: Callable[[list[tuple[AnyPendingRequest, PendingPiece]]], None],
     ) -> None:
-        """`on_answer` gets what became of a part; `on_lost` what a dead worker owes, in sending order."""
+        """`on_answer` gets what became of a piece; `on_lost` what a dead worker owes, in sending order."""
         self.is_live = False  # READY came: a connection alone may wait for a worker that is only being started
         self._seconds = [0.0] * NUM_CLASSES  # of work that is outstanding, estimated
-        self._num_parts = [0] * NUM_CLASSES  # that are outstanding
-        self._outstanding: dict[int, tuple[AnyJob, Part]] = {}  # by frame id
+        self._num_pieces = [0] * NUM_CLASSES  # that are outstanding
+        self._outstanding: dict[int, tuple[AnyPendingRequest, PendingPiece]] = {}  # by frame id
         self._num_sent = 0
         self._on_ready = on_ready
         self._on_answer = on_answer
@@ -95,26 +210,26 @@ class Lane:
     def takes(self, request_class: RequestClass) -> bool:
         """Whether more of a class may be sent now."""
         if request_class is RequestClass.BULK:
-            return self.is_live and self._num_parts[request_class] < _MAX_BULK_PARTS
+            return self.is_live and self._num_pieces[request_class] < _MAX_BULK_PIECES
         return self.is_live and self._seconds[request_class] < _MAX_INTERACTIVE_SECONDS
 
     def open(self) -> None:
         """Begin to connect."""
         self._link.open()
 
-    def close(self) -> list[tuple[AnyJob, Part]]:
+    def close(self) -> list[tuple[AnyPendingRequest, PendingPiece]]:
         """Close for good; what was outstanding is handed back."""
         self._link.close()
         return self._forget()
 
-    def send(self, job: AnyJob, part: Part) -> None:
-        """Send a part to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
-        task = TASKS[type(part.piece)]
-        payload = task.encode_piece(part.piece)
+    def send(self, request: AnyPendingRequest, pending: PendingPiece) -> None:
+        """Send a piece to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
+        task = CODECS[type(pending.piece)]
+        payload = task.encode_piece(pending.piece)
         self._num_sent += 1
-        self._outstanding[self._num_sent] = (job, part)
-        self._seconds[part.piece.request_class] += part.seconds
-        self._num_parts[part.piece.request_class] += 1
+        self._outstanding[self._num_sent] = (request, pending)
+        self._seconds[pending.piece.request_class] += pending.seconds
+        self._num_pieces[pending.piece.request_class] += 1
         self._link.send(task.asked, self._num_sent, payload)
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
@@ -122,28 +237,28 @@ class Lane:
             self.is_live = True
             self._on_ready()
             return
-        job, part = self._outstanding[frame_id]
-        answer = _decode(kind, payload, part.piece)
+        request, pending = self._outstanding[frame_id]
+        answer = _decode(kind, payload, pending.piece)
         del self._outstanding[frame_id]
-        self._seconds[part.piece.request_class] -= part.seconds
-        self._num_parts[part.piece.request_class] -= 1
-        self._on_answer(job, part, answer)
+        self._seconds[pending.piece.request_class] -= pending.seconds
+        self._num_pieces[pending.piece.request_class] -= 1
+        self._on_answer(request, pending, answer)
 
     def _lost(self) -> None:
         self._on_lost(self._forget())
 
-    def _forget(self) -> list[tuple[AnyJob, Part]]:
+    def _forget(self) -> list[tuple[AnyPendingRequest, PendingPiece]]:
         owed = list(self._outstanding.values())
         self._outstanding.clear()
         self.is_live = False
         self._seconds = [0.0] * NUM_CLASSES
-        self._num_parts = [0] * NUM_CLASSES
+        self._num_pieces = [0] * NUM_CLASSES
         return owed
 
 
 def _decode(kind: int, payload: memoryview, piece: AnyPiece) -> AnyAnswer | TextRefused:
     """An answer, whatever came: a request must not wait for one that nobody can read."""
-    task = TASKS[type(piece)]
+    task = CODECS[type(piece)]
     try:
         if kind == messages.REFUSED:
             return messages.decode_refused(payload)
@@ -155,45 +270,49 @@ def _decode(kind: int, payload: memoryview, piece: AnyPiece) -> AnyAnswer | Text
         logger.error("an answer of a tokenizer can't be read: %s", error)
     else:
         logger.error("an answer of a tokenizer is not to what was asked")
-    return TextRefused(Refusal.FAILED, -1)
+    return TextRefused(TextRefusal.FAILED, -1)
 
 
 class TokenizerPool:
     """All tokenizer workers, seen from one event loop.
 
-    What workers have no room for waits here. Requests of a class take turns, part by part, so that a long one does
+    What workers have no room for waits here. Requests of a class take turns, piece by piece, so that a long one does
     not hold up the next.
     """
 
     def __init__(self, paths: Sequence[str], *, max_seqlens: Sequence[int]) -> None:
         """`paths` are the workers' sockets; `max_seqlens` the tokens a text may have, for each model."""
         self._max_seqlens = max_seqlens
-        self._paces: defaultdict[tuple[int, type[AnyPiece]], Pace] = defaultdict(Pace)  # of each model and task
-        # Ordered sets: a cancelled job is removed from the middle at constant cost.
-        self._waiting: dict[RequestClass, OrderedDict[AnyJob, None]] = {
+        self._speeds: defaultdict[tuple[int, type[AnyPiece]], TokenizerSpeed] = defaultdict(
+            TokenizerSpeed
+        )  # of each model and task
+        # Ordered sets: a cancelled request is removed from the middle at constant cost.
+        self._waiting: dict[RequestClass, OrderedDict[AnyPendingRequest, None]] = {
             request_class: OrderedDict() for request_class in RequestClass
         }
-        self._lanes = [Lane(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths]
+        self._workers = [
+            WorkerLink(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths
+        ]
 
     def holds(self) -> dict[str, int]:
-        """What waits for a worker, and for the answer of one, for an operator who asks."""
+        """The work that waits for a worker or for the answer of one, for an operator who asks."""
         return {
             "unsent_requests": sum(map(len, self._waiting.values())),
-            "sent_pieces": sum(lane.num_outstanding for lane in self._lanes),
+            "sent_pieces": sum(worker.num_outstanding for worker in self._workers),
         }
 
     def open(self) -> None:
         """Begin to connect to the workers; they may be started later."""
-        for lane in self._lanes:
-            lane.open()
+        for worker in self._workers:
+            worker.open()
 
     def close(self) -> None:
         """Close all connections. Callers that still wait are cancelled."""
-        jobs = {job for waiting in self._waiting.values() for job in waiting}
-        for lane in self._lanes:
-            jobs.update(job for job, _ in lane.close())
-        for job in jobs:
-            job.future.cancel()
+        requests = {request for waiting in self._waiting.values() for request in waiting}
+        for worker in self._workers:
+            requests.update(request for request, _ in worker.close())
+        for request in requests:
+            request.future.cancel()
 
     async def tokenize(
         self,
@@ -224,7 +343,7 @@ class TokenizerPool:
             shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
             texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
-            raise TextRefused(Refusal.TOO_MUCH, -1, max_chars=MAX_REPEATED_CHARS)
+            raise TextRefused(TextRefusal.TOO_MUCH, -1, max_chars=MAX_REPEATED_CHARS)
 
         def piece(start: int, stop: int) -> Piece:
             own = texts[start:stop]
@@ -242,9 +361,9 @@ class TokenizerPool:
                 is_prompted,
             )
 
-        parts = parts_of(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)
-        job: Job[TokenizedPiece] = Job(parts)
-        return join(await self._answers(job, request_class))
+        pending = pending_pieces(texts, piece, speed=self._speeds[model, Piece], prompt=prompt, pair_texts=pair_texts)
+        request: PendingRequest[TokenizedPiece] = PendingRequest(pending)
+        return join(await self._answers(request, request_class))
 
     async def shorten(
         self, texts: Sequence[str], *, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation
@@ -270,13 +389,15 @@ class TokenizerPool:
         """
         assert texts, "a request without texts is refused at the edge"
         if sum(map(len, texts)) + len(prompt) * len(texts) > MAX_DETAIL_CHARS:
-            raise TextRefused(Refusal.TOO_MUCH, -1, max_chars=MAX_DETAIL_CHARS)
+            raise TextRefused(TextRefusal.TOO_MUCH, -1, max_chars=MAX_DETAIL_CHARS)
 
         def piece(start: int, stop: int) -> DetailPiece:
             return DetailPiece(model, request_class, texts[start:stop], prompt, add_special_tokens)
 
-        job: Job[DetailedPiece] = Job(parts_of(texts, piece, pace=self._paces[model, DetailPiece], prompt=prompt))
-        return [tokens for answer in await self._answers(job, request_class) for tokens in answer.tokens]
+        request: PendingRequest[DetailedPiece] = PendingRequest(
+            pending_pieces(texts, piece, speed=self._speeds[model, DetailPiece], prompt=prompt)
+        )
+        return [tokens for answer in await self._answers(request, request_class) for tokens in answer.tokens]
 
     async def decode(
         self,
@@ -294,7 +415,7 @@ class TokenizerPool:
         assert token_ids, "a request without ids is refused at the edge"
         lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
         if lengths.sum() > MAX_DECODE_IDS:
-            raise TextRefused(Refusal.TOO_MUCH, -1)
+            raise TextRefused(TextRefusal.TOO_MUCH, -1)
         offsets = offsets_of(lengths)
         flat = await flatten(token_ids, offsets, vocab_size=_MAX_ID + 1)
 
@@ -302,8 +423,10 @@ class TokenizerPool:
             own = offsets[start : stop + 1]
             return DecodePiece(model, request_class, flat[own[0] : own[-1]], own - own[0], skip_special_tokens)
 
-        job: Job[DecodedPiece] = Job(parts_of(token_ids, piece, pace=self._paces[model, DecodePiece]))
-        return [text for answer in await self._answers(job, request_class) for text in answer.texts]
+        request: PendingRequest[DecodedPiece] = PendingRequest(
+            pending_pieces(token_ids, piece, speed=self._speeds[model, DecodePiece])
+        )
+        return [text for answer in await self._answers(request, request_class) for text in answer.texts]
 
     async def render(
         self, conversations: Sequence[str], *, model: int, request_class: RequestClass, chat: Chat
@@ -315,36 +438,40 @@ class TokenizerPool:
         """
         assert conversations, "a request without conversations is refused at the edge"
         if sum(map(len, conversations)) > MAX_DETAIL_CHARS:
-            raise TextRefused(Refusal.TOO_MUCH, -1)
+            raise TextRefused(TextRefusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> ChatPiece:
             return ChatPiece(model, request_class, conversations[start:stop], chat)
 
-        job: Job[RenderedPiece] = Job(parts_of(conversations, piece, pace=self._paces[model, ChatPiece]))
-        return [text for answer in await self._answers(job, request_class) for text in answer.texts]
+        request: PendingRequest[RenderedPiece] = PendingRequest(
+            pending_pieces(conversations, piece, speed=self._speeds[model, ChatPiece])
+        )
+        return [text for answer in await self._answers(request, request_class) for text in answer.texts]
 
-    async def _answers(self, job: Job[Answer], request_class: RequestClass) -> list[Answer]:
-        """What workers say to each part, in order. Raises TextRefused."""
+    async def _answers(self, request: PendingRequest[Answer], request_class: RequestClass) -> list[Answer]:
+        """The workers' answers to each piece, in order. Raises TextRefused."""
         waiting = self._waiting[request_class]
-        waiting[job] = None
+        waiting[request] = None
         self._pump()
         try:
-            return await job.future
+            return await request.future
         finally:
-            waiting.pop(job, None)
-            job.unsent.clear()
+            waiting.pop(request, None)
+            request.unsent.clear()
 
     def _shortener(
         self, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation, *, is_of_pair: bool
     ) -> Shortener:
         async def scan(piece: ScanPiece) -> ScannedPiece:
-            job: Job[ScannedPiece] = Job([Part(piece, start=0, num_chars=max(piece.num_chars, 1))])
-            return (await self._answers(job, request_class))[0]
+            request: PendingRequest[ScannedPiece] = PendingRequest(
+                [PendingPiece(piece, start=0, num_chars=max(piece.num_chars, 1))]
+            )
+            return (await self._answers(request, request_class))[0]
 
         return Shortener(
             scan=scan,
             piece=partial(ScanPiece, model, request_class, is_of_pair=is_of_pair),
-            slice_chars=self._paces[model, ScanPiece].chars(MAX_PIECE_SECONDS),
+            slice_chars=self._speeds[model, ScanPiece].chars(MAX_PIECE_SECONDS),
             max_tokens=max_tokens,
             truncation=truncation,
         )
@@ -353,75 +480,77 @@ class TokenizerPool:
         """Send what can be sent."""
         for request_class, waiting in self._waiting.items():
             while waiting:
-                lane = self._choose_lane(request_class)
-                if lane is None:
+                worker = self._choose_worker(request_class)
+                if worker is None:
                     break
-                job, _ = waiting.popitem(last=False)
-                if job.future.done():
+                request, _ = waiting.popitem(last=False)
+                if request.future.done():
                     continue
-                part = job.unsent.popleft()
-                if job.unsent:
-                    waiting[job] = None
-                self._send(lane, job, part)
+                pending = request.unsent.popleft()
+                if request.unsent:
+                    waiting[request] = None
+                self._send(worker, request, pending)
 
-    def _choose_lane(self, request_class: RequestClass) -> Lane | None:
+    def _choose_worker(self, request_class: RequestClass) -> WorkerLink | None:
         """The worker with the least to do, of several the one that was chosen longest ago; None if all are full."""
         best = None
-        for lane in self._lanes:
-            if lane.takes(request_class) and (best is None or lane.seconds < best.seconds):
-                best = lane
-        if best is not None and best is not self._lanes[-1]:
-            self._lanes.remove(best)
-            self._lanes.append(best)
+        for worker in self._workers:
+            if worker.takes(request_class) and (best is None or worker.seconds < best.seconds):
+                best = worker
+        if best is not None and best is not self._workers[-1]:
+            self._workers.remove(best)
+            self._workers.append(best)
         return best
 
-    def _send(self, lane: Lane, job: AnyJob, part: Part) -> None:
-        part.seconds = self._pace(part).seconds(part.num_chars)
+    def _send(self, worker: WorkerLink, request: AnyPendingRequest, pending: PendingPiece) -> None:
+        pending.seconds = self._speed(pending).seconds(pending.num_chars)
         try:
-            lane.send(job, part)
+            worker.send(request, pending)
         except UnicodeEncodeError:
-            job.refuse(part, TextRefused(Refusal.FAILED, first_unencodable(part.piece)))
+            request.refuse(pending, TextRefused(TextRefusal.FAILED, first_unencodable(pending.piece)))
 
-    def _pace(self, part: Part) -> Pace:
-        return self._paces[part.piece.model, type(part.piece)]
+    def _speed(self, pending: PendingPiece) -> TokenizerSpeed:
+        return self._speeds[pending.piece.model, type(pending.piece)]
 
-    def _answered(self, job: AnyJob, part: Part, answer: AnyAnswer | TextRefused) -> None:
+    def _answered(self, request: AnyPendingRequest, pending: PendingPiece, answer: AnyAnswer | TextRefused) -> None:
         if isinstance(answer, TextRefused):
-            job.refuse(part, answer)
+            request.refuse(pending, answer)
         else:
-            self._pace(part).learn(part.num_chars, answer.seconds)
-            job.take(part, answer)
+            self._speed(pending).learn(pending.num_chars, answer.seconds)
+            request.take(pending, answer)
         self._pump()
 
-    def _lost(self, owed: list[tuple[AnyJob, Part]]) -> None:
+    def _lost(self, owed: list[tuple[AnyPendingRequest, PendingPiece]]) -> None:
         """A worker died: what it owes goes first to another, or to the one that is started in its place."""
         _blame(owed)
-        for job, part in reversed(owed):
-            if job.future.done():
+        for request, pending in reversed(owed):
+            if request.future.done():
                 continue
-            job.unsent.appendleft(part)
-            waiting = self._waiting[part.piece.request_class]
-            waiting[job] = None
-            waiting.move_to_end(job, last=False)
+            request.unsent.appendleft(pending)
+            waiting = self._waiting[pending.piece.request_class]
+            waiting[request] = None
+            waiting.move_to_end(request, last=False)
         self._pump()
 
 
 def _num_chars(texts: Sequence[str], pair_texts: Sequence[str], prompt: str) -> int:
-    """Of all that is tokenized; each pair counts its query, and each text its prompt."""
+    """The characters of all that is tokenized; each pair counts its query, and each text its prompt."""
     return sum(map(len, texts)) + sum(map(len, pair_texts)) + len(prompt) * len(texts)
 
 
-def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
+def _blame(owed: Sequence[tuple[AnyPendingRequest, PendingPiece]]) -> None:
     """Refuse what keeps killing workers. Only what came first in its class can have been running.
 
     Where that leaves two, the interactive one ran first, and the bulk one is tried again without it.
     """
     for request_class in RequestClass:
-        suspect = next(((job, part) for job, part in owed if part.piece.request_class is request_class), None)
+        suspect = next(
+            ((request, pending) for request, pending in owed if pending.piece.request_class is request_class), None
+        )
         if suspect is None:
             continue
-        job, part = suspect
-        part.deaths += 1
-        if part.deaths == _MAX_DEATHS:
-            job.refuse(part, TextRefused(Refusal.FAILED, 0 if part.piece.num_items == 1 else -1))
+        request, pending = suspect
+        pending.deaths += 1
+        if pending.deaths == _MAX_DEATHS:
+            request.refuse(pending, TextRefused(TextRefusal.FAILED, 0 if pending.piece.num_items == 1 else -1))
             break

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from wire.files import TooLargeError, read_whole
 from wire.placeholder import placeholder
 
 Config = dict[str, Any]
@@ -85,9 +86,15 @@ def read_config(path: Path) -> Config:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_whole(path))
+    except OSError as error:
+        raise TokenizerError(f"{path} can't be read: {error.strerror}") from None
+    except TooLargeError as error:
+        raise TokenizerError(f"{path} is too large: {error}") from None
     except ValueError as error:
         raise TokenizerError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise TokenizerError(f"{path} is nested too deeply") from None
     if not isinstance(config, dict):
         raise TokenizerError(f"{path} is not a JSON object")
     return config

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -13,18 +13,18 @@ logger = logging.getLogger("embedline.tokenizer_pool")
 
 
 def of_each(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-    """What a function of the library makes of all items. Raises TextRefused (FAILED) where it can't take one."""
+    """Call a function of the library with all items. Raises TextRefused (FAILED) where it can't take one."""
     try:
         return function(items)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library panics with a BaseException; the worker goes on
         logger.error("the tokenizer failed on a text: %s", type(error).__name__)
-    raise TextRefused(Refusal.FAILED, _first_failing(function, items))
+    raise TextRefused(TextRefusal.FAILED, _first_failing(function, items))
 
 
 def of_each_once(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-    """As `of_each`, but what is the same for all, as the query of many documents is, is made once."""
+    """Call as `of_each` does, but what is the same for all, as the query of many documents is, is made once."""
     if items.count(items[0]) == len(items):
         return of_each(function, items[:1]) * len(items)
     return of_each(function, items)

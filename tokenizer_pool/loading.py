@@ -23,6 +23,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from tokenizer_pool.config_files import Config, TokenizerError, is_of_transformers_5, read_config, tokenizer_class
 from tokenizer_pool.special_tokens import Ends, ends
+from wire.files import read_whole
 from wire.placeholder import placeholder
 
 _CLS_SEP, _BOS_EOS = ("cls_token", "sep_token"), ("bos_token", "eos_token")
@@ -67,7 +68,7 @@ def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
 
 
 def load_as_it_stands(folder: Path) -> tokenizers.Tokenizer:
-    """As sentence-transformers' StaticEmbedding takes it: no file but tokenizer.json, no special tokens put around.
+    """Load it as sentence-transformers' StaticEmbedding does: no file but tokenizer.json, no special tokens put around.
 
     Neither pads nor truncates. Raises TokenizerError.
     """
@@ -84,7 +85,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise TokenizerError(f"{path.parent} has no tokenizer.json; save the model with a fast tokenizer")
     try:
-        return tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        return tokenizers.Tokenizer.from_buffer(read_whole(path).removeprefix(codecs.BOM_UTF8))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises a plain Exception, and panics as a BaseException
@@ -260,7 +261,7 @@ def _normalizers(tokenizer: tokenizers.Tokenizer) -> list[normalizers.Normalizer
 
 
 def prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
-    """As sentence-transformers does for do_lower_case."""
+    """Lower the case as sentence-transformers does for do_lower_case."""
     steps = _normalizers(tokenizer)
     if not any(isinstance(step, normalizers.Lowercase) for step in steps):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])

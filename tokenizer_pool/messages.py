@@ -1,4 +1,4 @@
-"""What a tokenizer worker is sent and what it sends: START, and the frames between it and a frontend.
+"""The messages of a tokenizer worker: START, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
 DETAILED, DECODE with DECODED, CHAT with RENDERED and SCAN with SCANNED, or any of them with REFUSED. What the
@@ -41,7 +41,7 @@ _REFUSED = struct.Struct("<BiII")  # reason, index of the text in its piece (-1 
 
 
 class Truncation(enum.IntEnum):
-    """Which end of a text that is too long is cut off; NONE refuses it."""
+    """The end of a text that is cut off where it is too long; NONE refuses it."""
 
     NONE = 0
     RIGHT = 1
@@ -56,7 +56,7 @@ class _Pairing(enum.IntEnum):
     SHARED = 2  # one first text of all pairs, then their second ones: a query goes out once, whatever is ranked by it
 
 
-class Refusal(enum.IntEnum):
+class TextRefusal(enum.IntEnum):
     """Why there are no ids for a text, or none for the model in a given list of ids, or no text for the ids."""
 
     TOO_LONG = 0  # only with Truncation.NONE
@@ -72,7 +72,7 @@ class Refusal(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec:
-    """What a worker needs to know of a model."""
+    """The facts about a model that a worker needs."""
 
     folder: str  # a local model folder with a tokenizer.json
     max_seqlen: int  # tokens of a text, special tokens included
@@ -134,7 +134,7 @@ class TokenizedPiece:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """The tokens of all texts."""
         return len(self.token_ids)
 
 
@@ -147,7 +147,7 @@ class TextRefused(Exception):
     """
 
     def __init__(
-        self, reason: Refusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0, max_chars: int = 0
+        self, reason: TextRefusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0, max_chars: int = 0
     ) -> None:
         super().__init__(f"{reason.name} at index {index}")
         self.reason = reason
@@ -157,7 +157,7 @@ class TextRefused(Exception):
         self.max_chars = max_chars
 
     def moved(self, places: Sequence[int]) -> Self:
-        """The same refusal of a request that has the items at these places."""
+        """Make this the refusal of a request that has the items at these places."""
         if self.index >= 0:
             self.index = places[self.index]
         return self
@@ -268,4 +268,4 @@ def encode_refused(refused: TextRefused) -> list[Buffer]:
 def decode_refused(payload: memoryview) -> TextRefused:
     """The inverse of `encode_refused`."""
     reason, index, num_tokens, max_tokens = _REFUSED.unpack(payload)
-    return TextRefused(Refusal(reason), index, num_tokens=num_tokens, max_tokens=max_tokens)
+    return TextRefused(TextRefusal(reason), index, num_tokens=num_tokens, max_tokens=max_tokens)

@@ -16,7 +16,7 @@ from tokenizers import models
 
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.guarded import of_each, of_each_once
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.token_ids import offsets_of
 
 _PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
@@ -99,19 +99,19 @@ class Pairs:
         """Whether a pair must be cut. Raises TextRefused if that is off or no help, or if there are no tokens."""
         num_special, num_tokens = self._num_special, len(pair[0]) + len(pair[1])
         if num_tokens + num_special == 0:
-            raise TextRefused(Refusal.EMPTY, index)
+            raise TextRefused(TextRefusal.EMPTY, index)
         if num_tokens <= room:
             return False
         limit = room + num_special
         if truncation is Truncation.NONE:
-            raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens + num_special, max_tokens=limit)
+            raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens + num_special, max_tokens=limit)
         if room < 0:
-            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=limit)
+            raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=limit)
         return True
 
 
 def _cut(pair: tuple[list[int], list[int]], truncation: Truncation, room: int) -> tuple[list[int], list[int]]:
-    """As the library's longest_first: a text that has no more than half of the room stays whole."""
+    """Cut as the library's longest_first does: a text that has no more than half of the room stays whole."""
     first, second = pair
     shorter = min(len(first), len(second))
     if 2 * shorter <= room:
@@ -128,7 +128,7 @@ def _end(ids: list[int], length: int, truncation: Truncation) -> list[int]:
 
 
 def _runs(backend: tokenizers.Tokenizer) -> list[_Run]:
-    """What a pair is made of, read off a pair of one token each."""
+    """The runs that a pair is made of, read off a pair of one token each."""
     probe = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     if backend.post_processor is not None:
         probe.post_processor = backend.post_processor
@@ -148,7 +148,7 @@ class _Filled:
     head: int  # tokens before those of the document; all where it is cut at its end
 
 
-class _Part:
+class _TemplatePart:
     """One part of the template."""
 
     def __init__(self, backend: tokenizers.Tokenizer, text: str) -> None:
@@ -202,7 +202,7 @@ class Template:
 
     def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec) -> None:
         """Raises TokenizerError where the fixed parts leave no room for texts."""
-        self._parts = [_Part(backend, text) for text in spec.template]
+        self._parts = [_TemplatePart(backend, text) for text in spec.template]
         self._num_fixed = sum(len(part.fixed.ids) for part in self._parts if part.fixed)
         if self._num_fixed >= spec.max_seqlen:
             raise TokenizerError(
@@ -227,7 +227,7 @@ class Template:
         """
         start = time.perf_counter()
         if max_seqlen <= self._num_fixed:
-            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=self._num_fixed, max_tokens=max_seqlen)
+            raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=self._num_fixed, max_tokens=max_seqlen)
         fillings = [
             {"{instruction}": instruction, "{query}": text, "{document}": pair_text}
             for text, pair_text in zip(texts, pair_texts, strict=True)
@@ -238,10 +238,10 @@ class Template:
         for index, parts in enumerate(map(list, zip(*columns, strict=True))):
             num_tokens = sum(len(part.ids) for part in parts)
             if num_tokens == 0:
-                raise TextRefused(Refusal.EMPTY, index)
+                raise TextRefused(TextRefusal.EMPTY, index)
             if num_tokens > max_seqlen:
                 if truncation is Truncation.NONE:
-                    raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
+                    raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
                 truncated[index] = 1
                 self._cut(parts, num_tokens - max_seqlen)
             rows.append(list(chain.from_iterable(part.ids for part in parts)))

@@ -31,7 +31,7 @@ _LONG = 4 * _EDGES  # what has more is tried
 _LOOKAHEAD = 8  # words behind a cut, besides as many as the longest added token has characters
 _LEAD_IN = 8  # words before a cut that the next slice begins with; the last half of them must come out the same
 
-# The same of a cut inside of a word, in tokens.
+# The same bounds for a cut inside of a word, in tokens.
 _TOKENS_BEHIND = 64
 _TOKENS_LEAD_IN = 64
 _ENDINGS = 8  # as many characters are left out at the end, one after the other
@@ -41,14 +41,14 @@ _SPACE_INSIDE = re.compile(f"[^{_SPACE}]{_SPACE}")
 
 
 class Scanner:
-    """Of one tokenizer, which neither pads nor truncates while it scans."""
+    """The scanner of one tokenizer, which neither pads nor truncates while it scans."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         self._stretches = Stretches(self._encode)
 
     def scan(self, piece: ScanPiece) -> ScannedPiece:
-        """What its first tokens are of the whole text. Raises TextRefused (FAILED)."""
+        """Find the tokens that a piece begins with in the whole text, too. Raises TextRefused (FAILED)."""
         text, num_repeated = piece.text, piece.num_repeated
         if shorter := self._stretches.known(piece):
             return ScannedPiece(0, 0, num_repeated, shorter=shorter)
@@ -114,7 +114,7 @@ class Scanner:
         return max(num_same - _TOKENS_BEHIND - num_repeated, 0)
 
     def _encode(self, text: str) -> tokenizers.Encoding:
-        """With offsets, which encode_batch_fast leaves out."""
+        """Encode with offsets, which encode_batch_fast leaves out."""
         encoding: tokenizers.Encoding = of_each(
             lambda texts: self._backend.encode_batch(texts, add_special_tokens=False), [text]
         )[0]
@@ -159,7 +159,7 @@ class Scanner:
 
     @cached_property
     def _looks_ahead(self) -> bool:
-        """As a pattern that counts digits from the end of a number does."""
+        """Whether it looks ahead, as a pattern does that counts digits from the end of a number."""
         return "(?=" in repr(self._backend.pre_tokenizer) + repr(self._backend.normalizer)
 
     @cached_property
@@ -192,7 +192,7 @@ def _last_begin(encoding: tokenizers.Encoding, stop: int) -> int:
 
 
 def _num_same(first: Sequence[int], second: Sequence[int]) -> int:
-    """At their starts."""
+    """The number of equal ids at their starts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
@@ -209,7 +209,7 @@ class Stretches:
         self._latest: tuple[ScanPiece, str] | None = None  # a long stretch makes the same slice again and again
 
     def known(self, piece: ScanPiece) -> str:
-        """What `shorter` has just found for such a piece, or ""."""
+        """The piece that `shorter` has just found for such a piece, or ""."""
         return self._latest[1] if self._latest is not None and self._latest[0] == piece else ""
 
     def shorter(self, piece: ScanPiece, encoding: tokenizers.Encoding, *, at_least: int) -> str:

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import ScannedPiece, ScanPiece
 
 # A shorter text is tokenized in one go, about 50 ms of work.
 LONG_TEXT_CHARS = 50_000
 
-# In UTF-8, of one text: as far as is read until there are enough tokens.
+# A text's bytes in UTF-8: as far as is read until there are enough tokens.
 MAX_TEXT_BYTES = 1 << 22
 
-# Of a slice in which no place to cut is found: it may take 200 times as many bytes of memory while it is tokenized.
+# Bounds a slice in which no place to cut is found: it may take 200 times as many bytes of memory while it is tokenized.
 MAX_UNCUT_CHARS = 1 << 18
 _GROWTH = 4  # of a slice in which no place to cut is found
 Scan = Callable[[ScanPiece], Awaitable[ScannedPiece]]  # raises TextRefused
@@ -35,7 +35,7 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a slice begins."""
+    """The beginning of a slice."""
 
     num_done: int  # pieces of text before it
     num_tokens: int  # counted before it
@@ -99,7 +99,7 @@ class Reading:
         self._places.append(_Place(len(self._done), self.num_tokens, origin))
 
     def part(self, num_before: int, *, is_cut: bool) -> Shortened:
-        """From the last place that has no more tokens before it, to the end of the slice."""
+        """The text from the last place that has no more tokens before it, to the end of the slice."""
         place = max((place for place in self._places if place.num_tokens <= num_before), key=lambda each: each.num_done)
         text = "".join(self._done[place.num_done :]) + self.slice
         return Shortened(text, place.origin, self._position, is_cut)
@@ -107,7 +107,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortener:
-    """For texts of one request."""
+    """Shortens the texts of one request."""
 
     scan: Scan
     piece: partial[ScanPiece]  # lacks the text, num_repeated and what has a default
@@ -162,7 +162,7 @@ class Shortener:
                 firsts[index] = pair[0] if self.truncation is Truncation.LEFT else first.text[len(prompt) :]
                 seconds[index] = second.text
             elif any(num_readable(text) < len(text) for text in pair):
-                raise TextRefused(Refusal.TOO_LARGE, index, max_tokens=self.max_tokens)
+                raise TextRefused(TextRefusal.TOO_LARGE, index, max_tokens=self.max_tokens)
         return firsts, seconds
 
     async def _part_of(self, text: str, index: int, prompt: str = "") -> Shortened:
@@ -173,8 +173,8 @@ class Shortener:
             raise
 
     async def part(self, text: str, prompt: str = "") -> Shortened:
-        """What matters of a prompt and its text: all of it, or more than `max_tokens` tokens, of which those that
-        are kept are those of the whole text.
+        """The part that matters of a prompt and its text: all of it, or more than `max_tokens` tokens, of which those
+        that are kept are those of the whole text.
 
         Raises TextRefused: TOO_LONG with Truncation.NONE, TOO_LARGE, UNCUT, FAILED; its index is 0.
         """
@@ -182,7 +182,7 @@ class Shortener:
         is_left = self.truncation is Truncation.LEFT
         readable = num_readable(whole)
         if is_left and readable < len(whole):
-            raise self._refused(Refusal.TOO_LARGE)
+            raise self._refused(TextRefusal.TOO_LARGE)
         reading = Reading(whole, prompt=prompt, readable=readable, slice_chars=self.slice_chars)
         while True:
             reading.extend()
@@ -213,22 +213,22 @@ class Shortener:
             reading.extend()
 
     def _go_on(self, reading: Reading, scanned: ScannedPiece) -> None:
-        """To the next slice. Raises TextRefused."""
+        """Go on to the next slice. Raises TextRefused."""
         if scanned.restart:
             reading.restart(scanned)
         elif reading.is_all:
-            raise self._refused(Refusal.TOO_LARGE)
+            raise self._refused(TextRefusal.TOO_LARGE)
         elif len(reading.slice) >= MAX_UNCUT_CHARS:
-            raise self._refused(Refusal.UNCUT)
+            raise self._refused(TextRefusal.UNCUT)
         else:
             reading.size = min(len(reading.slice) * _GROWTH, MAX_UNCUT_CHARS)
 
     def _first(self, reading: Reading) -> Shortened:
         if self.truncation is Truncation.NONE:
-            raise self._refused(Refusal.TOO_LONG)
+            raise self._refused(TextRefusal.TOO_LONG)
         return reading.part(0, is_cut=True)
 
-    def _refused(self, reason: Refusal) -> TextRefused:
+    def _refused(self, reason: TextRefusal) -> TextRefused:
         return TextRefused(reason, 0, max_tokens=self.max_tokens)
 
 

@@ -17,7 +17,7 @@ from tokenizer_pool.config_files import Config, TokenizerError, is_of_transforme
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What goes around each text, and around each text of a pair."""
+    """The tokens that go around each text, and around each text of a pair."""
 
     bos: str | None  # before it
     eos: str | None  # behind it
@@ -30,7 +30,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What a class does where the files don't say."""
+    """The habits of a class where the files don't say."""
 
     bos: str | None  # its usual token; None = it never adds one
     eos: str
@@ -76,7 +76,7 @@ _FLAGS = ("add_bos_token", "add_eos_token")
 
 
 def ends(folder: Path) -> Ends | None:
-    """By tokenizer_config.json and config.json; None = those that tokenizer.json says. Raises TokenizerError."""
+    """Ends by tokenizer_config.json and config.json; None = those that tokenizer.json says. Raises TokenizerError."""
     config = read_config(folder / "tokenizer_config.json")
     for name in _FLAGS:
         if not isinstance(config.get(name), bool | None):
@@ -99,7 +99,7 @@ def ends(folder: Path) -> Ends | None:
 
 
 def in_words(folder: Path) -> str:
-    """Which tokens, and which file and reason says so. Raises TokenizerError."""
+    """The tokens in words, and the file and reason that say so. Raises TokenizerError."""
     wanted = ends(folder)
     return f"{wanted} ({wanted.source})" if wanted else "as tokenizer.json says"
 

@@ -1,4 +1,4 @@
-"""What a worker can be asked to do: each task with its pieces, its answers and their frames. All else is shared.
+"""The tasks of a worker: each with its pieces, its answers and their frames. All else is shared.
 
 Besides to tokenize (`messages`), a worker is asked for the tokens of texts one by one (DETAIL), for the texts of ids
 (DECODE), for the texts of conversations (CHAT), and for how many tokens a slice of a long text has for certain (SCAN).
@@ -93,7 +93,7 @@ class DetailedPiece:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """The tokens of all texts."""
         return sum(map(len, self.tokens))
 
 
@@ -295,7 +295,7 @@ class ScanPiece:
 
     @property
     def num_chars(self) -> int:
-        """Of the slice."""
+        """The characters of the slice."""
         return len(self.text)
 
 
@@ -348,7 +348,7 @@ AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece | RenderedPiece | Scan
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PieceCodec:
     """How a piece of one type and its answer travel."""
 
     asked: int  # kinds of frames
@@ -359,8 +359,8 @@ class Task:
     decode_answer: Callable[[memoryview], AnyAnswer]  # raises struct.error or ValueError where it can't be read
 
 
-TASKS: dict[type[AnyPiece], Task] = {
-    Piece: Task(
+CODECS: dict[type[AnyPiece], PieceCodec] = {
+    Piece: PieceCodec(
         messages.TOKENIZE,
         messages.TOKENIZED,
         messages.encode_piece,
@@ -368,7 +368,7 @@ TASKS: dict[type[AnyPiece], Task] = {
         messages.encode_tokenized,
         messages.decode_tokenized,
     ),
-    DetailPiece: Task(
+    DetailPiece: PieceCodec(
         messages.DETAIL,
         messages.DETAILED,
         encode_detail,
@@ -376,7 +376,7 @@ TASKS: dict[type[AnyPiece], Task] = {
         encode_detailed,
         decode_detailed,
     ),
-    DecodePiece: Task(
+    DecodePiece: PieceCodec(
         messages.DECODE,
         messages.DECODED,
         encode_decode,
@@ -384,7 +384,7 @@ TASKS: dict[type[AnyPiece], Task] = {
         encode_decoded,
         decode_decoded,
     ),
-    ChatPiece: Task(
+    ChatPiece: PieceCodec(
         messages.CHAT,
         messages.RENDERED,
         encode_chat,
@@ -392,7 +392,7 @@ TASKS: dict[type[AnyPiece], Task] = {
         encode_rendered,
         decode_rendered,
     ),
-    ScanPiece: Task(
+    ScanPiece: PieceCodec(
         messages.SCAN,
         messages.SCANNED,
         encode_scan,
@@ -403,7 +403,7 @@ TASKS: dict[type[AnyPiece], Task] = {
 }
 
 
-BY_KIND = {task.asked: task for task in TASKS.values()}
+BY_KIND = {task.asked: task for task in CODECS.values()}
 
 
 def first_unencodable(piece: AnyPiece) -> int:

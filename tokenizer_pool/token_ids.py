@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, Truncation
 
 # Added to the type of a token that belongs to the prompt. Engines have the same number, see engine.types.
 PROMPT_TOKEN = 256
@@ -70,14 +70,14 @@ async def check_token_ids(
     """
     seqlens = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
     if not seqlens.all():
-        raise TextRefused(Refusal.EMPTY, int(np.argmin(seqlens)))
+        raise TextRefused(TextRefusal.EMPTY, int(np.argmin(seqlens)))
     offsets = offsets_of(seqlens)
     flat = await flatten(token_ids, offsets, vocab_size=vocab_size)
     is_long = seqlens > max_seqlen
     if is_long.any():
         if truncation is Truncation.NONE:
             index = int(np.argmax(is_long))
-            raise TextRefused(Refusal.TOO_LONG, index, num_tokens=int(seqlens[index]), max_tokens=max_seqlen)
+            raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=int(seqlens[index]), max_tokens=max_seqlen)
         flat = _cut(flat, offsets, max_seqlen=max_seqlen, truncation=truncation)
         offsets = offsets_of(np.minimum(seqlens, max_seqlen))
     return TokenizedTexts(flat, offsets, is_long.astype(np.uint8))
@@ -103,13 +103,13 @@ async def flatten(
         is_foreign = numbers.view(np.uint64) >= vocab_size  # negative ids too, since they are huge as unsigned ones
         if is_foreign.any():
             index = int(np.searchsorted(offsets, start + np.argmax(is_foreign), side="right")) - 1
-            raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)
+            raise TextRefused(TextRefusal.OUT_OF_VOCABULARY, index)
         flat[start : start + len(part)] = numbers
     return flat
 
 
 def offsets_of(seqlens: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Where each of N lists begins and ends in one row of all of them, int32 [N + 1]."""
+    """The offsets at which each of N lists begins and ends in one row of all of them, int32 [N + 1]."""
     offsets = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=offsets[1:])
     return offsets

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizer_pool.config_files import TokenizerError, has_token_types
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import load, load_as_it_stands
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
 from tokenizer_pool.tasks import DecodedPiece, DetailedPiece, ScannedPiece, ScanPiece, Token
@@ -69,7 +69,7 @@ class Tokenizer:
         start = time.perf_counter()
         num_special = self._num_special if add_special_tokens else 0
         if max_seqlen <= num_special:  # the library would then not truncate at all
-            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=max_seqlen)
+            raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=max_seqlen)
         if prompt and not is_prompted:
             texts = [prompt + text for text in texts]
         if truncation is Truncation.NONE:
@@ -129,7 +129,7 @@ class Tokenizer:
     def chat_template(self) -> "ChatTemplate":
         """Raises TextRefused (NO_TEMPLATE) if the model has none."""
         if self._chat_template is None:
-            raise TextRefused(Refusal.NO_TEMPLATE, -1)
+            raise TextRefused(TextRefusal.NO_TEMPLATE, -1)
         return self._chat_template
 
     @cached_property
@@ -152,9 +152,8 @@ class Tokenizer:
         )
 
     def _count_prompt_tokens(self, prompt: str, limit: tuple[int, Truncation] | None, add_special_tokens: bool) -> int:
-        """As many tokens as sentence-transformers takes for the prompt's: those of the prompt by itself, with those
-        that are put in front, and without one behind, such as [SEP]. `limit` is what the tokenizer now cuts a text to.
-        """
+        """Count the tokens that sentence-transformers takes for the prompt's: those of the prompt by itself, with those
+        put in front, and without one behind, such as [SEP]. `limit` is what the tokenizer now cuts a text to."""
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
         (encoding,) = of_each(encode, [prompt])
         ends_special = add_special_tokens and bool(encoding.ids) and encoding.ids[-1] in self._special_ids
@@ -167,7 +166,7 @@ class Tokenizer:
 
     @cached_property
     def _is_known(self) -> NDArray[np.bool_]:
-        """For each id from 0 up whether there is a token for it."""
+        """Whether there is a token for each id from 0 up."""
         token_ids = list(self._backend.get_vocab(with_added_tokens=True).values())
         known = np.zeros(max(token_ids) + 1, np.bool_)
         known[token_ids] = True
@@ -185,7 +184,7 @@ class Tokenizer:
         return backend
 
     def _checked_vocab_size(self) -> int | None:
-        """What ids must be below; None with the many models where all are, so that theirs are never looked at.
+        """The bound of ids; None with the many models where all are below it, so that theirs are never looked at.
 
         That a tokenizer has ids beyond is no reason to refuse the model: they may be of tokens that nobody writes.
         """
@@ -203,9 +202,9 @@ class Tokenizer:
             if num_tokens >= max_seqlen:  # `overflowing` copies what was cut off, so it is not asked of every text
                 truncated[index] = bool(encoding.overflowing)
                 if num_tokens > max_seqlen:
-                    raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
+                    raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
             elif num_tokens == 0:
-                raise TextRefused(Refusal.EMPTY, index)
+                raise TextRefused(TextRefusal.EMPTY, index)
             token_ids += encoding.ids
             offsets.append(len(token_ids))
         piece = TokenizedPiece(
@@ -224,7 +223,7 @@ class Tokenizer:
 
 
 class Subwords:
-    """Which tokens continue a word, as transformers' pipeline for token classification tells it.
+    """The rule for which tokens continue a word, as transformers' pipeline for token classification tells it.
 
     Tokenizers that mark such tokens (WordPiece's ##) are believed; with others a token continues a word where no space
     is next to its first character.
@@ -257,7 +256,7 @@ def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> lis
 
 
 def _with_prompt_marked(piece: TokenizedPiece, num_prompt_tokens: int) -> TokenizedPiece:
-    """So many tokens at the start of each text."""
+    """Mark so many tokens at the start of each text."""
     places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
     types = np.where(places < num_prompt_tokens, np.int32(PROMPT_TOKEN), np.int32(0))
     return replace(piece, token_type_ids=types)
@@ -267,4 +266,4 @@ def _check_ids(is_foreign: NDArray[np.bool_], offsets: NDArray[np.int32]) -> Non
     """Raise TextRefused where an id is not one that may be there."""
     if is_foreign.any():
         index = int(np.searchsorted(offsets, np.argmax(is_foreign), side="right")) - 1
-        raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)
+        raise TextRefused(TextRefusal.OUT_OF_VOCABULARY, index)

@@ -16,11 +16,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tokenizer_pool import messages
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizerSpec, TokenizerStart
+from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import (
     BY_KIND,
-    TASKS,
+    CODECS,
     AnyAnswer,
     AnyPiece,
     ChatPiece,
@@ -33,7 +33,7 @@ from tokenizer_pool.tasks import (
 from tokenizer_pool.tokenizer import Tokenizer
 from wire import child
 from wire.child import Child, StartError
-from wire.connection import Connection, serve
+from wire.connection import FrameConnection, serve
 from wire.frames import PayloadTooLarge
 from wire.metrics import Recorder
 from wire.vocabulary import RequestClass
@@ -53,11 +53,11 @@ _MAX_SECONDS = 120.0
 logger = logging.getLogger("embedline.tokenizer_pool")
 
 
-class _Asked(NamedTuple):
+class _QueuedPiece(NamedTuple):
     """A piece and whom to answer."""
 
     piece: AnyPiece
-    connection: Connection
+    connection: FrameConnection
     frame_id: int
 
 
@@ -72,29 +72,29 @@ class Worker:
         self._tokenizers = tokenizers
         self._models = models
         self._metrics = metrics
-        self._queue: PieceQueue[_Asked] = PieceQueue()
-        self._connections: set[Connection] = set()
+        self._queue: PieceQueue[_QueuedPiece] = PieceQueue()
+        self._connections: set[FrameConnection] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._alone = asyncio.Event()
         self._alone.set()
         self._loop = asyncio.get_running_loop()
 
-    def accepted(self, connection: Connection) -> None:
+    def accepted(self, connection: FrameConnection) -> None:
         """A frontend has connected."""
         self._connections.add(connection)
         self._alone.clear()
         connection.send(messages.READY, 0)
 
-    def received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frontend asks for something."""
         piece = BY_KIND[kind].decode_piece(payload)
-        self._queue.push(_Asked(piece, connection, frame_id), piece.request_class, owner=connection)
+        self._queue.push(_QueuedPiece(piece, connection, frame_id), piece.request_class, owner=connection)
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._run_one)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: FrameConnection) -> None:
         """A frontend is gone, and its requests with it."""
         self._connections.discard(connection)
         self._queue.drop(connection)
@@ -102,7 +102,7 @@ class Worker:
             self._alone.set()
 
     def holds(self) -> dict[str, int]:
-        """What waits here, for an operator who asks."""
+        """The work that waits here, for an operator who asks."""
         return {"pieces": len(self._queue), "frontends": len(self._connections)}
 
     async def finish(self) -> None:
@@ -127,7 +127,7 @@ class Worker:
         running.add_done_callback(lambda _: stuck.cancel())
         running.add_done_callback(lambda done: self._answer(asked, done.result, start))
 
-    def _answer(self, asked: _Asked, result: Callable[[], AnyAnswer], start: float) -> None:
+    def _answer(self, asked: _QueuedPiece, result: Callable[[], AnyAnswer], start: float) -> None:
         """Send what `result` returns or raises, and go on to the next piece."""
         piece = asked.piece
         try:
@@ -148,13 +148,13 @@ class Worker:
         else:
             self._idle.set()
 
-    def _send(self, asked: _Asked, answer: AnyAnswer) -> None:
-        task = TASKS[type(asked.piece)]
+    def _send(self, asked: _QueuedPiece, answer: AnyAnswer) -> None:
+        task = CODECS[type(asked.piece)]
         try:
             asked.connection.send(task.answered, asked.frame_id, task.encode_answer(answer))
         except PayloadTooLarge as error:
             logger.error("an answer can't be sent: %s", error)
-            raise TextRefused(Refusal.TOO_MUCH, -1) from None
+            raise TextRefused(TextRefusal.TOO_MUCH, -1) from None
 
     def _count(self, model: int, answer: AnyAnswer) -> None:
         if isinstance(answer, DecodedPiece | RenderedPiece | ScannedPiece):

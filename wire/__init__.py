@@ -1,1 +1,1 @@
-"""What Embedline's processes share: frames, connections, control channel, metrics, page. Imports no other package."""
+"""Code that all processes share: frames, connections, control channel, metrics, page. Imports no other package."""

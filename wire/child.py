@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from wire import control
-from wire.connection import Connection
-from wire.control import Json, ProcessStart, Request
+from wire.connection import FrameConnection
+from wire.control import ControlRequest, Json, ProcessStart
 from wire.metrics import Recorder
 from wire.process import begin, settle, waiting_tasks
 
@@ -44,7 +44,7 @@ class Child:
         self._start: asyncio.Future[memoryview] = self._loop.create_future()
         self._replies: dict[int, asyncio.Future[Json]] = {}
         self._num_requests = 0
-        self._connection = Connection(self._received, lambda _: os._exit(1))
+        self._connection = FrameConnection(self._received, lambda _: os._exit(1))
 
     @property
     def index(self) -> int:
@@ -53,7 +53,7 @@ class Child:
 
     @property
     def title(self) -> str:
-        """As `ps` shows it after "embedline: ": the role and the index."""
+        """The title that `ps` shows after "embedline: ": the role and the index."""
         return self.process.title
 
     @property
@@ -86,7 +86,7 @@ class Child:
         self._connection.send(control.FAILED, 0, control.encode({"message": message}))
         self._connection.close()
 
-    async def request(self, what: Request) -> Json:
+    async def request(self, what: ControlRequest) -> Json:
         """Ask the supervisor; what this process has counted so far goes ahead of the question."""
         self._send_heartbeat()
         self._num_requests += 1
@@ -110,7 +110,7 @@ class Child:
     def _send_heartbeat(self) -> None:
         self._connection.send(control.HEARTBEAT, 0, control.encode({"metrics": self.metrics.drain()}))
 
-    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == control.START:
             self._start.set_result(payload)
         elif kind == control.STATE:

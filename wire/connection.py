@@ -1,7 +1,7 @@
 """Framed connections over Unix stream sockets: how a process sends frames to another and learns of its death.
 
-`Connection` is one end on the event loop, `Link` makes it again whenever it is lost, and `BlockingConnection` is for a
-process that uses threads. None of them knows what the frames mean.
+`FrameConnection` is one end on the event loop, `Link` makes it again whenever it is lost, and `BlockingConnection` is
+for a process that uses threads. None of them knows what the frames mean.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ logger = logging.getLogger("embedline.wire")
 class OnConnectionFrame(Protocol):
     """Called with each whole frame of a connection."""
 
-    def __call__(self, connection: "Connection", kind: int, frame_id: int, payload: memoryview, /) -> None: ...
+    def __call__(self, connection: "FrameConnection", kind: int, frame_id: int, payload: memoryview, /) -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class FrameConnection(asyncio.BufferedProtocol):
     """One end of a Unix stream socket that carries frames.
 
     Everything sent within one tick of the event loop leaves in one `writelines`. A frame sent after
     the connection is lost is dropped: its sender learns of the loss through `on_lost`.
     """
 
-    def __init__(self, on_frame: OnConnectionFrame, on_lost: Callable[["Connection"], None]) -> None:
+    def __init__(self, on_frame: OnConnectionFrame, on_lost: Callable[["FrameConnection"], None]) -> None:
         self._on_lost = on_lost
         self._parser = FrameParser(lambda kind, frame_id, payload: on_frame(self, kind, frame_id, payload))
         self._transport: asyncio.Transport | None = None
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self._has_drained.clear()
 
     def resume_writing(self) -> None:
-        """It holds little."""
+        """The transport holds little."""
         self._has_drained.set()
 
     def eof_received(self) -> None:
@@ -127,12 +127,12 @@ class Connection(asyncio.BufferedProtocol):
 async def serve(
     listener: socket.socket,
     on_frame: OnConnectionFrame,
-    on_made: Callable[[Connection], None],
-    on_lost: Callable[[Connection], None],
+    on_made: Callable[[FrameConnection], None],
+    on_lost: Callable[[FrameConnection], None],
 ) -> asyncio.Server:
     """Accept framed connections on an inherited listening socket."""
 
-    class Accepted(Connection):
+    class Accepted(FrameConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             on_made(self)
@@ -164,7 +164,7 @@ class Link:
         self._on_up = on_up
         self._on_down = on_down
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
+        self._connection: FrameConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -199,16 +199,16 @@ class Link:
             else:
                 return
 
-    def made(self, connection: Connection) -> None:
+    def made(self, connection: FrameConnection) -> None:
         """The connection is open: noted before a frame can come over it or it can be lost."""
         self._connection = connection
         self._on_up()
 
-    def received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frame came."""
         self._on_frame(kind, frame_id, payload)
 
-    def lost(self, _: Connection) -> None:
+    def lost(self, _: FrameConnection) -> None:
         """The connection is gone."""
         self._connection = None
         if not self._closed:
@@ -216,7 +216,7 @@ class Link:
             self.open()
 
 
-class _Linked(Connection):
+class _Linked(FrameConnection):
     """A connection that tells its link of itself."""
 
     def __init__(self, link: Link) -> None:

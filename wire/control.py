@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """What START says to every process, besides what its role needs."""
+    """The part of START that every process gets, besides what its role needs."""
 
     title: str  # as `ps` shows it after "embedline: ": the role and the index
     index: int  # of the process within its role
@@ -42,8 +42,8 @@ class ProcessStart:
     json_output: bool = False  # log one JSON object a line
 
 
-class Request(enum.StrEnum):
-    """What a child may ask of the supervisor; the answer is a REPLY under the same frame id."""
+class ControlRequest(enum.StrEnum):
+    """The requests of a child to the supervisor; the answer is a REPLY under the same frame id."""
 
     METRICS = "metrics"  # the page, as {"text"}
     STATE = "state"  # the state of the server now, as in STATE

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any) -> Any:
-    """The same value made of dicts, lists and scalars."""
+    """The value made of dicts, lists and scalars."""
     if dataclasses.is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, list | tuple):

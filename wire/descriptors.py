@@ -51,7 +51,7 @@ class DescriptorConnection:
         return peer_of(self._socket)
 
     def fileno(self) -> int:
-        """For an event loop to wait on."""
+        """The descriptor for an event loop to wait on."""
         return self._socket.fileno()
 
     def setblocking(self, flag: bool) -> None:

@@ -13,11 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MADE, FOLDER = os.O_CREAT | os.O_RDWR, os.O_RDONLY | os.O_DIRECTORY  # how a file or a folder is opened to be locked
+MAX_WHOLE_BYTES = 1 << 28  # of a file that is read whole; the largest tokenizers take a tenth of it
 _AS_THE_OWNER = "run it as the folder's owner (docker run --user $(id -u):$(id -g))"
+
+
+class TooLargeError(ValueError):
+    """A file has more bytes than are read. The message says how many are."""
 
 
 class ReadByOthersError(Exception):
     """A folder has something in it, and other users may read it."""
+
+
+def read_whole(file: Path) -> bytes:
+    """The bytes of a file that somebody else may have written. Raises OSError and TooLargeError."""
+    if file.stat().st_size > MAX_WHOLE_BYTES:
+        raise TooLargeError(f"at most {MAX_WHOLE_BYTES >> 20} MiB are read")
+    return file.read_bytes()
 
 
 def make_private(folder: Path) -> None:
@@ -50,7 +62,7 @@ def lock(path: Path, flags: int = MADE, *, mode: int = 0o600, is_shared: bool = 
 
 @contextlib.contextmanager
 def locked(path: Path, flags: int = MADE) -> Iterator[None]:
-    """The same for the time of a block; nobody is waited for."""
+    """Hold the lock for the time of a block; nobody is waited for."""
     descriptor = lock(path, flags)
     try:
         yield
@@ -87,7 +99,7 @@ def remedy(error: OSError) -> str:
 
 
 def remedy_of_reading() -> str:
-    """The same where this process may not read a folder. Files that are only read may belong to another user."""
+    """A remedy where this process may not read a folder. Files that are only read may belong to another user."""
     return f"; this process is user {_user()}: let it read all of the folder (chmod -R a+rX), or {_AS_THE_OWNER}"
 
 

@@ -82,7 +82,7 @@ class FrameParser:
         self._greeted = False
 
     def writable(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The memory where the next bytes go; never empty."""
         if self._large is not None:
             return self._large[self._large_filled :]
         return self._buffer[self._end :]

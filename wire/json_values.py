@@ -27,7 +27,8 @@ class Value(NamedTuple):
 
 
 def without_escapes(json: bytes) -> bytes:
-    """As long, and no quote is inside of a text. A piece of JSON may be given that ends no escape in its middle."""
+    """The JSON at its length, with no quote inside of a text. A piece of JSON may be given that ends no escape in its
+    middle."""
     return json.replace(rb"\\", b"__").replace(rb"\"", b"__") if b"\\" in json else json
 
 
@@ -79,7 +80,7 @@ def is_wrong(json: bytes, value: Value) -> bool:
 
 
 def marked(json: bytes, these: Sequence[Value], mark: bytes) -> bytes:
-    """With the mark in the place of each of these values, which are in their order."""
+    """The JSON with the mark in the place of each of these values, which are in their order."""
     parts, at = list[bytes](), 0
     for value in these:
         parts.append(json[at : value.start])
@@ -88,6 +89,6 @@ def marked(json: bytes, these: Sequence[Value], mark: bytes) -> bytes:
 
 
 def place_of(path: tuple[str | int, ...]) -> str:
-    """As messages name it: `input[3].text`; up to a name that is no usual one."""
+    """The place as messages name it: `input[3].text`; up to a name that is no usual one."""
     named = takewhile(lambda step: step != UNNAMED, path)
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in named).removeprefix(".")

@@ -49,7 +49,7 @@ class Recorder:
         self._levels[name, *labels] = level
 
     def drain(self) -> dict[str, Any]:
-        """What was recorded since the last call, as JSON takes it."""
+        """The values recorded since the last call, as JSON takes it."""
         counts, self._counts = self._counts, {}
         cells, self._cells = self._cells, {}
         return {

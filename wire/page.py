@@ -106,7 +106,7 @@ class Page:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While no other process is in such a block. For moments only, as the others stand still."""
+        """Run a block while no other process is in one. For moments only, as the others stand still."""
         fcntl.lockf(self.fd, fcntl.LOCK_EX)
         try:
             yield

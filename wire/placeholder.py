@@ -10,7 +10,7 @@ _MAX_FOLDERS = 2  # above a file in a folder that DVC keeps as a whole
 
 
 def placeholder(file: Path) -> str:
-    """What stands in for this file or folder, and how it is fetched; "" where nothing does. Raises no OSError."""
+    """The placeholder of this file or folder, and how it is fetched; "" where it has none. Raises no OSError."""
     try:
         return _in_place(file) or _beside(file)
     except OSError:

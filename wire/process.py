@@ -125,7 +125,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_title(title: str) -> None:
-    """What `ps` shows for this process."""
+    """Set what `ps` shows for this process."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, title[:15].encode(), 0, 0, 0)
     # A role may run under an interpreter that has numpy alone.
     with contextlib.suppress(ImportError):
@@ -144,7 +144,7 @@ def dump_stacks_on_signal(*, fatal_fd: int = 2) -> None:
 
 
 def waiting_tasks() -> dict[str, int]:
-    """Where the tasks of the running loop wait, and how many in each place; the places with most of them."""
+    """The places where tasks of the running loop wait, and how many in each; those with most of them."""
     return dict(Counter(map(_place, asyncio.all_tasks())).most_common(_MAX_PLACES))
 
 

@@ -1,1 +1,1 @@
-"""Which waiting sequences go to which engine when: a pure state machine without a clock, I/O, token ids or rows."""
+"""The choice of waiting sequences for each engine: a pure state machine without a clock, I/O, token ids or rows."""

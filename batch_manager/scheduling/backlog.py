@@ -24,7 +24,7 @@ nothing is owed; what bulk gets of such an engine is up to `Engine.owes_bulk`.
 
 Inside a class, API keys share what it gets (see `shares`).
 
-Suspects (see `retries`) wait in the place of their class: it is their class's turn when they are computed, and while
+Suspects (see `scheduler`) wait in the place of their class: it is their class's turn when they are computed, and while
 other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for more than a batch
 each, and do not wait without end themselves.
 """
@@ -32,7 +32,7 @@ each, and do not wait without end themselves.
 import math
 from dataclasses import dataclass
 
-from batch_manager.scheduling.batches import Batch, Release, Request, halves
+from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, halves
 from batch_manager.scheduling.queue import Queue, Shares
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
@@ -75,8 +75,8 @@ class Backlog:
         self.num_tokens = [0] * NUM_CLASSES
         self._queues: dict[OutputKind, tuple[Queue, Queue]] = {}
 
-    def queue(self, request: Request) -> Queue:
-        """Where this request waits."""
+    def queue(self, request: ScheduledRequest) -> Queue:
+        """The queue in which this request waits."""
         queues = self._queues.get(request.outputs)
         if queues is None:
             interactive, bulk = (Queue(self._shares[kind], self.num_tokens, kind) for kind in (_INTERACTIVE, _BULK))

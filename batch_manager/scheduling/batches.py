@@ -10,7 +10,7 @@ from engine.types import OutputKind
 from wire.vocabulary import RequestClass
 
 
-class Request:
+class ScheduledRequest:
     """The sequences of one request and how far they are.
 
     cu_seqlens      sequence i has cu_seqlens[i + 1] - cu_seqlens[i] tokens
@@ -80,14 +80,14 @@ class Request:
         return self.cu_seqlens[-1]
 
     def slice(self, start: int, stop: int) -> "Slice":
-        """Its sequences [start, stop)."""
+        """A slice of its sequences [start, stop)."""
         return Slice(self, start, stop, self.cu_seqlens[stop] - self.cu_seqlens[start])
 
 
 class Slice(NamedTuple):
     """Neighbouring sequences of one request."""
 
-    request: Request
+    request: ScheduledRequest
     start: int  # first sequence
     stop: int  # one past the last
     num_tokens: int
@@ -123,7 +123,7 @@ class Release(enum.StrEnum):
 
 
 class Batch:
-    """What one engine computes in one go; its sequences are not changed any more once it is dispatched.
+    """The work that one engine computes in one go; its sequences are not changed any more once it is dispatched.
 
     Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.warmup`).
 
@@ -181,11 +181,11 @@ class Batch:
 
     @property
     def outputs(self) -> OutputKind:
-        """What all its sequences are computed for."""
+        """The outputs that all its sequences are computed for."""
         return self.slices[0].request.outputs
 
     def elsewhere(self, pieces: Iterable[Slice], *, failed_on: int) -> "Batch":
-        """What of it is still wanted, to be tried on another engine than this one."""
+        """A batch of what is still wanted of it, to be tried on another engine than this one."""
         batch = Batch(pieces)
         batch.max_tokens, batch.failed_on, batch.release = self.max_tokens, failed_on, Release.ELSEWHERE
         return batch
@@ -223,7 +223,7 @@ def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:
 
 
 def by_class(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Those of each class, in order; a class that has none is left out."""
+    """The slices of each class, in order; a class that has none is left out."""
     classes = ([piece for piece in slices if piece.request.request_class == one] for one in RequestClass)
     return [its_slices for its_slices in classes if its_slices]
 

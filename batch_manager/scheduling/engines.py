@@ -1,14 +1,31 @@
-"""What the scheduler keeps for one ready engine, how fast a model's engines compute, and what batches suit them."""
+"""What the scheduler keeps for one ready engine, how fast a model's engines compute, and what batches suit them.
 
+Each engine has a circuit breaker (`Health`), which says whether it can be trusted. An engine that fails at once is
+always idle, so it would draw all the work. Therefore one that fails MAX_FAILURES batches in a row is suspected: it gets
+a canary, a batch whose rows it knows from its start (`engine.selftest.warmup`), and nothing else while an engine of its
+model is trusted. If it passes, it is trusted again. If it does not, it is lost, and its process is restarted. An engine
+may also pass each canary and fail all else. Batches show this that failed on it and were computed by another engine:
+after MAX_REFUTED of them without one success of its own it is lost too. An input that fails everywhere shows nothing,
+so no client can have an engine restarted by sending such inputs.
+
+Rows may be wrong where nothing fails. So an engine that computes also gets a canary every CANARY_SECONDS, and soon
+after a batch that failed: what fails now and then may give wrong rows meanwhile.
+"""
+
+import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 from batch_manager.messages import Policy
 from batch_manager.scheduling.backlog import Budget
 from batch_manager.scheduling.batches import Batch
-from batch_manager.scheduling.health import Health
 from engine.types import EngineLimits
 from wire.vocabulary import RequestClass
+
+MAX_FAILURES = 3  # in a row
+MAX_REFUTED = 8  # of them, computed by another engine
+CANARY_SECONDS = 10.0  # one small batch in so long costs nothing that could be measured
+SOON_SECONDS = 1.0  # between canaries after failures, which a client's input may cause as often as it likes
 
 Lane = RequestClass | None  # of an engine: its urgent batches (INTERACTIVE), its others (BULK), or all of them (None)
 
@@ -68,7 +85,7 @@ class Engine:
         return [batch for lane in lanes for batch in self.lane(lane)[: self.limits.streams]]
 
     def lane(self, lane: Lane) -> list[Batch]:
-        """What it holds in this lane, in the order in which it was sent; all where it has no lanes."""
+        """The batches that it holds in this lane, in the order in which they were sent; all where it has no lanes."""
         if lane is None or not self.limits.puts_urgent_first:
             return list(self.batches.values())
         return in_lane(self.batches.values(), lane)
@@ -106,12 +123,12 @@ class Engine:
 
 
 def in_lane(batches: Iterable[Batch], lane: Lane) -> list[Batch]:
-    """Those that belong to this lane."""
+    """The batches that belong to this lane."""
     return [batch for batch in batches if lane is None or batch.is_urgent == (lane == RequestClass.INTERACTIVE)]
 
 
 def with_room(engines: Sequence[Engine], lane: Lane) -> list[Engine]:
-    """Those that may get a batch for this lane now. While one of them is trusted, those that are suspected get none."""
+    """The engines that may get a batch for this lane now. While one of them is trusted, suspected ones get none."""
     trusted = [engine for engine in engines if not engine.health.is_suspected]
     return [engine for engine in trusted or engines if engine.has_room(lane)]
 
@@ -166,12 +183,12 @@ class Rate:
         self._beyond_fixed = _nearer(self._beyond_fixed, beyond_fixed)
 
     def tokens_in(self, seconds: float) -> int:
-        """Of a batch that takes so long, or twice what every batch costs if that is longer: of one that kept to less
-        than its fixed cost, hardly anything would be left."""
+        """The tokens of a batch that takes so long, or twice its fixed cost if that is longer:
+        of one that kept to less than that cost, hardly anything would be left."""
         return self.tokens_beyond_fixed(max(seconds - self.fixed_seconds, self.fixed_seconds))
 
     def tokens_beyond_fixed(self, seconds: float) -> int:
-        """Those that make a batch so much longer."""
+        """The tokens that make a batch so much longer."""
         return int((self._beyond_fixed or self.tokens_per_second) * seconds)
 
 
@@ -188,8 +205,8 @@ class Sizes:
         self._rate = rate
 
     def budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
-        """For one lane. Where batches don't overlap, some bulk joins an urgent batch, since a small one has the same
-        cost: as much as takes twice that cost."""
+        """The budget for a lane. Where batches don't overlap, some bulk joins an urgent batch, since a small one has
+        the same cost: as much as takes twice that cost."""
         if lane is None:
             max_joined = max_tokens
         elif lane == RequestClass.INTERACTIVE and not limits.overlaps:
@@ -200,7 +217,7 @@ class Sizes:
         return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
 
     def max_tokens_of(self, lane: Lane, limits: EngineLimits, *, is_mixed: bool) -> int:
-        """Of a batch for this lane, by choice. `is_mixed`: bulk waits while interactive work is about."""
+        """The most tokens for this lane, by choice. `is_mixed`: bulk waits while interactive work is about."""
         if is_mixed and limits.overlaps and lane == RequestClass.INTERACTIVE:
             return self.max_tokens(limits, is_mixed=True, num_parts=_NUM_URGENT_PARTS)
         if is_mixed and limits.overlaps and lane == RequestClass.BULK:
@@ -208,7 +225,7 @@ class Sizes:
         return self.max_tokens(limits, is_mixed=is_mixed)
 
     def max_tokens(self, limits: EngineLimits, *, is_mixed: bool, num_parts: int = 1) -> int:
-        """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
+        """The most tokens for this engine, by choice: as many as it gains by, and as few as are computed in time."""
         max_tokens = self._policy.max_batch_tokens or limits.target_num_tokens or limits.max_num_tokens
         if self._rate.tokens_per_second:
             seconds = self._mixed_seconds(limits) if is_mixed else limits.max_batch_seconds
@@ -217,8 +234,8 @@ class Sizes:
         return min(max_tokens, limits.max_num_tokens)
 
     def _mixed_seconds(self, limits: EngineLimits) -> float:
-        """Of a batch beside queries. Each query costs the engine a batch; where that is much, longer ones of bulk make
-        up for it, but none that is longer than bulk has without queries."""
+        """Seconds of a batch beside queries. Each query costs the engine a batch; where that is much, longer ones of
+        bulk make up for it, but none longer than bulk has without queries."""
         longer = min(_MIXED_FIXED_COSTS * self._rate.fixed_seconds, limits.max_batch_seconds)
         return max(limits.max_batch_seconds_mixed, longer)
 
@@ -229,5 +246,74 @@ class Sizes:
 
 
 def share(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
-    """What one stream takes of so many waiting tokens so that, where several idle, all of them are done soonest."""
+    """The tokens that one stream takes of those waiting so that, where several idle, all are done soonest."""
     return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most
+
+
+class Loss(enum.StrEnum):
+    """Why an engine is given up although its process runs."""
+
+    CANARY = "canary"  # the rows of the canary were wrong, or there were none
+    REFUTED = "refuted"  # what it failed on, others computed
+
+
+class Health:
+    """The scheduler's record of one engine's soundness.
+
+    num_failures  batches in a row that failed
+    is_suspected  it gets nothing but a canary while another engine is trusted
+    loss          why it must be restarted; None = it need not be
+    """
+
+    __slots__ = ("_checked_at", "_is_due", "_is_probed", "_num_refuted", "is_suspected", "loss", "num_failures")
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+        self.is_suspected = False
+        self.loss: Loss | None = None
+        self._num_refuted = 0  # failures that other engines have shown to be its own
+        self._is_probed = False  # a canary is in it
+        self._is_due = False  # it is time for a canary
+        self._checked_at: float | None = (
+            None  # when the last canary passed; None = it has not computed since it started
+        )
+
+    @property
+    def wants_canary(self) -> bool:
+        """Whether a canary is the next batch that it should get."""
+        return (self.is_suspected or self._is_due) and not self._is_probed
+
+    def computed(self, now: float) -> None:
+        """The engine gave the rows of a batch."""
+        self.num_failures = self._num_refuted = 0
+        if self._checked_at is None:
+            self._checked_at = now
+        self._is_due |= now - self._checked_at >= CANARY_SECONDS
+
+    def failed(self, now: float) -> None:
+        """The engine gave no rows for a batch."""
+        self.num_failures += 1
+        self._is_due |= self._checked_at is not None and now - self._checked_at >= SOON_SECONDS
+        if self.num_failures >= MAX_FAILURES:
+            self.is_suspected = True
+
+    def refuted(self) -> None:
+        """A batch on which it failed was computed by another engine."""
+        self._num_refuted += 1
+        if self._num_refuted >= MAX_REFUTED:
+            self.loss = Loss.REFUTED
+
+    def probed(self) -> None:
+        """A canary was sent to it."""
+        self._is_probed = True
+        self._is_due = False
+
+    def canary_passed(self, now: float) -> None:
+        """The rows were what they should be."""
+        self._is_probed = self._is_due = self.is_suspected = False
+        self.num_failures = 0
+        self._checked_at = now
+
+    def canary_failed(self) -> None:
+        """They were not, or did not come."""
+        self.loss = Loss.CANARY

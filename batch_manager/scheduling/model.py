@@ -1,21 +1,25 @@
-"""One model: its waiting work and its deadlines, its engines, and which batch goes to which engine next."""
+"""One model: its waiting work and its deadlines, its engines, and which batch goes to which engine next.
+
+The functions tell from the measured rate when the engines will be done with what they hold, and what waits but would be
+late even in the next batch: a batch takes its tokens over the rate of a stream, from the moment a stream took it.
+"""
 
 import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from batch_manager.messages import Policy
 from batch_manager.scheduling.backlog import Backlog
-from batch_manager.scheduling.batches import Batch, Release, Request, Slice
+from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, Slice
 from batch_manager.scheduling.engines import Engine, Lane, Rate, Sizes, claims, in_lane, share, with_room
 from batch_manager.scheduling.queue import Queue
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
 _MIN_HEAP_SIZE = 1024  # deadlines that are held before they are swept
-_Entry = tuple[float, int, Request]
+_Entry = tuple[float, int, ScheduledRequest]
 _LANES: Sequence[Lane] = tuple(RequestClass)
 _ONE_LANE: Sequence[Lane] = (None,)
 
@@ -33,7 +37,7 @@ class Deadlines:
         self._count = itertools.count()  # so that requests themselves are never compared
         self._sweep_at = _MIN_HEAP_SIZE
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ScheduledRequest) -> None:
         """Watch a waiting request, if it has a deadline."""
         if request.deadline == math.inf:
             return
@@ -51,7 +55,7 @@ class Deadlines:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def take_due(self, until: float) -> list[Request]:
+    def take_due(self, until: float) -> list[ScheduledRequest]:
         """Waiting requests whose deadline is no later than that; they are no longer watched."""
         due = {}  # by id, as one may be there twice
         while self.next <= until:
@@ -93,7 +97,7 @@ class Model:
 
     @property
     def tokens_per_second(self) -> float:
-        """What all streams of all ready engines compute together, each at `rate`; 0 where that is not known.
+        """The tokens that all streams of all ready engines compute together, each at `rate`; 0 where that is not known.
 
         While no engine is there, what the last ones did: they will be back, and then what waits goes as fast.
         """
@@ -104,7 +108,7 @@ class Model:
         """Whether anything waits for an engine."""
         return any(self.backlog.num_tokens)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ScheduledRequest) -> None:
         """A new request waits."""
         self.backlog.queue(request).push(request)
         self.deadlines[request.request_class].add(request)
@@ -112,7 +116,7 @@ class Model:
         if request.request_class == RequestClass.INTERACTIVE:
             self.last_interactive_at = request.arrived
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: ScheduledRequest) -> None:
         """A request is closed; what of it waits is not wanted any more."""
         if request.waiting_tokens:
             self.queued_tokens[request.request_class] -= request.waiting_tokens
@@ -133,14 +137,14 @@ class Model:
             self.gives_up_at = now + self._policy.engine_restart_grace
 
     def _note_limits(self) -> None:
-        """While no engine is there, what the last one could take is the best guess."""
+        """Note what the last engine could take: the best guess while no engine is there."""
         if self.engines:
             self.num_streams = sum(engine.limits.streams for engine in self.engines)
         self._have_lanes = all(engine.limits.puts_urgent_first for engine in self.engines)
         self.max_seqlen = min((engine.limits.max_seqlen for engine in self.engines), default=self.max_seqlen)
 
-    def first_too_long(self, request: Request) -> int:
-        """Which sequence of the request no engine of this model can take."""
+    def first_too_long(self, request: ScheduledRequest) -> int:
+        """Find a sequence of the request that no engine of this model can take."""
         lengths = (stop - start for start, stop in pairwise(request.cu_seqlens))
         return next(index for index, length in enumerate(lengths) if length > self.max_seqlen)
 
@@ -152,7 +156,7 @@ class Model:
         self._count(batch.slices, -1)
 
     def reclaim(self, batches: Iterable[Batch]) -> list[Slice]:
-        """What of batches that gave no rows is still wanted: to be refused, or put back by `requeue` or `retry`."""
+        """The slices still wanted of batches that gave no rows: to be refused, or put back by `requeue` or `retry`."""
         pieces = [piece for batch in batches for piece in batch.slices]
         self._count(pieces, -1)
         return [piece for piece in pieces if piece.request.is_open]
@@ -222,11 +226,11 @@ class Model:
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """Those of its engines, the urgent one first; None alone where all work goes the same way."""
+        """The lanes of its engines, the urgent one first; None alone where all work goes the same way."""
         return _LANES if self._have_lanes and not self.backlog.has_suspects else _ONE_LANE
 
     def lane_ahead(self, request_class: RequestClass) -> Lane:
-        """What of an engine is computed before new work of a class."""
+        """The lane of an engine that is computed before new work of a class."""
         is_urgent = request_class == RequestClass.INTERACTIVE
         return RequestClass.INTERACTIVE if is_urgent and self.lanes is _LANES else None
 
@@ -328,10 +332,83 @@ class Model:
         return waits or now - self.last_interactive_at < self._policy.interactive_memory
 
     def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:
-        """Of a batch for a lane of this engine, by choice."""
+        """The most tokens of a batch for a lane of this engine, by choice."""
         return self._sizes.max_tokens_of(lane, limits, is_mixed=self._is_mixed(now))
 
 
 def _first(engines: Sequence[Engine], lane: Lane) -> Engine:
-    """Which of these engines should have the next batch for a lane."""
+    """The one of these engines that should have the next batch for a lane."""
     return engines[0] if len(engines) == 1 else min(engines, key=lambda engine: claims(engine, lane))
+
+
+def note_begun(model: Model, now: float) -> None:
+    """Note that each stream now computes the oldest batch that it could. To be called after every event."""
+    for engine in model.engines:
+        for lane in model.lanes if engine.batches else ():
+            for batch in islice(engine.lane(lane), engine.limits.streams):
+                if batch.began == math.inf:
+                    batch.began = now
+
+
+def free_at(model: Model, request_class: RequestClass, now: float) -> float:
+    """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
+    rate, lane = model.rate.tokens_per_second, model.lane_ahead(request_class)
+    if not rate:
+        return now
+    seconds = 0.0
+    for engine in model.engines:
+        if engine.batches:
+            seconds += sum(_seconds_left(engine.lane(lane), rate, now))
+    return now + seconds * rate / model.tokens_per_second if seconds else now
+
+
+def batch_seconds(model: Model, now: float) -> float:
+    """How long the largest batch computes that would be sent now; 0 where that is not known."""
+    if not model.engines or not model.rate.tokens_per_second:
+        return 0.0
+    limits = model.engines[0].limits
+    return model.max_tokens(limits, model.lanes[-1], now) / model.rate.tokens_per_second
+
+
+def take_hopeless(model: Model, now: float, *, memory: float) -> list[ScheduledRequest]:
+    """Waiting requests whose deadline comes before the next batch would be done; they are no longer watched.
+
+    None while no engine has room for a batch. An engine that idles, and did for so many seconds (`memory`), is tried
+    instead: else a rate that was measured in a bad moment would be believed for ever.
+    """
+    hopeless = []
+    for request_class, deadlines in enumerate(model.deadlines):
+        if deadlines.next < math.inf:
+            hopeless += deadlines.take_due(_answered_at(model, RequestClass(request_class), now, memory))
+    return hopeless
+
+
+def _answered_at(model: Model, request_class: RequestClass, now: float, memory: float) -> float:
+    """When a batch would be done that is sent for a class now; -inf where there is no saying, or no room for one."""
+    rate, lane = model.rate.tokens_per_second, request_class if len(model.lanes) > 1 else None
+    following = model.next_engine(lane, now) if rate else None
+    if following is None:
+        return -math.inf
+    engine, num_tokens = following
+    if not engine.batches and now - model.last_batch_at >= memory:
+        return -math.inf
+    ahead = engine.lane(model.lane_ahead(request_class))
+    return now + _seconds_until_free(_seconds_left(ahead, rate, now), engine.limits.streams) + num_tokens / rate
+
+
+def _seconds_until_free(seconds: list[float], streams: int) -> float:
+    """Until a stream would take another batch, behind batches that take so many seconds each."""
+    ends, staged = seconds[:streams], seconds[streams:]
+    if len(ends) < streams:
+        return 0.0
+    heapq.heapify(ends)
+    for one in staged:
+        heapq.heapreplace(ends, ends[0] + one)
+    return ends[0]
+
+
+def _seconds_left(batches: Sequence[Batch], rate: float, now: float) -> list[float]:
+    """The seconds that each batch has left. One that is late counts as nearly done."""
+    return [
+        max(0.0, (batch.num_tokens + batch.passed_tokens) / rate - max(0.0, now - batch.began)) for batch in batches
+    ]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batch_manager.scheduling.batches import Batch, Request, Slice
+from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice
 from wire.vocabulary import RequestClass
 
 _MIN_SIZE = 1024  # requests that Arrivals holds before it is swept
@@ -18,7 +18,7 @@ _TURN_TOKENS = 256
 
 
 class Shares:
-    """What each API key of one class has had, and so which of those that wait comes next.
+    """The share that each API key of one class has had, and so which of those that wait comes next.
 
     This is start-time fair queueing. Each key has a count of the tokens that it has had, divided by its weight, and
     the key with the lowest count comes next. So keys that always have work get tokens in proportion to their weights,
@@ -70,10 +70,10 @@ class Arrivals:
     __slots__ = ("_requests", "_sweep_at")
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._requests: deque[ScheduledRequest] = deque()
         self._sweep_at = _MIN_SIZE
 
-    def add(self, request: Request) -> None:
+    def add(self, request: ScheduledRequest) -> None:
         """The newest request; it waits."""
         self._requests.append(request)
         if len(self._requests) > self._sweep_at:
@@ -100,8 +100,8 @@ class _Line:
         self.has_turns = False  # whether the key is one of those that take turns
 
 
-class _Room(NamedTuple):
-    """What a turn may add to a batch."""
+class _TurnBudget(NamedTuple):
+    """The room that a turn has left in a batch."""
 
     max_tokens: int  # of the whole batch
     max_seqs: int  # of the whole batch
@@ -144,8 +144,8 @@ class Queue:
         self._suspects: deque[Batch] = deque()
         self.num_tokens = 0
 
-    def push(self, request: Request) -> None:
-        """All of a new request, behind the others of its key."""
+    def push(self, request: ScheduledRequest) -> None:
+        """Put in all of a new request, behind the others of its key."""
         line = self._lines.get(request.key)
         if line is None:
             line = self._lines[request.key] = _Line(request.key)
@@ -173,7 +173,7 @@ class Queue:
         for batch in batches:
             self._count(batch.slices)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: ScheduledRequest) -> None:
         """Take a closed request out of the count."""
         self._add(-request.waiting_tokens)
         request.waiting_tokens = 0
@@ -251,7 +251,7 @@ class Queue:
 
         An empty batch gets at least one sequence, however long.
         """
-        room = _Room(max_tokens, max_seqs)
+        room = _TurnBudget(max_tokens, max_seqs)
         if self._returned:
             self._move(self._returned, batch, room)
             if self._returned:
@@ -280,7 +280,7 @@ class Queue:
             self._shares.leave(key)
         return None
 
-    def _move(self, slices: deque[Slice], batch: Batch, room: _Room) -> int:
+    def _move(self, slices: deque[Slice], batch: Batch, room: _TurnBudget) -> int:
         """Move sequences into the batch until the room is used up; how many tokens they have. The first one of a turn
         only has to fit into the batch, and the first one of a batch does not even have to."""
         taken = 0

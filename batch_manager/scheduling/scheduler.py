@@ -5,22 +5,39 @@ process and in a simulator. Its methods are the events; `now` is in time.monoton
 never goes back. Whoever drives it calls `dispatch` after events, once for as many as came
 together, and at `next_timer`.
 
-What becomes of a batch that gives no rows is in batch_manager.scheduling.retries.
+What becomes of a batch that gives no rows (`after_failure`, `after_death`):
+
+- It failed and the engine goes on: the engine may be sick (see `Health`), so the batch as it is goes to another engine
+  of the model. Where there is none, or where it fails again, its halves are tried as batches of their
+  own, before new work of their class, and halves of those; a sequence that failed alone on two engines, or on the only
+  one, is refused. So a sequence of a batch of n fails at most 2 log2(n) + 4 times. A batch that is too large for the
+  memory is halved at once.
+- Its engine died while the batch was only staged, or was restarted for failings of its own: nobody is suspected, its
+  sequences wait again, at the front.
+- Its engine died while the batch was being computed (where batches overlap, see `EngineLimits`, that may be any that
+  it held): any of its n sequences may be the cause. They become suspects, in groups of about the square root of n, or
+  alone if they are few. Suspects have their engine to themselves (`Engine.has_room`, `may_be_suspect`), so that the
+  next death is their doing. If a group is computed, it has its rows and is cleared. If its engine dies, each of it is
+  tried alone; what is alone at a death is refused as poison. One culprit among 1,024 costs three deaths and at most 64
+  batches. Trying each alone would cost two deaths and 1,024 batches, halving eleven deaths and 20 batches.
+- Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
+Whatever is tried again is refused instead if its deadline has come or its client has left.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduling import retries
-from batch_manager.scheduling.batches import Batch, Request, Slice
-from batch_manager.scheduling.engines import Engine
-from batch_manager.scheduling.forecast import note_begun, take_hopeless
-from batch_manager.scheduling.health import Loss
-from batch_manager.scheduling.model import Model
+from batch_manager.messages import Policy, RequestRefusal
+from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice, by_class, halves, num_seqs, parts
+from batch_manager.scheduling.engines import Engine, Loss
+from batch_manager.scheduling.model import Model, note_begun, take_hopeless
 from engine.types import EngineErrorKind, EngineLimits
 from wire.vocabulary import RequestClass
+
+# Sequences that are tried one by one. With more, an engine that is killed from outside is often killed while an
+# innocent one is alone with it.
+_FEW_SUSPECTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,7 @@ class Refuse:
     """The request gets no rows, and is no longer known."""
 
     request_id: int
-    reason: Refusal
+    reason: RequestRefusal
     index: int = -1  # of the sequence that is to blame
     retry_after: float = 0.0  # seconds
 
@@ -67,7 +84,7 @@ class Restart:
     loss: Loss
 
 
-# What the scheduler wants done. Whoever drives it does it at once, in order.
+# An order of the scheduler. Whoever drives it does it at once, in order.
 Effect = Dispatch | Refuse | Probe | Restart
 
 
@@ -77,7 +94,7 @@ class Scheduler:
     def __init__(self, policy: Policy, *, num_models: int, now: float, first_batch_id: int = 1) -> None:
         self._policy = policy
         self.models = [Model(policy, now=now) for _ in range(num_models)]  # to be read only
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, ScheduledRequest] = {}
         self._engines: dict[int, Engine] = {}
         self._next_batch_id = first_batch_id
         self._is_draining = False
@@ -97,21 +114,21 @@ class Scheduler:
         """Ready engines that fail batch after batch."""
         return sum(engine.health.is_suspected for engine in self._engines.values())
 
-    # What frontends do
+    # Events of frontends
 
-    def submit(self, request: Request, now: float) -> list[Refuse]:
+    def submit(self, request: ScheduledRequest, now: float) -> list[Refuse]:
         """Take a request; its id must be new."""
         request.arrived = now
         if self._is_draining:
-            return [Refuse(request.request_id, Refusal.STOPPING)]
+            return [Refuse(request.request_id, RequestRefusal.STOPPING)]
         model = self.models[request.model]
         if request.max_seqlen > model.max_seqlen:
-            return [Refuse(request.request_id, Refusal.TOO_LONG, model.first_too_long(request))]
+            return [Refuse(request.request_id, RequestRefusal.TOO_LONG, model.first_too_long(request))]
         self._requests[request.request_id] = request
         model.add(request)
         return []
 
-    def extend(self, request: Request, deadline: float) -> None:
+    def extend(self, request: ScheduledRequest, deadline: float) -> None:
         """Somebody else wants the rows of an open request too, and perhaps until later."""
         if deadline > request.deadline:
             request.deadline = deadline
@@ -124,7 +141,7 @@ class Scheduler:
         if request is not None:
             self._close(request)
 
-    # What engines do
+    # Events of engines
 
     def engine_ready(self, engine_id: int, *, model: int, limits: EngineLimits, now: float) -> list[Refuse]:
         """An engine can take batches. Waiting requests that it never could take are refused."""
@@ -133,7 +150,9 @@ class Scheduler:
         engine = self._engines[engine_id] = Engine(engine_id, limits, model=model)
         its_model.add_engine(engine)
         too_long = [request for request in self._waiting(its_model) if request.max_seqlen > its_model.max_seqlen]
-        return refusals + [self._refuse(r, Refusal.TOO_LONG, index=its_model.first_too_long(r)) for r in too_long]
+        return refusals + [
+            self._refuse(r, RequestRefusal.TOO_LONG, index=its_model.first_too_long(r)) for r in too_long
+        ]
 
     def engine_lost(self, engine_id: int, now: float, *, was_restarted: bool = False) -> list[Refuse]:
         """An engine is gone. What it held waits again, before everything else. An unknown id is no error.
@@ -150,10 +169,10 @@ class Scheduler:
         refusals = self._refuse_late([*batches, *engine.retries], now)
         computing = [] if was_restarted else engine.computing
         staged = [batch for batch in batches if batch not in computing]
-        to_blame = retries.after_death(model, computing, [*staged, *engine.retries])
-        refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in to_blame]
+        to_blame = after_death(model, computing, [*staged, *engine.retries])
+        refusals += [self._refuse(piece.request, RequestRefusal.POISON, index=piece.start) for piece in to_blame]
         if self._is_draining and not model.engines:
-            refusals += self._refuse_waiting(model, Refusal.STOPPING)
+            refusals += self._refuse_waiting(model, RequestRefusal.STOPPING)
         return refusals
 
     def batch_done(self, engine_id: int, batch_id: int, *, compute_seconds: float, now: float) -> list[Deliver]:
@@ -197,8 +216,8 @@ class Scheduler:
         engine.take(batch_id)
         engine.health.failed(now)
         refusals = self._refuse_late([batch], now)
-        to_blame = retries.after_failure(self.models[engine.model], batch, engine=engine, kind=kind)
-        reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
+        to_blame = after_failure(self.models[engine.model], batch, engine=engine, kind=kind)
+        reason = RequestRefusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else RequestRefusal.ENGINE_FAILED
         return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in to_blame]
 
     def refuted(self, model: int) -> None:
@@ -207,7 +226,7 @@ class Scheduler:
         if len(engines) == 1:  # else it is not known which
             engines[0].health.refuted()
 
-    # What time does
+    # The clock
 
     def dispatch(self, now: float) -> list[Effect]:
         """Refuse what is overdue or can't be done in time, and give engines what they should have."""
@@ -251,7 +270,7 @@ class Scheduler:
         """Take no more requests; finish those that have an engine, refuse the others."""
         self._is_draining = True
         without = [model for model in self.models if not model.engines]
-        return [refusal for model in without for refusal in self._refuse_waiting(model, Refusal.STOPPING)]
+        return [refusal for model in without for refusal in self._refuse_waiting(model, RequestRefusal.STOPPING)]
 
     def next_timer(self) -> float:
         """When `dispatch` must be called even if nothing happens; inf where never."""
@@ -268,36 +287,85 @@ class Scheduler:
         refusals = []
         for model in self.models:
             due = [request for deadlines in model.deadlines for request in deadlines.take_due(now)]
-            refusals += [self._refuse(request, Refusal.DEADLINE) for request in due]
+            refusals += [self._refuse(request, RequestRefusal.DEADLINE) for request in due]
             if model.gives_up_at <= now:
-                refusals += self._refuse_waiting(model, Refusal.NO_ENGINE, retry_after=self._policy.retry_after)
+                refusals += self._refuse_waiting(model, RequestRefusal.NO_ENGINE, retry_after=self._policy.retry_after)
         return refusals
 
     def _refuse_hopeless(self, model: Model, now: float) -> list[Refuse]:
         """Refuse what waits but would be late even in the next batch: others can be in time in its place."""
         hopeless = take_hopeless(model, now, memory=self._policy.forecast_memory)
-        return [self._refuse(request, Refusal.TOO_LATE) for request in hopeless]
+        return [self._refuse(request, RequestRefusal.TOO_LATE) for request in hopeless]
 
     def _refuse_late(self, batches: Iterable[Batch], now: float) -> list[Refuse]:
         """Refuse what would have to wait again, but its deadline came while it was in the engine."""
         requests = {piece.request.request_id: piece.request for batch in batches for piece in batch.slices}
         late = [request for request in requests.values() if request.is_open and request.deadline <= now]
-        return [self._refuse(request, Refusal.DEADLINE) for request in late]
+        return [self._refuse(request, RequestRefusal.DEADLINE) for request in late]
 
-    def _refuse_waiting(self, model: Model, reason: Refusal, *, retry_after: float = 0.0) -> list[Refuse]:
+    def _refuse_waiting(self, model: Model, reason: RequestRefusal, *, retry_after: float = 0.0) -> list[Refuse]:
         return [self._refuse(request, reason, retry_after=retry_after) for request in self._waiting(model)]
 
-    def _waiting(self, model: Model) -> list[Request]:
+    def _waiting(self, model: Model) -> list[ScheduledRequest]:
         """Requests of which something waits, oldest first."""
         if not model.waits:
             return []
         return [r for r in self._requests.values() if r.waiting_tokens and self.models[r.model] is model]
 
-    def _refuse(self, request: Request, reason: Refusal, *, index: int = -1, retry_after: float = 0.0) -> Refuse:
+    def _refuse(
+        self, request: ScheduledRequest, reason: RequestRefusal, *, index: int = -1, retry_after: float = 0.0
+    ) -> Refuse:
         self._close(request)
         return Refuse(request.request_id, reason, index, retry_after)
 
-    def _close(self, request: Request) -> None:
+    def _close(self, request: ScheduledRequest) -> None:
         request.is_open = False
         del self._requests[request.request_id]
         self.models[request.model].forget(request)
+
+
+def after_failure(model: Model, batch: Batch, *, engine: Engine, kind: EngineErrorKind) -> list[Slice]:
+    """A batch failed on this engine, which goes on. Returns the sequences that have had their tries."""
+    pieces = model.reclaim([batch])
+    if not pieces:
+        return []
+    is_too_large = kind == EngineErrorKind.OUT_OF_MEMORY and batch.num_seqs > 1
+    other = None if is_too_large else _another(model, batch, engine)
+    if other is not None:
+        model.pass_on(batch.elsewhere(pieces, failed_on=engine.engine_id), other)
+        return []
+    if batch.num_seqs == 1:
+        return pieces
+    model.retry([Batch(part) for part in halves(pieces)])
+    return []
+
+
+def _another(model: Model, batch: Batch, engine: Engine) -> Engine | None:
+    """The engine with the least to do that this batch has not been on, by preference one that is trusted; None after
+    two, or where there is no other."""
+    if batch.failed_on is not None:
+        return None
+    others = (one for one in model.engines if one is not engine and one.fits(batch))
+    return min(others, key=lambda one: (one.health.is_suspected, one.load(None)), default=None)
+
+
+def after_death(model: Model, computing: Sequence[Batch], staged: Sequence[Batch]) -> list[Slice]:
+    """An engine is gone that held these batches. Returns the sequences that were alone with it when it died."""
+    model.requeue(model.reclaim(batch for batch in staged if not batch.is_suspect))
+    to_blame: list[Slice] = []
+    suspects = [model.reclaim([batch]) for batch in staged if batch.is_suspect]
+    for batch in computing:
+        pieces = model.reclaim([batch])
+        if batch.is_suspect and batch.num_seqs == 1:
+            to_blame += pieces
+        elif batch.is_suspect:
+            suspects += parts(pieces, 1)
+        else:
+            suspects += [group for its_class in by_class(pieces) for group in _groups(its_class)]
+    model.retry([Batch(group, is_suspect=True) for group in suspects if group])
+    return to_blame
+
+
+def _groups(pieces: Sequence[Slice]) -> list[list[Slice]]:
+    count = num_seqs(pieces)
+    return parts(pieces, 1 if count <= _FEW_SUSPECTS else math.isqrt(count - 1) + 1)

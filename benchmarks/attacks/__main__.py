@@ -27,7 +27,7 @@ from benchmarks.measuring.servers import Recipe, RunningServer, embedline, free_
 from benchmarks.peers.models import MINILM
 from embedline.bench.load import percentile
 from embedline.bench.options import Target
-from embedline.bench.requests import Request, post
+from embedline.bench.requests import HttpRequest, post
 from engine.store.model_source import resolve
 
 MAX_TIMES, MAX_GROWTH_MB = 1.5, 200.0  # what is asked for: of others' p99, and of memory
@@ -142,12 +142,14 @@ def recipe(folder: Path, monitor: int, *more: str) -> Recipe:
     )
 
 
-def good_requests(server: RunningServer) -> list[Request]:
+def good_requests(server: RunningServer) -> list[HttpRequest]:
     """One text each; the key has no effect where none is needed."""
     target = Target("127.0.0.1", server.port, False, "")
     bodies = [{"input": text, "model": MODEL, "encoding_format": "base64"} for text in _TEXTS]
     headers = [f"authorization: Bearer {keyed.GOOD}"]
-    return [Request(post(target, "/v1/embeddings", json.dumps(body).encode(), headers=headers), 1) for body in bodies]
+    return [
+        HttpRequest(post(target, "/v1/embeddings", json.dumps(body).encode(), headers=headers), 1) for body in bodies
+    ]
 
 
 @contextlib.contextmanager

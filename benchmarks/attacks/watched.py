@@ -12,7 +12,7 @@ from benchmarks.measuring.load import drive
 from benchmarks.measuring.processes import forget_tree_peaks, tree, tree_peak_rss_mb, tree_pss_mb
 from benchmarks.measuring.servers import RunningServer, ServerFailed
 from embedline.bench.load import Load, summarize
-from embedline.bench.requests import Request
+from embedline.bench.requests import HttpRequest
 
 RATE = 200.0  # requests a second, at random times
 _MAX_IN_FLIGHT = 2000  # more than ever are
@@ -42,7 +42,7 @@ class Period:
 class Watched:
     """A server with clients that send at a steady rate, whether answers come or not."""
 
-    def __init__(self, server: RunningServer, requests: Sequence[Request]) -> None:
+    def __init__(self, server: RunningServer, requests: Sequence[HttpRequest]) -> None:
         self._server = server
         self._requests = list(requests)
         self._pid = server.process.pid

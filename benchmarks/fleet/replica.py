@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch_manager.messages import Policy
-from batch_manager.scheduling.batches import Batch, Request
+from batch_manager.scheduling.batches import Batch, ScheduledRequest
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Scheduler
 from batch_manager.worker import Publisher
 from benchmarks.fleet.clock import Clock
@@ -94,7 +94,7 @@ class Replica:
         return True
 
     def _submit(self, job: Job) -> None:
-        request = Request(
+        request = ScheduledRequest(
             job.number,
             job.seqlens,
             model=0,

@@ -14,7 +14,7 @@ from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokeniz
 from engine.fused.assembly import Model, assemble
 from engine.fused.cuda_device import CudaDevice
 from engine.fused.engine import FusedEngine
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.packing import Shape
 from engine.model import model_folder
 from engine.rows.with_torch import RowModules
@@ -84,12 +84,12 @@ def engine_of(
     return engine, timed
 
 
-def _choices(model: RandomModel, folder: Path) -> Choices:
+def _choices(model: RandomModel, folder: Path) -> FusedConfig:
     model.config.save_pretrained(folder)
     save_tokenizer(model.shape, folder)
     save_pooling(model.shape, folder)
     is_gpu = model.device.type == "cuda"
-    return Choices(
+    return FusedConfig(
         folder=model_folder.read(folder, needs_weights=False),
         device=model.device,
         capability=torch.cuda.get_device_capability(model.device) if is_gpu else None,

@@ -12,7 +12,7 @@ from benchmarks.gpu.shapes import Shape
 from benchmarks.measuring.servers import RunningServer, ServerFailed
 from embedline.bench.load import Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import Request, post, prepare
+from embedline.bench.requests import HttpRequest, post, prepare
 from embedline.bench.run import run_on_loop
 
 RERANK_ROUTE = "/rerank"
@@ -59,7 +59,7 @@ class Loads:
     server: RunningServer
     shape: Shape
     patience: float  # seconds that a request may take
-    _prepared: dict[Bulk | Queries | Reranking, list[Request]] = field(default_factory=dict)
+    _prepared: dict[Bulk | Queries | Reranking, list[HttpRequest]] = field(default_factory=dict)
 
     def run(self, *, bulk: Bulk | None = None, queries: Queries | None = None) -> tuple[Phase, Phase]:
         """What came of each; of what was not asked for, nothing did."""
@@ -87,7 +87,7 @@ class Loads:
         phases = [Phase(Load(concurrency=concurrency, seconds=seconds)) for concurrency in (bulk.concurrency, 4)]
         run_on_loop(self._run(list(zip((self._requests(bulk), self._requests(queries)), phases, strict=True))))
 
-    async def _run(self, asked: Sequence[tuple[list[Request], Phase]]) -> None:
+    async def _run(self, asked: Sequence[tuple[list[HttpRequest], Phase]]) -> None:
         target = parse_url(f"127.0.0.1:{self.server.port}")
         generators = [Generator(target, requests, patience=self.patience) for requests, _ in asked]
         try:
@@ -98,26 +98,26 @@ class Loads:
             for generator in generators:
                 generator.close()
 
-    def _requests(self, load: Bulk | Queries | Reranking) -> list[Request]:
+    def _requests(self, load: Bulk | Queries | Reranking) -> list[HttpRequest]:
         if load not in self._prepared:
             makers = {Bulk: self._bulk, Queries: self._queries, Reranking: self._reranking}
             self._prepared[load] = makers[type(load)](load)  # type: ignore[operator]
         return self._prepared[load]
 
-    def _bulk(self, load: Bulk) -> list[Request]:
+    def _bulk(self, load: Bulk) -> list[HttpRequest]:
         return self._embed(load.seqlen, load.num_requests * load.batch_size, load.batch_size, "bulk")
 
-    def _queries(self, load: Queries) -> list[Request]:
+    def _queries(self, load: Queries) -> list[HttpRequest]:
         return self._embed(load.seqlen, load.num_requests, 1, "interactive")
 
-    def _embed(self, seqlen: int, num_texts: int, batch_size: int, request_class: str) -> list[Request]:
+    def _embed(self, seqlen: int, num_texts: int, batch_size: int, request_class: str) -> list[HttpRequest]:
         url = f"127.0.0.1:{self.server.port}"
         options = Options(
             url=url, batch_size=batch_size, model="m", encoding="bytes", request_class=request_class
         )  # fmt: skip
         return prepare(options, parse_url(url), texts_of(self.shape, seqlen, num_texts))
 
-    def _reranking(self, load: Reranking) -> list[Request]:
+    def _reranking(self, load: Reranking) -> list[HttpRequest]:
         target = parse_url(f"127.0.0.1:{self.server.port}")
         texts = texts_of(self.shape, load.seqlen, load.num_requests * load.num_documents)
         queries = texts_of(self.shape, load.query_seqlen, load.num_requests)
@@ -126,7 +126,7 @@ class Loads:
             {"query": query, "texts": texts[number * size : (number + 1) * size]}
             for number, query in enumerate(queries)
         )
-        return [Request(post(target, RERANK_ROUTE, json.dumps(body).encode()), size) for body in bodies]
+        return [HttpRequest(post(target, RERANK_ROUTE, json.dumps(body).encode()), size) for body in bodies]
 
 
 def texts_of(shape: Shape, seqlen: int, num: int) -> list[str]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from benchmarks.measuring.processes import machine_cpu_seconds, tree_cpu_seconds
 from embedline.bench.load import Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import Request, prepare
+from embedline.bench.requests import HttpRequest, prepare
 from embedline.bench.run import run_on_loop
 
 if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
     from benchmarks.measuring.texts import Corpus
 
-Traffic = Sequence[tuple[list[Request], Load]]
+Traffic = Sequence[tuple[list[HttpRequest], Load]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Measured:
         return 1000 * self.cpu_seconds / self.summary.num_texts if self.summary.num_texts else float("nan")
 
 
-def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request]:
+def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[HttpRequest]:
     """OpenAI's requests for floats, each with the next texts."""
     options = Options(url=f"127.0.0.1:{port}", batch_size=batch_size, model="m")
     return prepare(options, parse_url(options.url), corpus.texts)
@@ -43,7 +43,7 @@ def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request
 def measure(
     pid: int,
     port: int,
-    requests: list[Request],
+    requests: list[HttpRequest],
     load: Load,
     *,
     gap: float = 0.0,
@@ -73,7 +73,7 @@ def _measured(pid: int, run: Callable[[], list[Phase]], *, beside: int = 0) -> l
     return [Measured(summary=summary, cpu_seconds=server, **shares) for summary in summaries]
 
 
-def drive(port: int, requests: list[Request], load: Load, *, gap: float = 0.0, patience: float = 60.0) -> Phase:
+def drive(port: int, requests: list[HttpRequest], load: Load, *, gap: float = 0.0, patience: float = 60.0) -> Phase:
     """Send the requests in turn. With a gap they go one by one, each so many seconds after the last answer."""
     if gap:
         return _drive_with_gaps(port, requests, load, gap=gap, patience=patience)
@@ -81,7 +81,7 @@ def drive(port: int, requests: list[Request], load: Load, *, gap: float = 0.0, p
     return phase
 
 
-def _drive_with_gaps(port: int, requests: list[Request], load: Load, *, gap: float, patience: float) -> Phase:
+def _drive_with_gaps(port: int, requests: list[HttpRequest], load: Load, *, gap: float, patience: float) -> Phase:
     async def run() -> Phase:
         generator = Generator(parse_url(f"127.0.0.1:{port}"), requests, patience=patience)
         whole = Phase(load, began=time.perf_counter())
@@ -100,7 +100,7 @@ def _drive_with_gaps(port: int, requests: list[Request], load: Load, *, gap: flo
 def drive_together(port: int, traffic: Traffic, *, patience: float = 60.0) -> list[Phase]:
     """Send the requests of each load in turn, those of different loads side by side."""
 
-    async def run_one(requests: list[Request], load: Load) -> Phase:
+    async def run_one(requests: list[HttpRequest], load: Load) -> Phase:
         generator = Generator(parse_url(f"127.0.0.1:{port}"), requests, patience=patience)
         phase = Phase(load)
         try:

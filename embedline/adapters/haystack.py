@@ -10,7 +10,7 @@ from embedline.client.client import Client
 
 
 class _Embedder:
-    """What the two have in common: their arguments, which Haystack stores, and the client."""
+    """The parts that both have: their arguments, which Haystack stores, and the client."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class _Embedder:
         self._client = Client(base_url, None if api_key is None else api_key.resolve_value(), model=model)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a stored pipeline; of the key only where it comes from."""
+        """The arguments for a stored pipeline; of the key only where it comes from."""
         key = None if self._api_key is None else self._api_key.to_dict()
         stored: dict[str, Any] = default_to_dict(self, api_key=key, **self._arguments)
         return stored
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """From a stored pipeline."""
+        """Make one from a stored pipeline."""
         deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
         return default_from_dict(cls, data)
 

@@ -18,11 +18,11 @@ _CHUNKED = -2
 
 
 class BadAnswer(Exception):
-    """What came is not HTTP/1.1."""
+    """The answer is not HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A whole answer."""
 
     status: int
@@ -54,7 +54,7 @@ class AnswerParser:
         self._length = 0  # of the body in bytes, or one of the two constants above; counts once there is a head
         self._chunks: list[bytes] = []
 
-    def feed(self, data: bytes) -> Answer | None:
+    def feed(self, data: bytes) -> HttpAnswer | None:
         """The answer once it is whole. Raises BadAnswer."""
         self._buffer += data
         while not self._head:
@@ -66,7 +66,7 @@ class AnswerParser:
             return None
         return self._finish(bytes(self._buffer[: self._length]))
 
-    def feed_end(self) -> Answer | None:
+    def feed_end(self) -> HttpAnswer | None:
         """The connection has ended: an answer of unknown length is whole with that."""
         if self._head and self._length == _UNTIL_CLOSE:
             return self._finish(bytes(self._buffer))
@@ -88,7 +88,7 @@ class AnswerParser:
             self._length = _body_length(head)
         return True
 
-    def _read_chunks(self) -> Answer | None:
+    def _read_chunks(self) -> HttpAnswer | None:
         """https://www.rfc-editor.org/rfc/rfc9112#section-7.1"""
         while (end := self._buffer.find(b"\r\n")) >= 0:
             size = _number(bytes(self._buffer[:end]).partition(b";")[0].strip(), base=16)
@@ -103,8 +103,8 @@ class AnswerParser:
             del self._buffer[:needed]
         return None
 
-    def _finish(self, body: bytes) -> Answer:
-        return Answer(int(self._head[9:12]), self._head, body)
+    def _finish(self, body: bytes) -> HttpAnswer:
+        return HttpAnswer(int(self._head[9:12]), self._head, body)
 
 
 def _body_length(head: bytes) -> int:
@@ -127,20 +127,20 @@ def _number(digits: bytes, *, base: int) -> int:
 
 
 class ConnectionLost(Exception):
-    """It could not be opened, or ended before the answer was whole."""
+    """The connection could not be opened, or ended before the answer was whole."""
 
 
 class TookTooLong(Exception):
     """No whole answer came in time."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience  # seconds
         self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[Answer] | None = None
+        self._waiting: asyncio.Future[HttpAnswer] | None = None
         self._parser = AnswerParser()
         self.is_open = False
 
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no common class
         self.is_open = True
 
-    async def ask(self, request: bytes) -> Answer:
+    async def ask(self, request: bytes) -> HttpAnswer:
         """Send a whole request and wait for its answer. Raises ConnectionLost, TookTooLong, BadAnswer."""
         if not self.is_open:
             raise ConnectionLost
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
             self._waiting = None
 
     def close(self) -> None:
-        """Without a word to the server."""
+        """Close without a word to the server."""
         self.is_open = False
         self._transport.abort()
 
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         else:
             self._finish(answer)
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: HttpAnswer) -> None:
         if not answer.keeps_alive:
             self.close()
         assert self._waiting is not None
@@ -211,9 +211,9 @@ class ConnectionPool:
         self._target = target
         self._patience = patience
         self._tls = ssl.create_default_context() if target.is_tls else None
-        self._free: list[Connection] = []
+        self._free: list[HttpConnection] = []
 
-    async def take(self) -> Connection:
+    async def take(self) -> HttpConnection:
         """A free connection, or a new one. Raises ConnectionLost, TookTooLong."""
         while self._free:
             connection = self._free.pop()
@@ -221,7 +221,7 @@ class ConnectionPool:
                 return connection
         loop = asyncio.get_running_loop()
         host, port = self._target.host, self._target.port
-        opening = loop.create_connection(lambda: Connection(self._patience), host, port, ssl=self._tls)
+        opening = loop.create_connection(lambda: HttpConnection(self._patience), host, port, ssl=self._tls)
         try:
             _, connection = await asyncio.wait_for(opening, self._patience)
         except TimeoutError:
@@ -230,7 +230,7 @@ class ConnectionPool:
             raise ConnectionLost(error.strerror or str(error)) from None
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: HttpConnection) -> None:
         """Free for the next request, if it is still open."""
         if connection.is_open:
             self._free.append(connection)

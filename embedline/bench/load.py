@@ -15,9 +15,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from embedline.bench.connection import Answer, BadAnswer, Connection, ConnectionLost, ConnectionPool, TookTooLong
+from embedline.bench.connection import (
+    BadAnswer,
+    ConnectionLost,
+    ConnectionPool,
+    HttpAnswer,
+    HttpConnection,
+    TookTooLong,
+)
 from embedline.bench.options import Target
-from embedline.bench.requests import Request, num_tokens
+from embedline.bench.requests import HttpRequest, num_tokens
 
 _PAUSE_AFTER_FAILURE = 0.05  # seconds; a closed loop would otherwise hammer a server that refuses at once
 _MAX_EXCERPT = 200  # characters kept of an answer that is an error
@@ -27,7 +34,7 @@ NOT_SENT = "not sent: too many in flight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent in one phase: for `seconds`, or `num_requests`."""
+    """The requests of one phase: for `seconds`, or `num_requests`."""
 
     concurrency: int  # requests in flight; the most that may be where there is a rate
     seconds: float | None = None
@@ -50,7 +57,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Phase:
-    """What became of a load, while it runs and after it."""
+    """The results of a load, while it runs and after it."""
 
     load: Load
     began: float = 0.0  # time.perf_counter() seconds
@@ -61,7 +68,7 @@ class Phase:
 class Generator:
     """Connections to one server and the requests that are sent to it in turn."""
 
-    def __init__(self, target: Target, requests: Sequence[Request], *, patience: float = 60.0) -> None:
+    def __init__(self, target: Target, requests: Sequence[HttpRequest], *, patience: float = 60.0) -> None:
         """`patience` is the seconds that a request may take."""
         self._requests = itertools.cycle(requests)
         self._patience = patience
@@ -123,9 +130,9 @@ class Generator:
             phase.excerpts[failure] = _one_line(answer.body)
         return not failure
 
-    async def _ask(self, request: Request) -> tuple[str, Answer | None]:
-        """What went wrong ("" = nothing), and the answer where there is one."""
-        connection: Connection | None = None
+    async def _ask(self, request: HttpRequest) -> tuple[str, HttpAnswer | None]:
+        """The error ("" = none), and the answer where there is one."""
+        connection: HttpConnection | None = None
         try:
             connection = await self._pool.take()
             answer = await connection.ask(request.payload)
@@ -149,7 +156,7 @@ async def _sleep_until(due: float) -> None:
 
 
 def _one_line(body: bytes) -> str:
-    """Its beginning, without what a terminal would act on."""
+    """The beginning of a text, without what a terminal would act on."""
     text = body[:_MAX_EXCERPT].decode(errors="replace")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 

@@ -17,7 +17,7 @@ class OptionsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the server is."""
+    """The server's address."""
 
     host: str
     port: int

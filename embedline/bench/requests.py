@@ -1,4 +1,4 @@
-"""What is sent: texts, and whole HTTP requests made of them before the clock starts.
+"""The requests that are sent: texts, and whole HTTP requests made of them before the clock starts.
 
 The texts are from a file, or English ones of mixed lengths, as people's are, that depend on the seed alone. It also
 reads from an answer how many tokens its server counted.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedline.bench.connection import Answer, header
+from embedline.bench.connection import HttpAnswer, header
 from embedline.bench.options import Options, OptionsError, Target
 
 # where servers say how many tokens they read: Embedline with raw bytes, and the native routes of TEI
@@ -26,20 +26,20 @@ _TOKENS_PER_WORD = 1.25  # of these sentences, punctuation counted, in a WordPie
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A whole HTTP/1.1 request."""
 
     payload: bytes
     num_texts: int
 
 
-def prepare(options: Options, target: Target, texts: Sequence[str]) -> list[Request]:
+def prepare(options: Options, target: Target, texts: Sequence[str]) -> list[HttpRequest]:
     """One request for each `batch_size` texts; the last one is filled up from the first texts."""
     groups = range(0, len(texts), options.batch_size)
     batches = [[texts[(first + n) % len(texts)] for n in range(options.batch_size)] for first in groups]
     headers = _headers(options)
     path = target.prefix + options.route
-    return [Request(post(target, path, _body(options, batch), headers=headers), len(batch)) for batch in batches]
+    return [HttpRequest(post(target, path, _body(options, batch), headers=headers), len(batch)) for batch in batches]
 
 
 def post(target: Target, path: str, body: bytes, *, headers: Sequence[str] = ()) -> bytes:
@@ -73,7 +73,7 @@ def _body(options: Options, texts: list[str]) -> bytes:
     return json.dumps({"input": asked, "model": options.model, "encoding_format": options.encoding}).encode()
 
 
-def num_tokens(answer: Answer) -> int | None:
+def num_tokens(answer: HttpAnswer) -> int | None:
     """How many the server counted; None where it doesn't say."""
     for name in _TOKEN_HEADERS:
         if value := header(answer.head, name):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from embedline.bench.connection import ConnectionLost, TookTooLong
 from embedline.bench.load import MAX_LAG_MS, Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, OptionsError, Target, parse_url
-from embedline.bench.requests import Request, built_in_texts, prepare, read_texts
+from embedline.bench.requests import HttpRequest, built_in_texts, prepare, read_texts
 from embedline.progress import LINE_SECONDS, bar
 
 _MIN_TEXTS, _MAX_TEXTS = 4096, 65_536  # built in; texts that recur too soon could be joined by the server
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
 
 
 def run_on_loop(work: Coroutine[None, None, _Result]) -> _Result:
-    """On uvloop where it is installed: the generator then costs about half."""
+    """Run on uvloop where it is installed: the generator then costs about half."""
     has_uvloop = importlib.util.find_spec("uvloop") is not None
     factory: Callable[[], asyncio.AbstractEventLoop] | None = (
         importlib.import_module("uvloop").new_event_loop if has_uvloop else None
@@ -60,7 +60,7 @@ def run_on_loop(work: Coroutine[None, None, _Result]) -> _Result:
         return runner.run(work)
 
 
-async def _drive(options: Options, target: Target, requests: list[Request]) -> Phase:
+async def _drive(options: Options, target: Target, requests: list[HttpRequest]) -> Phase:
     """The phase that counts, after its warm-up."""
     load = _load(options)
     generator = Generator(target, requests, patience=options.timeout)
@@ -273,7 +273,7 @@ def render_histogram(ordered_ms: Sequence[float], *, width: int = 50) -> list[st
 
 
 def _bounds(lowest: float, highest: float, steps: Sequence[float]) -> list[float]:
-    """From the last bound not above `lowest` to the first above `highest`."""
+    """The bounds from the last one not above `lowest` to the first above `highest`."""
     # one decade more at each end: the logarithm of a number just below a power of ten can be rounded up to that power's
     decades = range(math.floor(math.log10(lowest)) - 1, math.floor(math.log10(highest)) + 2)
     grid = [float(f"{step}e{decade}") for decade in decades for step in steps]

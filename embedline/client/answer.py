@@ -28,7 +28,7 @@ _MAX_LINES = 128  # of one interim answer
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
-class Answer:
+class HttpAnswer:
     """One answer. The methods that read raise Failure."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def content_type(self) -> str:
-        """In lower case, without parameters; "" = there is none."""
+        """The type in lower case, without parameters; "" = there is none."""
         return (self.header("content-type") or "").partition(";")[0].strip().lower()
 
     @property
@@ -155,7 +155,7 @@ class CutHead(Exception):
 
 
 class WrongHead(Exception):
-    """It is whole, and can't be of an answer."""
+    """The head is whole, and can't be of an answer."""
 
 
 def read_head(opened: socket.socket, method: str) -> http.client.HTTPResponse:
@@ -184,13 +184,13 @@ def _check_length(response: http.client.HTTPResponse) -> None:
 
 
 class _Received(io.BufferedReader):
-    """What comes from a socket."""
+    """The bytes that come from a socket."""
 
     is_in_head = True
     _num_lines = 0
 
     def makefile(self, _: str) -> "_Received":
-        """For HTTPResponse, which asks a socket for its file."""
+        """A file for HTTPResponse, which asks a socket for its file."""
         return self
 
     def readline(self, size: int | None = -1, /) -> bytes:

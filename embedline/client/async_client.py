@@ -50,7 +50,7 @@ def in_a_thread(
 def each_in_a_thread(
     call: Callable[Concatenate[Client, P], Generator[R, None, None]],
 ) -> Callable[Concatenate["AsyncClient", P], AsyncGenerator[R, None]]:
-    """The same for a call whose results come one by one."""
+    """Run a call in a thread whose results come one by one."""
 
     @wraps(call)
     async def each_awaited(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
@@ -70,7 +70,7 @@ def each_in_a_thread(
 
 
 class AsyncClient:
-    """As `Client`, with the same arguments and errors. Iterators that are given as inputs are read in a thread."""
+    """`Client` for asyncio, with the same arguments and errors. Iterators given as inputs are read in a thread."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class AsyncClient:
                 given.forget(token.cancel)
 
     async def _in_thread(self, call: Callable[[], R], own: RequestProcessingPreference) -> R:
-        """Its result. If the task is cancelled the call is too, and its end is waited for."""
+        """The call's result. If the task is cancelled the call is too, and its end is waited for."""
         task, token = asyncio.current_task(), own.cancel_token
         assert task is not None
         assert token is not None
@@ -150,11 +150,11 @@ class AsyncClient:
 
 
 def _drop(waiting: "Future[Any]") -> None:
-    """It never begins, unless it has."""
+    """Drop a call: it never begins, unless it has."""
     waiting.cancel()
 
 
 def _forget_error(answer: "asyncio.Future[Any]") -> None:
-    """If nobody asks for it, asyncio would complain."""
+    """Take the error: if nobody asked for it, asyncio would complain."""
     if not answer.cancelled():
         answer.exception()

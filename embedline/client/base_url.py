@@ -12,7 +12,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where connections go, and what comes before each path."""
+    """The address of connections, and the prefix of each path."""
 
     host: str
     port: int

@@ -1,10 +1,11 @@
-"""`Client`: many texts in many requests at once, to one server or several, into numpy arrays."""
+"""`Client`: many texts in many requests at once, to one server or several, into numpy arrays; what its calls return."""
 
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,21 +18,13 @@ from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import EmbedlineError
 from embedline.client.pool import InFlight
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.responses import (
-    BatchPostResponse,
-    ClassifyResponse,
-    EmbeddedSlice,
-    EmbedResponse,
-    RerankResponse,
-    Usage,
-)
 from embedline.client.runner import Finished, Runner
 from embedline.client.scheduling import Batches
 from embedline.client.sender import HedgeBudget, Sender
 from embedline.client.tasks import (
+    AnswerPart,
     ClassifyTask,
     LabelsPart,
-    Part,
     PostTask,
     RerankTask,
     ScoresPart,
@@ -44,10 +37,104 @@ from embedline.progress import InputProgress
 _MAX_CONNECTIONS = 128
 _DEFAULT = RequestProcessingPreference()
 R = TypeVar("R")
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=AnswerPart)
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Inputs = str | Iterable[str | TokenIds]
 _Bar = AbstractContextManager[InputProgress | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that the server counted."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """The fields that all answers have."""
+
+    done: NDArray[np.bool_]  # bool [n]: which inputs have their result; all, but after an error or with on_error
+    model: str | None  # as the server names it; None = it does not
+    usage: Usage | None  # None = some answer does not say
+    truncated_inputs: int | None  # how many were too long and were cut; None = some answer does not say
+    total_time: float  # seconds
+    individual_request_times: tuple[float, ...]  # seconds, of each request that was answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbedResponse(Response):
+    """Rows of `embed`, in the order of the inputs. `numpy.asarray(response)` gives them too."""
+
+    embeddings: NDArray[np.float32]  # float32 [n, dimensions], NaN where not done; [n, 0] if no answer came
+
+    def numpy(self) -> NDArray[np.float32]:
+        """float32 [n, dimensions], not copied."""
+        return self.embeddings
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.embeddings, dtype=dtype, copy=bool(copy)) if copy else np.asarray(self.embeddings, dtype)
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddedSlice:
+    """A result of `iter_embed`: the rows of inputs[start:stop]."""
+
+    start: int
+    stop: int
+    embeddings: NDArray[np.float32]  # float32 [stop - start, dimensions]
+    prompt_tokens: int | None = None  # None = the server does not say
+    truncated_inputs: int | None = None  # how many were too long and were cut; None = the server does not say
+
+    def __iter__(self) -> Iterator[Any]:
+        """Allow `for part, rows in client.iter_embed(texts)`: the slice, then the rows."""
+        return iter((slice(self.start, self.stop), self.embeddings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RerankResponse(Response):
+    """Scores of `rerank`, in the order of the texts."""
+
+    scores: NDArray[np.float32]  # float32 [n]; NaN where there is none
+    texts: Sequence[str]
+
+    def numpy(self) -> NDArray[np.float32]:
+        """float32 [n], not copied."""
+        return self.scores
+
+    def order(self) -> NDArray[np.intp]:
+        """The numbers of the texts, the best first; equal ones as they were given, those without a score last."""
+        return np.argsort(-self.scores, kind="stable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassifyResponse(Response):
+    """Scores of `classify`, in the order of the inputs."""
+
+    labels: tuple[str, ...]  # in alphabetical order
+    scores: NDArray[np.float32]  # float32 [n, labels]; NaN where there is none
+
+    def numpy(self) -> NDArray[np.float32]:
+        """float32 [n, labels], not copied."""
+        return self.scores
+
+    def best(self) -> list[str | None]:
+        """The label with the highest score of each input; None for one that has none."""
+        if not self.labels:
+            return [None] * len(self.scores)
+        scores = np.where(np.isnan(self.scores), -np.inf, self.scores)
+        return [None if row.max() == -np.inf else self.labels[row.argmax()] for row in scores]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchPostResponse(Response):
+    """Answers of `batch_post`, in the order of the payloads."""
+
+    data: list[Any]  # values out of JSON, or bytes where the answer is none; None where there is no answer
 
 
 class Client:
@@ -137,7 +224,7 @@ class Client:
         preference: RequestProcessingPreference | None = None,
         progress: bool = False,
     ) -> Generator[EmbeddedSlice, None, None]:
-        """The same, batch by batch as they are answered, in any order and in constant memory.
+        """Embed batch by batch as they are answered, in any order and in constant memory.
 
         The inputs may come from a generator of any length; it is read in the calling thread, no further than
         requests in flight need.
@@ -255,7 +342,7 @@ class Client:
         response: Callable[[], R],
         bar: _Bar,
     ) -> R:
-        """All of a call. Errors get what has come until then."""
+        """Collect all answers of a call. Errors get what has come until then."""
         try:
             with closing(run), bar as progress:
                 for finished in run:
@@ -280,7 +367,7 @@ class Client:
 
 
 class Tally:
-    """Of a call with so many inputs."""
+    """The count of what is done of a call with so many inputs."""
 
     def __init__(self, num_inputs: int) -> None:
         self._began = time.monotonic()
@@ -300,7 +387,7 @@ class Tally:
         self._num_truncated = _sum(self._num_truncated, part.truncated)
 
     def fields(self) -> dict[str, Any]:
-        """Those that all kinds of Response have."""
+        """The fields that all kinds of Response have."""
         tokens = self._num_tokens
         return {
             "done": self.done,
@@ -313,12 +400,12 @@ class Tally:
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:
-    """None once any is not known."""
+    """The sum; None once any is not known."""
     return None if so_far is None or more is None else so_far + more
 
 
 def _as_list(input: Any) -> Sequence[Any]:
-    """Of one text, a list of it; an iterator is read to its end."""
+    """The inputs as a list: one text is a list of it, and an iterator is read to its end."""
     if isinstance(input, str):
         return [input]
     if isinstance(input, list | tuple):
@@ -333,7 +420,7 @@ def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    """Of each request. Raises ValueError for a key that no header can hold, without naming it."""
+    """The headers of each request. Raises ValueError for a key that no header can hold, without naming it."""
     headers = {"user-agent": "embedline-client", "accept-encoding": "identity"}
     if api_key is not None:
         if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:

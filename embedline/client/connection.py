@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from embedline.client.answer import Answer, CutHead, WrongHead, read_head
+from embedline.client.answer import CutHead, HttpAnswer, WrongHead, read_head
 from embedline.client.base_url import Origin
 from embedline.client.failure import Failure, Kind
 
@@ -33,7 +33,7 @@ _RESETS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroRe
 
 
 class Lookup:
-    """Of one host and port."""
+    """The lookup of one host and port."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -72,12 +72,12 @@ class Lookup:
 
 
 def new_call_id() -> str:
-    """What the ids of a call's requests begin with."""
+    """The beginning of the ids of a call's requests."""
     return f"embedline-{secrets.token_hex(5)}"
 
 
 def attempt_id(call_id: str, start: int, num_before: int) -> str:
-    """Of one attempt to send the batch that begins with this input, after so many others."""
+    """The id of one attempt to send the batch that begins with this input, after so many others."""
     return f"{call_id}-{start}" + (f".{num_before}" if num_before else "")
 
 
@@ -92,7 +92,7 @@ def is_of_another(answered: str | None, sent: str | None) -> bool:
     return sent not in ids and any(_MADE_HERE.fullmatch(one) for one in ids)
 
 
-class Connection:
+class HttpConnection:
     """Opened by `open`; the methods raise Failure. After one the connection is of no more use."""
 
     def __init__(self, origin: Origin, tls: ssl.SSLContext | None, lookup: Lookup) -> None:
@@ -144,7 +144,7 @@ class Connection:
         raise failed or OSError("the host has no address")
 
     def _addresses(self) -> list[tuple[Any, ...]]:
-        """As socket.getaddrinfo gives them. Raises OSError."""
+        """The addresses as socket.getaddrinfo gives them. Raises OSError."""
         if self._origin.unix_path:
             return [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._origin.unix_path)]
         self._lookup.begin(self._looked_up)
@@ -182,7 +182,7 @@ class Connection:
         except OSError as error:
             raise self._lost(_BROKE_WHILE_SENT) from error
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpAnswer:
         """Wait for the head of the answer."""
         assert self._socket is not None
         try:
@@ -202,7 +202,7 @@ class Connection:
             response.close()
             raise self._lost("the answer to another request came")
         self.num_answers += 1
-        return Answer(response, self._lost_in_body, self._secrets)
+        return HttpAnswer(response, self._lost_in_body, self._secrets)
 
     def abort(self, kind: Kind) -> None:
         """End whatever waits on it, from any thread; that then fails with this kind."""
@@ -215,7 +215,7 @@ class Connection:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which drops its state
 
     def close(self) -> None:
-        """Without a word to the server."""
+        """Close without a word to the server."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedline.client.answer import Answer
+from embedline.client.answer import HttpAnswer
 from embedline.client.failure import printable
 from embedline.client.tasks import (
     JSON,
     UNSAID,
+    AnswerPart,
     Batch,
-    Part,
     Way,
     as_json,
     check_count,
@@ -79,7 +79,7 @@ def _empty(num_rows: int, width: int) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsPart(Part):
+class RowsPart(AnswerPart):
     """Rows of one batch."""
 
     rows: NDArray[np.float32]  # float32 [items, dimensions]
@@ -124,12 +124,12 @@ class EmbedTask:
         form = {} if way.form == UNSAID else {"encoding_format": way.form}
         return as_json({"input": items, **self._fields, **form})
 
-    def read(self, batch: Batch, way: Way, answer: Answer) -> RowsPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> RowsPart:
         if answer.content_type == _OCTETS:
             return self._read_raw(batch, answer)
         return self._read_json(batch, *answer.results("data", most=most_bytes(batch)))
 
-    def _read_raw(self, batch: Batch, answer: Answer) -> RowsPart:
+    def _read_raw(self, batch: Batch, answer: HttpAnswer) -> RowsPart:
         """Straight from the socket into the array."""
         dtype = answer.header("x-embedline-dtype") or "float32"
         if dtype != "float32":
@@ -157,8 +157,8 @@ class EmbedTask:
             failed=np.isnan(rows[:, 0]) if _count(answer.header("x-embedline-failed-inputs")) else None,
         )
 
-    def _read_shapeless(self, batch: Batch, answer: Answer) -> NDArray[np.float32]:
-        """Of a server that does not say the shape: its length does, if that is known."""
+    def _read_shapeless(self, batch: Batch, answer: HttpAnswer) -> NDArray[np.float32]:
+        """Read the answer of a server that does not say the shape: its length does, if that is known."""
         body = answer.read_all(most_bytes(batch))
         if not answer.is_marked_whole:
             raise answer.wrong("nothing says how many rows there were")

@@ -145,7 +145,7 @@ class Endpoint:
                 self._limit.answered(seconds)
 
     def refused(self) -> None:
-        """It has too much to do: 429 or 503."""
+        """The server has too much to do: 429 or 503."""
         with self._lock:
             self._num_in_flight -= 1
             self._num_failures = 0
@@ -166,7 +166,7 @@ class Endpoint:
             self._num_in_flight -= 1
 
     def way(self, task: str) -> tuple[int, bool]:
-        """Which of the task's ways to ask is the one for this server, and whether it is known to work."""
+        """The one of the task's ways to ask that fits this server, and whether it is known to work."""
         return self._ways.get(task, (0, False))
 
     def learn(self, task: str, way: int, *, is_sure: bool) -> None:
@@ -175,7 +175,7 @@ class Endpoint:
             self._ways[task] = (way, is_sure)
 
     def takes_fewer(self, num_items: int) -> None:
-        """It has refused a request for having more items than this."""
+        """The server has refused a request for having more items than this."""
         with self._lock:
             self.max_items = num_items if self.max_items is None else min(self.max_items, num_items)
 
@@ -202,13 +202,13 @@ class Endpoints:
         return any(one not in tried and not one.is_failing for one in self.all)
 
     def for_hedge(self, endpoint: Endpoint, task: str) -> Endpoint:
-        """Where a second copy of a request goes: elsewhere, if that server is asked in the same way."""
+        """The server for a second copy of a request: elsewhere, if that server is asked in the same way."""
         way = endpoint.way(task)
         others = [one for one in self.all if one is not endpoint and not one.is_failing and one.way(task) == way]
         return min(others, key=lambda one: one.load, default=endpoint)
 
     def wake_all(self) -> None:
-        """Those that wait for a connection look whether their call is aborted."""
+        """Let those that wait for a connection look whether their call is aborted."""
         for endpoint in self.all:
             endpoint.pool.wake_all()
 

@@ -1,4 +1,4 @@
-"""What the client raises.
+"""The errors that the client raises.
 
     EmbedlineError
     ├── RequestFailed         a request was given up: the message names it and says what was done

@@ -10,7 +10,7 @@ _MAX_WORDS = 300  # characters taken from a server's own message
 
 
 class Kind(enum.Enum):
-    """What went wrong."""
+    """The kind of a failure."""
 
     STATUS = "status"  # an answer with another status than 2xx
     CONNECTION = "connection"  # not opened, reset, or ended before the answer was whole
@@ -92,7 +92,7 @@ def message_in(content: object) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line, without what a terminal would act on."""
+    """The text on one line, without what a terminal would act on."""
     cut = text[: 4 * _MAX_WORDS]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())
     return line if len(line) <= _MAX_WORDS else line[:_MAX_WORDS] + "…"

@@ -10,13 +10,13 @@ import threading
 import time
 
 from embedline.client.base_url import Origin
-from embedline.client.connection import Connection, Lookup
+from embedline.client.connection import HttpConnection, Lookup
 from embedline.client.failure import Failure, Kind
 
 _CONNECT_SECONDS = 10.0  # that one address may take to answer
 
 
-class Call:
+class CallState:
     """One call of the client, as its connections know it."""
 
     is_aborted = False
@@ -30,11 +30,11 @@ class InFlight:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._watched: dict[Connection, tuple[float, Call]] = {}
+        self._watched: dict[HttpConnection, tuple[float, CallState]] = {}
         self._thread: threading.Thread | None = None
         self._wakes_at = float("inf")
 
-    def add(self, connection: Connection, deadline: float, call: Call) -> None:
+    def add(self, connection: HttpConnection, deadline: float, call: CallState) -> None:
         """Watch it until `remove`. `deadline`: time.monotonic() seconds. Raises Failure (ABORTED) if the
         call is over, and (NO_THREAD)."""
         with self._changed:
@@ -54,12 +54,12 @@ class InFlight:
             raise Failure(Kind.NO_THREAD, f"nothing watches its deadline: {error}") from error
         self._thread = thread
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         with self._changed:
             self._watched.pop(connection, None)
 
-    def abort(self, call: Call) -> None:
-        """All connections of a call, and none is added after that."""
+    def abort(self, call: CallState) -> None:
+        """Abort all connections of a call, and none is added after that."""
         with self._changed:
             call.is_aborted = True
             # under the lock: one that is given back meanwhile may serve another call
@@ -94,10 +94,10 @@ class ConnectionPool:
         self._lookup = Lookup(origin.host, origin.port)
         self._num_free = most  # places for connections in use
         self._changed = threading.Condition()  # its lock may be taken again, by the handler of a signal that cancels
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._is_closed = False
 
-    def take(self, deadline: float, call: Call, *, is_new: bool = False) -> Connection:
+    def take(self, deadline: float, call: CallState, *, is_new: bool = False) -> HttpConnection:
         """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (NO_TURN, ABORTED).
 
         Who aborts the call calls `wake_all` then. `is_new`: the kept ones are closed, for one was found to be bad.
@@ -113,30 +113,30 @@ class ConnectionPool:
         return self._idle_or_new(is_new=is_new)
 
     def wake_all(self) -> None:
-        """All that wait look whether their call is aborted."""
+        """Let all that wait look whether their call is aborted."""
         with self._changed:
             self._changed.notify_all()
 
-    def try_take(self) -> Connection | None:
-        """The same, but None where there would be a wait."""
+    def try_take(self) -> HttpConnection | None:
+        """Take one as `take` does, but None where there would be a wait."""
         with self._changed:
             if not self._num_free:
                 return None
             self._num_free -= 1
         return self._idle_or_new()
 
-    def _idle_or_new(self, *, is_new: bool = False) -> Connection:
+    def _idle_or_new(self, *, is_new: bool = False) -> HttpConnection:
         while True:
             with self._changed:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return Connection(self._origin, self._tls, self._lookup)
+                return HttpConnection(self._origin, self._tls, self._lookup)
             if connection.is_idle and not is_new:
                 return connection
             connection.close()
 
-    def give_back(self, connection: Connection, *, is_kept: bool) -> None:
-        """For each one that was taken. It is closed unless the next request may follow on it."""
+    def give_back(self, connection: HttpConnection, *, is_kept: bool) -> None:
+        """Give back each one that was taken. It is closed unless the next request may follow on it."""
         with self._changed:
             is_kept = is_kept and not self._is_closed
             if is_kept:

@@ -90,7 +90,7 @@ class RequestProcessingPreference:
 
 
 def _check_header(name: str, value: str) -> None:
-    """Its value may be a secret, so messages name it alone."""
+    """Check a header. Its value may be a secret, so messages have the name alone."""
     if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
         raise ValueError(f"extra_headers must not have {name!r}")
     if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):

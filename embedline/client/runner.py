@@ -1,8 +1,8 @@
 """Carries out one call: the caller's thread decides, threads of a pool send and receive.
 
-All decisions are those of `scheduling.Jobs`, which belongs to the caller's thread alone. A thread of the pool makes one
-attempt and puts its outcome into the call's queue. A call of one request makes it in the caller's thread: another would
-cost time.
+All decisions are those of `scheduling.PendingBatches`, which belongs to the caller's thread alone. A thread of the pool
+makes one attempt and puts its outcome into the call's queue. A call of one request makes it in the caller's thread:
+another would cost time.
 """
 
 import itertools
@@ -20,14 +20,14 @@ from embedline.client.connection import REQUEST_ID_HEADER, attempt_id, new_call_
 from embedline.client.endpoints import Endpoints
 from embedline.client.errors import Cancelled, EmbedlineError, NoThread
 from embedline.client.failure import Failure, Kind
-from embedline.client.pool import Call, InFlight
+from embedline.client.pool import CallState, InFlight
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.scheduling import Batches, Job, Jobs
-from embedline.client.sender import Request, Sender
-from embedline.client.tasks import Batch, Part, Task
+from embedline.client.scheduling import Batches, PendingBatch, PendingBatches
+from embedline.client.sender import HttpRequest, Sender
+from embedline.client.tasks import AnswerPart, Batch, Task
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=AnswerPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Finished(Generic[P]):
 class _Outcome(Generic[P]):
     """One attempt."""
 
-    job: Job
+    pending: PendingBatch
     seconds: float
     part: P | None = None
     error: BaseException | None = None
 
 
 class Runner:
-    """What all calls of a client share."""
+    """The parts that all calls of a client share."""
 
     def __init__(self, endpoints: Endpoints, in_flight: InFlight, sender: Sender, headers: Mapping[str, str]) -> None:
         self.endpoints = endpoints
@@ -91,11 +91,11 @@ class Runner:
             if token is not None:
                 token.forget(one.cancel)
 
-    def submit(self, attempt: Callable[[Job], None], job: Job) -> "Future[None]":
+    def submit(self, attempt: Callable[[PendingBatch], None], pending: PendingBatch) -> "Future[None]":
         """Make one attempt in a thread, once one is free."""
-        return self._threads.submit(partial(attempt, job))
+        return self._threads.submit(partial(attempt, pending))
 
-    def abort(self, call: Call) -> None:
+    def abort(self, call: CallState) -> None:
         """End the attempts of a call that have a connection, or wait for one. From any thread."""
         self.in_flight.abort(call)
         self.endpoints.wake_all()
@@ -110,20 +110,20 @@ class _OneCall(Generic[P]):
         self._runner = runner
         self._task = task
         self._preference = preference
-        self._call = Call()
+        self._call = CallState()
         self._why_cancelled = ""
         self._now = 0.0  # when it was last looked what is due
         self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
         self._request_id = new_call_id()
         total = preference.total_timeout_s
         self._deadline = float("inf") if total is None else time.monotonic() + total
-        self._in_threads: dict[Job, Future[None]] = {}  # attempts in flight, those that wait for a thread too
-        self._jobs = Jobs(
+        self._in_threads: dict[PendingBatch, Future[None]] = {}  # attempts in flight, those that wait for a thread too
+        self._pending = PendingBatches(
             task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=self._deadline
         )
 
     def cancel(self, words: str = "the call was cancelled") -> None:
-        """From any thread."""
+        """Cancel the call, from any thread."""
         self._why_cancelled = words
         self._runner.abort(self._call)
         self._outcomes.put(None)
@@ -146,38 +146,42 @@ class _OneCall(Generic[P]):
             raise Cancelled(self._why_cancelled)
         self._now = now = time.monotonic()
         self._take_back(now)
-        self._jobs.check_deadline(now)
-        for job in self._jobs.take(now):
-            self._begin(job)
-        return not self._jobs.are_over
+        self._pending.check_deadline(now)
+        for pending in self._pending.take(now):
+            self._begin(pending)
+        return not self._pending.are_over
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, pending: PendingBatch) -> None:
         """Make one attempt, in a thread unless it is all that there is to do."""
-        if self._jobs.is_last:
-            self.attempt(job)
+        if self._pending.is_last:
+            self.attempt(pending)
             return
         try:
-            self._in_threads[job] = self._runner.submit(self.attempt, job)
+            self._in_threads[pending] = self._runner.submit(self.attempt, pending)
         except NoThread as error:
-            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_THREAD, str(error))))
+            self._outcomes.put(_Outcome(pending, 0.0, error=Failure(Kind.NO_THREAD, str(error))))
         except RuntimeError:
-            self._jobs.dropped(job)
+            self._pending.dropped(pending)
             if self._call.is_aborted:  # the client was closed meanwhile
                 raise Cancelled(self._why_cancelled) from None
             raise
 
     def _take_back(self, now: float) -> None:
         """End the attempts that still wait for a thread although their time is over."""
-        late = list(itertools.takewhile(lambda job: job.deadline <= now, self._in_threads))  # they are in this order
-        for job in [job for job in late if self._in_threads[job].cancel()]:
-            del self._in_threads[job]
-            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_TURN, "all threads were in use")))
+        late = list(
+            itertools.takewhile(lambda pending: pending.deadline <= now, self._in_threads)
+        )  # they are in this order
+        for pending in [pending for pending in late if self._in_threads[pending].cancel()]:
+            del self._in_threads[pending]
+            self._outcomes.put(_Outcome(pending, 0.0, error=Failure(Kind.NO_TURN, "all threads were in use")))
 
     def _next_outcome(self) -> _Outcome[P] | None:
-        """None where none came before there is something to begin."""
+        """An outcome; None where none came before there is something to begin."""
         # as seen when it was looked what is due, or that may be missed
-        a_turn_ends = next((job.deadline for job in self._in_threads if job.deadline > self._now), float("inf"))
-        wakes_at = min(self._jobs.wakes_at(self._now), a_turn_ends)
+        a_turn_ends = next(
+            (pending.deadline for pending in self._in_threads if pending.deadline > self._now), float("inf")
+        )
+        wakes_at = min(self._pending.wakes_at(self._now), a_turn_ends)
         seconds = max(0.0, wakes_at - time.monotonic())
         try:
             return self._outcomes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
@@ -185,17 +189,17 @@ class _OneCall(Generic[P]):
             return None
 
     def _settle(self, outcome: _Outcome[P]) -> Finished[P] | None:
-        job = outcome.job
-        self._in_threads.pop(job, None)
+        pending = outcome.pending
+        self._in_threads.pop(pending, None)
         if outcome.part is not None:
-            self._jobs.finished(job, outcome.part, outcome.seconds)
-            return Finished(job.batch, outcome.part, outcome.seconds)
+            self._pending.finished(pending, outcome.part, outcome.seconds)
+            return Finished(pending.batch, outcome.part, outcome.seconds)
         if self._call.is_aborted:
-            self._jobs.dropped(job)
+            self._pending.dropped(pending)
         elif isinstance(outcome.error, Failure):
-            self._jobs.failed(job, outcome.error, time.monotonic())
+            self._pending.failed(pending, outcome.error, time.monotonic())
         else:
-            self._jobs.dropped(job)
+            self._pending.dropped(pending)
             assert outcome.error is not None
             raise outcome.error
         return None
@@ -203,55 +207,59 @@ class _OneCall(Generic[P]):
     def _wind_up(self) -> Iterator[Finished[P]]:
         """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
         come before is a result still."""
-        if self._jobs.num_in_flight:
+        if self._pending.num_in_flight:
             self._runner.abort(self._call)
             self._take_back(float("inf"))
-        while self._jobs.num_in_flight:
+        while self._pending.num_in_flight:
             outcome = self._outcomes.get()
             if outcome is None:
                 continue
             if outcome.part is None:
-                self._jobs.dropped(outcome.job)
+                self._pending.dropped(outcome.pending)
             else:
-                self._jobs.finished(outcome.job, outcome.part, outcome.seconds)
-                yield Finished(outcome.job.batch, outcome.part, outcome.seconds)
+                self._pending.finished(outcome.pending, outcome.part, outcome.seconds)
+                yield Finished(outcome.pending.batch, outcome.part, outcome.seconds)
 
-    def attempt(self, job: Job) -> None:
+    def attempt(self, pending: PendingBatch) -> None:
         """One attempt, whose outcome goes into the queue whatever happens."""
         began = time.monotonic()
         part: P | None = None
         error: BaseException | None = None
         try:
-            part = self._send(job)
+            part = self._send(pending)
         except BaseException as raised:  # it is raised in the caller's thread, or decides about the next attempt
             error = raised
-        self._outcomes.put(_Outcome(job, time.monotonic() - began, part, error))
+        self._outcomes.put(_Outcome(pending, time.monotonic() - began, part, error))
 
-    def _send(self, job: Job) -> P:
-        endpoint, way = job.endpoint, self._task.ways[job.way]
+    def _send(self, pending: PendingBatch) -> P:
+        endpoint, way = pending.endpoint, self._task.ways[pending.way]
         assert endpoint is not None
-        milliseconds = max(1, int(1000 * (job.deadline - time.monotonic())))
-        body = self._task.body(job.batch.items, way)
+        milliseconds = max(1, int(1000 * (pending.deadline - time.monotonic())))
+        body = self._task.body(pending.batch.items, way)
         headers = {
             **self._runner.headers,
             "accept": way.accept,
             "request-timeout-ms": str(milliseconds),  # and no time of the clock: the server's may differ from ours
-            REQUEST_ID_HEADER: attempt_id(self._request_id, job.batch.start, len(job.history)),
+            REQUEST_ID_HEADER: attempt_id(self._request_id, pending.batch.start, len(pending.history)),
             **({} if body is None else {"content-type": "application/json"}),
             **{name.lower(): value for name, value in self._preference.extra_headers.items()},
         }
-        request = Request(
+        request = HttpRequest(
             method=self._task.method,
             path=way.path,
             headers=headers,
             body=body,
-            deadline=job.deadline,
+            deadline=pending.deadline,
             hedge_delay=self._preference.hedge_delay,
             hedge_share=self._preference.hedge_budget_pct,
         )
-        hedge_to = endpoint if job.is_finding_way else self._runner.endpoints.for_hedge(endpoint, self._task.name)
+        hedge_to = endpoint if pending.is_finding_way else self._runner.endpoints.for_hedge(endpoint, self._task.name)
         return self._runner.sender.send(
-            request, lambda answer: self._task.read(job.batch, way, answer), self._call, to=endpoint, hedge_to=hedge_to
+            request,
+            lambda answer: self._task.read(pending.batch, way, answer),
+            self._call,
+            to=endpoint,
+            hedge_to=hedge_to,
         )
 
 

@@ -1,6 +1,6 @@
-"""What is sent next in one call, what is tried again and when, what is given up. Knows no thread and no clock.
+"""Decides in one call what is sent next, what is tried again and when, what is given up. Knows no thread and no clock.
 
-Inputs are cut into batches, and each is a job until it has its answer. Times are time.monotonic() seconds.
+Inputs are cut into batches, and each is pending until it has its answer. Times are time.monotonic() seconds.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import DeadlineExceeded, RequestFailed
 from embedline.client.failure import Failure, Kind
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.tasks import UNSAID, Batch, Part, Task, Way
+from embedline.client.tasks import UNSAID, AnswerPart, Batch, Task, Way
 
 _NO_SUCH_ROUTE = (404, 405)
 _NOT_IN_THIS_FORM = (400, 406, 415, 422)
@@ -38,7 +38,7 @@ _LATE = (Kind.TIMEOUT, Kind.NO_TURN)
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PendingBatch:
     """One batch on its way to an answer. Only the calling thread changes it, and only while no attempt is under way."""
 
     batch: Batch
@@ -53,7 +53,7 @@ class Job:
     refusal: Failure | None = None  # of another way to ask: the one to show if all are refused
     refused_forms: set[str] = field(default_factory=set)
 
-    def with_batch(self, batch: Batch) -> "Job":
+    def with_batch(self, batch: Batch) -> "PendingBatch":
         """A part of it, as far as it has come."""
         return replace(
             self,
@@ -69,14 +69,14 @@ class Job:
         self.history.append(f"{self.endpoint.origin.url}: {failure.words}")
 
     def note_what_next(self, words: str) -> None:
-        """What is done about the last one."""
+        """Note what is done about the last failure."""
         self.history[-1] += f", {words}"
         self.has_notes = True
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a message says beside the failed request."""
+    """The facts that a message has beside the failed request."""
 
     method: str
     path: str
@@ -127,7 +127,7 @@ class Batches:
         return max(min(count, 1), sum(length <= self._max_chars for length in lengths))
 
 
-class Jobs:
+class PendingBatches:
     """The batches of one call, from the first attempt to the end."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Jobs:
         self._preference = preference
         self._request_id = request_id
         self._deadline = deadline
-        self._again: list[tuple[float, int, Job]] = []  # a heap: when, and the order where that is equal
+        self._again: list[tuple[float, int, PendingBatch]] = []  # a heap: when, and the order where that is equal
         self._count = itertools.count()
         self._chance = random.Random()
         self._num_done = 0  # inputs
@@ -161,36 +161,36 @@ class Jobs:
         """Whether nothing is left beside the one attempt that is in flight."""
         return self._batches.are_over and not self._again and self.num_in_flight == 1
 
-    def take(self, now: float) -> Iterator[Job]:
-        """The jobs to begin now, each with its endpoint and way. Raises what the caller's own iterator raises."""
+    def take(self, now: float) -> Iterator[PendingBatch]:
+        """The batches to begin now, each with its endpoint and way. Raises what the caller's own iterator raises."""
         while self.num_in_flight < self._preference.max_concurrent_requests and now < self._deadline:
             if self._again and self._again[0][0] <= now:
-                job = self._begin_again(now)
+                pending = self._begin_again(now)
             else:
-                job = None if self._batches.are_over else self._begin_next(now)
-            if job is None:
+                pending = None if self._batches.are_over else self._begin_next(now)
+            if pending is None:
                 return
-            assert job.endpoint is not None
-            if not job.is_finding_way:
-                job.way, _ = job.endpoint.way(self._task.name)
-            job.deadline = min(now + self._preference.timeout_s, self._deadline)
+            assert pending.endpoint is not None
+            if not pending.is_finding_way:
+                pending.way, _ = pending.endpoint.way(self._task.name)
+            pending.deadline = min(now + self._preference.timeout_s, self._deadline)
             self.num_in_flight += 1
-            yield job
+            yield pending
 
-    def _begin_again(self, now: float) -> Job | None:
-        job, is_first = self._again[0][2], self.num_in_flight == 0
-        if job.is_finding_way:
-            assert job.endpoint is not None
-            found = job.endpoint if job.endpoint.try_begin(now, is_first=is_first) else None
+    def _begin_again(self, now: float) -> PendingBatch | None:
+        pending, is_first = self._again[0][2], self.num_in_flight == 0
+        if pending.is_finding_way:
+            assert pending.endpoint is not None
+            found = pending.endpoint if pending.endpoint.try_begin(now, is_first=is_first) else None
         else:
-            found = self._endpoints.begin(now, is_first=is_first, avoid=job.tried)
+            found = self._endpoints.begin(now, is_first=is_first, avoid=pending.tried)
         if found is None:
             return None
-        job.endpoint = found
+        pending.endpoint = found
         heapq.heappop(self._again)
-        return job
+        return pending
 
-    def _begin_next(self, now: float) -> Job | None:
+    def _begin_next(self, now: float) -> PendingBatch | None:
         endpoint = self._endpoints.begin(now, is_first=self.num_in_flight == 0)
         if endpoint is None:
             return None
@@ -200,7 +200,7 @@ class Jobs:
         finally:
             if batch is None:
                 endpoint.ended()
-        return None if batch is None else Job(batch, endpoint)
+        return None if batch is None else PendingBatch(batch, endpoint)
 
     def wakes_at(self, now: float) -> float:
         """When something may be begun without an answer's coming, or the call's time will be over."""
@@ -213,47 +213,47 @@ class Jobs:
             times.append(self._endpoints.wakes_at(now))
         return min(times)
 
-    def finished(self, job: Job, part: Part, seconds: float) -> None:
+    def finished(self, pending: PendingBatch, part: AnswerPart, seconds: float) -> None:
         """An attempt brought its answer."""
-        assert job.endpoint is not None
+        assert pending.endpoint is not None
         self.num_in_flight -= 1
-        self._num_done += len(job.batch.items)
-        job.endpoint.answered(seconds, is_usual=2 * len(job.batch.items) > self._preference.batch_size)
-        learn(self._task, job, part)
+        self._num_done += len(pending.batch.items)
+        pending.endpoint.answered(seconds, is_usual=2 * len(pending.batch.items) > self._preference.batch_size)
+        learn(self._task, pending, part)
 
-    def failed(self, job: Job, failure: Failure, now: float) -> None:
+    def failed(self, pending: PendingBatch, failure: Failure, now: float) -> None:
         """An attempt was in vain. Raises RequestFailed if no other one is made."""
         self.num_in_flight -= 1
-        self._tell_endpoint(job, failure, now)
-        job.note(failure)
+        self._tell_endpoint(pending, failure, now)
+        pending.note(failure)
         is_late = now >= self._deadline
-        if not is_late and (self._asks_in_another_way(job, failure, now) or self._splits(job, failure, now)):
+        if not is_late and (self._asks_in_another_way(pending, failure, now) or self._splits(pending, failure, now)):
             return
-        failure = most_telling(job.refusal, failure)
-        if is_late or not may_help(failure) or job.num_retries >= self._preference.max_retries:
-            raise self._given_up(job, failure, is_late=is_late or failure.kind in _LATE)
-        self._try_again(job, failure, now)
+        failure = most_telling(pending.refusal, failure)
+        if is_late or not may_help(failure) or pending.num_retries >= self._preference.max_retries:
+            raise self._given_up(pending, failure, is_late=is_late or failure.kind in _LATE)
+        self._try_again(pending, failure, now)
 
-    def dropped(self, job: Job) -> None:
+    def dropped(self, pending: PendingBatch) -> None:
         """An attempt that was still in flight when the call ended."""
-        assert job.endpoint is not None
+        assert pending.endpoint is not None
         self.num_in_flight -= 1
-        job.endpoint.ended()
+        pending.endpoint.ended()
 
     def check_deadline(self, now: float) -> None:
         """Raises DeadlineExceeded if the call's time is over and what is left waits to be sent."""
         if now < self._deadline or self.num_in_flight:
             return
-        job = self._again[0][2] if self._again else None
-        if job is None and (batch := self._batches.next(None)) is not None:
-            job = Job(batch)
-        if job is not None:
-            raise self._given_up(job, Failure(Kind.TIMEOUT, "total_timeout_s is over"), is_late=True)
+        pending = self._again[0][2] if self._again else None
+        if pending is None and (batch := self._batches.next(None)) is not None:
+            pending = PendingBatch(batch)
+        if pending is not None:
+            raise self._given_up(pending, Failure(Kind.TIMEOUT, "total_timeout_s is over"), is_late=True)
 
-    def _tell_endpoint(self, job: Job, failure: Failure, now: float) -> None:
-        endpoint = job.endpoint
+    def _tell_endpoint(self, pending: PendingBatch, failure: Failure, now: float) -> None:
+        endpoint = pending.endpoint
         assert endpoint is not None
-        is_own_timeout = failure.kind is Kind.TIMEOUT and job.deadline < self._deadline
+        is_own_timeout = failure.kind is Kind.TIMEOUT and pending.deadline < self._deadline
         if failure.kind is Kind.CONNECTION or is_own_timeout:
             pause = self._preference.initial_backoff_ms / 1000
             endpoint.failed(now, self._chance.uniform(0.5, 1.0) * pause)
@@ -262,52 +262,52 @@ class Jobs:
         else:
             endpoint.ended()
 
-    def _asks_in_another_way(self, job: Job, failure: Failure, now: float) -> bool:
+    def _asks_in_another_way(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
         """Unless a way is known to work."""
-        way = next_way(self._task, job, failure)
+        way = next_way(self._task, pending, failure)
         if way is None:
             return False
-        job.refusal = most_telling(job.refusal, failure)
-        job.way, job.is_finding_way = way, True
-        job.note_what_next("asked in another way")
-        self._put_back(job, now)
+        pending.refusal = most_telling(pending.refusal, failure)
+        pending.way, pending.is_finding_way = way, True
+        pending.note_what_next("asked in another way")
+        self._put_back(pending, now)
         return True
 
-    def _splits(self, job: Job, failure: Failure, now: float) -> bool:
+    def _splits(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
         """A request with more than the server takes goes in halves, and those after it are smaller."""
-        if self._task.is_whole or len(job.batch.items) < 2 or not has_too_many_items(failure):
+        if self._task.is_whole or len(pending.batch.items) < 2 or not has_too_many_items(failure):
             return False
-        assert job.endpoint is not None
-        job.note_what_next("sent in halves")
-        for half in job.batch.halves():
-            job.endpoint.takes_fewer(len(half.items))
-            self._put_back(job.with_batch(half), now)
+        assert pending.endpoint is not None
+        pending.note_what_next("sent in halves")
+        for half in pending.batch.halves():
+            pending.endpoint.takes_fewer(len(half.items))
+            self._put_back(pending.with_batch(half), now)
         return True
 
-    def _try_again(self, job: Job, failure: Failure, now: float) -> None:
-        assert job.endpoint is not None
-        job.is_finding_way = False
-        job.tried.add(job.endpoint)
+    def _try_again(self, pending: PendingBatch, failure: Failure, now: float) -> None:
+        assert pending.endpoint is not None
+        pending.is_finding_way = False
+        pending.tried.add(pending.endpoint)
         wait = 0.0
-        if not self._endpoints.others_work(job.tried):
-            job.tried = {job.endpoint}
+        if not self._endpoints.others_work(pending.tried):
+            pending.tried = {pending.endpoint}
             initial = self._preference.initial_backoff_ms / 1000
-            wait = seconds_to_wait(failure, job.num_retries, initial=initial, chance=self._chance)
+            wait = seconds_to_wait(failure, pending.num_retries, initial=initial, chance=self._chance)
         is_late = now + wait >= self._deadline
         if is_late or wait > self._preference.timeout_s:
-            job.note_what_next(f"not tried again, for that would be after {wait:.3g} s")
-            raise self._given_up(job, failure, is_late=is_late)
-        job.num_retries += 1
-        job.note_what_next(f"tried again after {wait:.3g} s")
-        self._put_back(job, now + wait)
+            pending.note_what_next(f"not tried again, for that would be after {wait:.3g} s")
+            raise self._given_up(pending, failure, is_late=is_late)
+        pending.num_retries += 1
+        pending.note_what_next(f"tried again after {wait:.3g} s")
+        self._put_back(pending, now + wait)
 
-    def _put_back(self, job: Job, due: float) -> None:
-        heapq.heappush(self._again, (due, next(self._count), job))
+    def _put_back(self, pending: PendingBatch, due: float) -> None:
+        heapq.heappush(self._again, (due, next(self._count), pending))
 
-    def _given_up(self, job: Job, failure: Failure, *, is_late: bool) -> Exception:
-        way = self._task.ways[job.way]
+    def _given_up(self, pending: PendingBatch, failure: Failure, *, is_late: bool) -> Exception:
+        way = self._task.ways[pending.way]
         situation = Situation(self._task.method, way.path, self._request_id, self._num_done, self._batches.total)
-        return given_up(job, failure, situation, is_late=is_late)
+        return given_up(pending, failure, situation, is_late=is_late)
 
 
 def has_too_many_items(failure: Failure) -> bool:
@@ -317,33 +317,33 @@ def has_too_many_items(failure: Failure) -> bool:
     return failure.status == 413
 
 
-def next_way(task: Task[Any], job: Job, failure: Failure) -> int | None:
+def next_way(task: Task[Any], pending: PendingBatch, failure: Failure) -> int | None:
     """The way to ask that is tried after this one; None if it is not to blame, or was the last.
 
     Servers say in many words that they don't know a route or a form; often the same status says that an input is wrong.
     So every 400 or 422 is asked again in the other forms until one has worked, and the error that is shown in the end
     is the first one that does not look like a wrong guess of ours. A way that has worked is kept for the base URL.
     """
-    assert job.endpoint is not None
-    known, is_sure = job.endpoint.way(task.name)
-    if failure.status is None or (is_sure and job.way == known and _FIELD not in failure.body):
+    assert pending.endpoint is not None
+    known, is_sure = pending.endpoint.way(task.name)
+    if failure.status is None or (is_sure and pending.way == known and _FIELD not in failure.body):
         return None
-    if is_sure and job.way < known and failure.status in (*_NO_SUCH_ROUTE, *_NOT_IN_THIS_FORM):
+    if is_sure and pending.way < known and failure.status in (*_NO_SUCH_ROUTE, *_NOT_IN_THIS_FORM):
         return known  # found out by another request meanwhile
-    tried = task.ways[job.way]
-    later = range(job.way + 1, len(task.ways))
+    tried = task.ways[pending.way]
+    later = range(pending.way + 1, len(task.ways))
     if failure.status in _NO_SUCH_ROUTE:
         return next((at for at in later if task.ways[at].path != tried.path), None)
     if failure.status in _NOT_IN_THIS_FORM and not has_too_many_items(failure):
-        job.refused_forms.add(tried.form)
+        pending.refused_forms.add(tried.form)
         if _FIELD not in failure.body:
-            job.refused_forms.add(UNSAID)  # that would change nothing
-        return next((at for at in later if task.ways[at].form not in job.refused_forms), None)
+            pending.refused_forms.add(UNSAID)  # that would change nothing
+        return next((at for at in later if task.ways[at].form not in pending.refused_forms), None)
     return None
 
 
 def most_telling(first: Failure | None, failure: Failure) -> Failure:
-    """Of the refusals of two ways to ask, the one to show."""
+    """Choose the one to show of the refusals of two ways to ask."""
     if first is None or failure.status not in (*_NO_SUCH_ROUTE, *_NOT_IN_THIS_FORM):
         return failure
     return failure if _is_wrong_guess(first) and not _is_wrong_guess(failure) else first
@@ -353,16 +353,16 @@ def _is_wrong_guess(failure: Failure) -> bool:
     return failure.status in _NO_SUCH_ROUTE or _ABOUT_THE_FORM.search(failure.body) is not None
 
 
-def learn(task: Task[Any], job: Job, part: Part) -> None:
+def learn(task: Task[Any], pending: PendingBatch, part: AnswerPart) -> None:
     """An answer came. Servers that pass over what they don't know answer in a form of their own choice. A better one
     may still be had by asking for it, so each in between is tried once."""
-    assert job.endpoint is not None
-    asked = task.ways[job.way]
+    assert pending.endpoint is not None
+    asked = task.ways[pending.way]
     best = _number(task.ways, asked.path, part.form)
-    if best is None or best <= job.way + 1:
-        job.endpoint.learn(task.name, job.way if best is None else max(best, job.way), is_sure=True)
+    if best is None or best <= pending.way + 1:
+        pending.endpoint.learn(task.name, pending.way if best is None else max(best, pending.way), is_sure=True)
     else:
-        job.endpoint.learn(task.name, job.way + 1, is_sure=False)
+        pending.endpoint.learn(task.name, pending.way + 1, is_sure=False)
 
 
 def _number(ways: tuple[Way, ...], path: str, form: str | None) -> int | None:
@@ -384,23 +384,23 @@ def seconds_to_wait(failure: Failure, num_retries: int, *, initial: float, chanc
     return chance.uniform(0.5, 1.0) * min(_MAX_SECONDS, initial * _FACTOR**num_retries)
 
 
-def given_up(job: Job, failure: Failure, situation: Situation, *, is_late: bool) -> RequestFailed:
+def given_up(pending: PendingBatch, failure: Failure, situation: Situation, *, is_late: bool) -> RequestFailed:
     """The error that ends the call: which request it was, what was done, what is kept."""
-    first, last = job.batch.start, job.batch.stop - 1
+    first, last = pending.batch.start, pending.batch.stop - 1
     inputs = f"input {first}" if first == last else f"inputs {first} to {last}"
     name = attempt_id(situation.request_id, first, 0)
-    url = "" if job.endpoint is None else job.endpoint.origin.url
+    url = "" if pending.endpoint is None else pending.endpoint.origin.url
     request = f"{situation.method} {url}{situation.path} with {inputs} (x-request-id {name})"
-    attempts = "1 attempt" if len(job.history) == 1 else f"{len(job.history)} attempts"
-    says_more = len(job.history) > 1 or job.has_notes
-    done = f"; {attempts}: {'; '.join(job.history)}" if says_more else ""
+    attempts = "1 attempt" if len(pending.history) == 1 else f"{len(pending.history)} attempts"
+    says_more = len(pending.history) > 1 or pending.has_notes
+    done = f"; {attempts}: {'; '.join(pending.history)}" if says_more else ""
     of = "" if situation.total is None else f" of {situation.total}"
     kind = DeadlineExceeded if is_late else RequestFailed
     return kind(
         f"{request}: {failure.words}{done}. {situation.num_done}{of} inputs are done",
         request=request,
         status=failure.status,
-        start=job.batch.start,
-        stop=job.batch.stop,
-        attempts=job.history,
+        start=pending.batch.start,
+        stop=pending.batch.stop,
+        attempts=pending.history,
     )

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from embedline.client.answer import Answer
-from embedline.client.connection import Connection
+from embedline.client.answer import HttpAnswer
+from embedline.client.connection import HttpConnection
 from embedline.client.endpoints import Endpoint
 from embedline.client.failure import Failure, Kind, refused
-from embedline.client.pool import Call, InFlight, connect_seconds
+from embedline.client.pool import CallState, InFlight, connect_seconds
 
 _MAX_ERROR_BODY = 1 << 16  # bytes
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class HedgeBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is sent."""
+class HttpRequest:
+    """A request that is sent."""
 
     method: str
     path: str  # below the base URL
@@ -60,9 +60,15 @@ class _Copy:
     """A request under way on one connection."""
 
     def __init__(
-        self, request: Request, endpoint: Endpoint, connection: Connection, *, call: Call, in_flight: InFlight
+        self,
+        request: HttpRequest,
+        endpoint: Endpoint,
+        connection: HttpConnection,
+        *,
+        call: CallState,
+        in_flight: InFlight,
     ) -> None:
-        self.answer: Answer | None = None  # once its head has come
+        self.answer: HttpAnswer | None = None  # once its head has come
         self._request = request
         self._endpoint = endpoint
         self._connection = connection
@@ -147,7 +153,7 @@ class Race:
             self._finish(second)
 
     def _finish(self, copy: _Copy) -> None:
-        """It wins unless the other one has."""
+        """The attempt wins unless the other one has."""
         with self._lock:
             if self._winner is not None:
                 return
@@ -164,8 +170,16 @@ class Sender:
         self._in_flight = in_flight
         self._hedges = hedges
 
-    def send(self, request: Request, read: Callable[[Answer], T], call: Call, *, to: Endpoint, hedge_to: Endpoint) -> T:
-        """What `read` makes of the answer. Raises Failure, and whatever `read` raises."""
+    def send(
+        self,
+        request: HttpRequest,
+        read: Callable[[HttpAnswer], T],
+        call: CallState,
+        *,
+        to: Endpoint,
+        hedge_to: Endpoint,
+    ) -> T:
+        """Send a request; return what `read` makes of the answer. Raises Failure, and whatever `read` raises."""
         self._hedges.count_request()
         try:
             return self._send(request, read, call, to, hedge_to)
@@ -176,9 +190,9 @@ class Sender:
 
     def _send(
         self,
-        request: Request,
-        read: Callable[[Answer], T],
-        call: Call,
+        request: HttpRequest,
+        read: Callable[[HttpAnswer], T],
+        call: CallState,
         to: Endpoint,
         hedge_to: Endpoint,
         *,
@@ -207,7 +221,7 @@ class Sender:
                 copy.end()
 
 
-def _check_status(answer: Answer) -> None:
+def _check_status(answer: HttpAnswer) -> None:
     """Raises Failure for anything but 2xx, and for a body that can't be read as it stands."""
     if not 200 <= answer.status < 300:
         body = answer.read_start(_MAX_ERROR_BODY)

@@ -1,4 +1,4 @@
-"""What calls ask for: what a task is made of, and the tasks whose answers are small: rerank, classify and any JSON.
+"""The tasks of calls: what a task is made of, and those whose answers are small: rerank, classify and any JSON.
 
 A task has the bodies of its requests, and reads their answers. Knows no connection. Embeddings are in `embed`.
 """
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embedline.client.answer import Answer
+from embedline.client.answer import HttpAnswer
 from embedline.client.failure import Failure, Kind
 
 JSON = "application/json"
@@ -33,7 +33,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one request asks for: inputs[start:stop]."""
+    """The inputs of one request: inputs[start:stop]."""
 
     start: int
     items: Sequence[Any]
@@ -48,8 +48,8 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What an answer has of the result. None = it does not say."""
+class AnswerPart:
+    """The part of the result that an answer has. None = it does not say."""
 
     model: str | None = None
     prompt_tokens: int | None = None
@@ -57,7 +57,7 @@ class Part:
     form: str | None = None  # the form it came in, where that tells which way to ask next time
 
 
-P_co = TypeVar("P_co", bound=Part, covariant=True)
+P_co = TypeVar("P_co", bound=AnswerPart, covariant=True)
 
 
 class Task(Protocol[P_co]):
@@ -73,20 +73,20 @@ class Task(Protocol[P_co]):
         ...
 
     def length(self, item: Any) -> int:
-        """Its characters."""
+        """The number of its characters."""
         ...
 
     def body(self, items: Sequence[Any], way: Way) -> bytes | None:
-        """Of the request."""
+        """The body of the request."""
         ...
 
-    def read(self, batch: Batch, way: Way, answer: Answer) -> P_co:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> P_co:
         """Runs in the thread that received the head of the answer. Raises Failure."""
         ...
 
 
 def as_json(value: Any) -> bytes:
-    """In UTF-8; what UTF-8 can't hold (half of a surrogate pair) is escaped."""
+    """The value as JSON in UTF-8; what UTF-8 can't hold (half of a surrogate pair) is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
@@ -105,7 +105,8 @@ def wrong(words: str) -> Failure:
 
 
 def most_bytes(batch: Batch) -> int:
-    """Of an answer in JSON that is read: room for 20,000 numbers, written out, or for the text itself, an item."""
+    """The most bytes read of an answer in JSON: room for 20,000 numbers, written out, or for the text itself, an
+    item."""
     num_characters = sum(len(item) for item in batch.items if isinstance(item, str))
     return (1 << 20) + (len(batch.items) << 19) + 12 * num_characters
 
@@ -138,7 +139,8 @@ def check_count(found: int, batch: Batch, what: str) -> None:
 
 
 def index_in(item: Any, batch: Batch, seen: set[int]) -> int:
-    """Which item of the batch an object of an answer is for. Raises Failure if it is none, or one that came before."""
+    """The item of the batch that an object of an answer is for. Raises Failure if it is none, or one that came
+    before."""
     index = number_in(item, "index")
     if index is None or index >= len(batch.items) or index in seen:
         raise wrong("an index that is missing, too large or given twice")
@@ -147,7 +149,7 @@ def index_in(item: Any, batch: Batch, seen: set[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoresPart(Part):
+class ScoresPart(AnswerPart):
     """Scores of one batch."""
 
     scores: NDArray[np.float32]  # float32 [texts]
@@ -181,7 +183,7 @@ class RerankTask:
             fields["top_n"] = len(items)
         return as_json(fields)
 
-    def read(self, batch: Batch, way: Way, answer: Answer) -> ScoresPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> ScoresPart:
         content, results = answer.results("results", "data", most=most_bytes(batch))
         check_count(len(results), batch, "scores")
         scores = np.empty(len(batch.items), np.float32)
@@ -199,7 +201,7 @@ class RerankTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsPart(Part):
+class LabelsPart(AnswerPart):
     """Scores by label of each item of one batch."""
 
     scores: list[dict[str, float]]
@@ -234,7 +236,7 @@ class ClassifyTask:
         # Infinity's name, which chooses Infinity's form of the answer at a server that has both: all labels by name.
         return as_json({"input": [item[0] for item in items], "raw_scores": bool(self._raw_scores), **fields})
 
-    def read(self, batch: Batch, way: Way, answer: Answer) -> LabelsPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> LabelsPart:
         content, results = answer.results("data", most=most_bytes(batch))
         check_count(len(results), batch, "results")
         return LabelsPart(scores=[_scores(item) for item in results], model=text_in(content, "model"))
@@ -262,8 +264,8 @@ def _scores(item: Any) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValuePart(Part):
-    """What one request was answered."""
+class ValuePart(AnswerPart):
+    """The answer to one request."""
 
     value: Any
 
@@ -294,7 +296,7 @@ class PostTask:
     def body(self, items: Sequence[Any], way: Way) -> bytes | None:
         return items[0] if self._has_body else None
 
-    def read(self, batch: Batch, way: Way, answer: Answer) -> ValuePart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> ValuePart:
         is_json = answer.content_type == JSON or answer.content_type.endswith("+json")
         return ValuePart(value=answer.json() if is_json and answer.length != 0 else bytes(answer.read_all()))
 

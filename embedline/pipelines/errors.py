@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline, and what can go wrong when one runs.
+"""The errors of a pipeline: in how it is put together, and when it runs.
 
 EmbedlineError
 ├── PipelineError        it is put together wrong; found before anything runs
@@ -31,7 +31,7 @@ class StepFailed(EmbedlineError):
 
 
 def failed(step: str, error: BaseException) -> StepFailed:
-    """What a run says of a step that raised."""
+    """The error of a run whose step raised."""
     return StepFailed(step, f"failed: {type(error).__name__}: {error}")
 
 

@@ -22,7 +22,7 @@ _NUMBERS = {int: (float, complex), float: (complex,), bool: (int, float, complex
 
 
 class Work(Protocol):
-    """What a node does; a Step."""
+    """The work of a node; a Step."""
 
     name: str
     parameters: dict[str, Any]  # their types
@@ -56,7 +56,7 @@ class Graph:
 
 
 class Value:
-    """What a call of a step gives while a pipeline is read. It can be passed on to other steps, and nothing else."""
+    """The value of a call of a step while a pipeline is read. It can be passed on to other steps, and nothing else."""
 
     __slots__ = ("_node",)
 
@@ -81,12 +81,12 @@ for _name in _OPERATIONS.split():
 
 
 def node_of(value: Value) -> Node:
-    """Of which this is the value."""
+    """The node of which this is the value."""
     node: Node = object.__getattribute__(value, "_node")
     return node
 
 
-class Trace:
+class GraphReader:
     """Reads a pipeline's function: gathers the steps that it calls."""
 
     def __init__(self) -> None:
@@ -120,10 +120,10 @@ class Trace:
         self.pipelines.append(pipeline)
 
 
-_trace: ContextVar[Trace | None] = ContextVar("embedline pipeline that is read", default=None)
+_trace: ContextVar[GraphReader | None] = ContextVar("embedline pipeline that is read", default=None)
 
 
-def current() -> Trace | None:
+def current() -> GraphReader | None:
     """The pipeline that is being read; None = none is."""
     return _trace.get()
 
@@ -143,8 +143,8 @@ def check(value: Any, wanted: Any, *, where: str) -> None:
         raise PipelineError(f"{where} is {in_words(wanted)}, and {source} {in_words(given)}")
 
 
-def read(trace: Trace, call: Any) -> Any:
-    """What `call` returns while the trace gathers the steps that it calls."""
+def read(trace: GraphReader, call: Any) -> Any:
+    """Return what `call` returns while the trace gathers the steps that it calls."""
     token = _trace.set(trace)
     try:
         return call()
@@ -153,7 +153,7 @@ def read(trace: Trace, call: Any) -> Any:
 
 
 def fits(given: Any, wanted: Any) -> bool:
-    """Both are resolved annotations. Any fits Any alone: nobody could say what else it is."""
+    """Whether a resolved annotation fits another. Any fits Any alone: nobody could say what else it is."""
     given, wanted = _plain(given), _plain(wanted)
     if given == wanted:
         return True
@@ -179,7 +179,7 @@ def is_union(kind: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Without Annotated; None is the type of None."""
+    """The type without Annotated; None is the type of None."""
     if typing.get_origin(kind) is typing.Annotated:
         return typing.get_args(kind)[0]
     return types.NoneType if kind is None else kind

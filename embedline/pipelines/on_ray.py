@@ -30,7 +30,7 @@ def application(
     client: MakeClient | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """What `ray.serve.run` takes. Its handle's `remote` has the pipeline's parameters.
+    """The application that `ray.serve.run` takes. Its handle's `remote` has the pipeline's parameters.
 
     `client` makes the AsyncClient of the steps that take one, once in each replica. `options` are those of
     `serve.deployment`, such as `num_replicas` or `autoscaling_config`, by the names of steps, or that of the pipeline
@@ -109,7 +109,7 @@ def _deployments(graph: Graph) -> dict[Any, str]:
 
 
 def _place(one: Any) -> Any:
-    """Where a step or a pipeline is to be imported from; itself, which Ray copies, where that can't be done."""
+    """The place to import a step or a pipeline from; itself, which Ray copies, where that can't be done."""
     module = one.function.__module__
     is_there = module != "__main__" and getattr(sys.modules.get(module), one.name, None) is one
     return (module, one.name) if is_there else one

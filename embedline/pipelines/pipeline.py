@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from embedline.client.async_client import AsyncClient
 from embedline.pipelines.errors import InvalidInput, PipelineError, PipelineTimeout, StepFailed, StepTimeout, failed
-from embedline.pipelines.graph import Graph, Node, Trace, Value, check, current, node_of, read
+from embedline.pipelines.graph import Graph, GraphReader, Node, Value, check, current, node_of, read
 from embedline.pipelines.step import bound, signature_of
 
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ class Pipeline(Generic[P, R]):
     @cached_property
     def graph(self) -> Graph:
         """Raises PipelineError for types that don't fit, cycles, and steps that nothing needs."""
-        trace, inputs = Trace(), {name: Node(name, kind) for name, kind in self.parameters.items()}
+        trace, inputs = GraphReader(), {name: Node(name, kind) for name, kind in self.parameters.items()}
         result = read(trace, partial(self._read, trace, {name: Value(node) for name, node in inputs.items()}))
         output = node_of(result)
         if output.work is None:
@@ -64,7 +64,7 @@ class Pipeline(Generic[P, R]):
         return Graph(self.name, inputs, tuple(trace.nodes), output, self._timeout)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """In another pipeline's function. Raises PipelineError."""
+        """Call it in another pipeline's function. Raises PipelineError."""
         trace = current()
         if trace is None:
             raise PipelineError(f"pipeline {self.name} is run with: await {self.name}.run(client, …)")
@@ -74,19 +74,19 @@ class Pipeline(Generic[P, R]):
         return typing.cast(R, self._read(trace, given))
 
     async def run(self, client: AsyncClient | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Its output. `client` is for the steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
+        """Return its output. `client` is for steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
         inputs = self.inputs(*args, **kwargs)
         return typing.cast(R, await self.run_with(lambda node, given: _here(node, client, given), inputs))
 
     def inputs(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """All of them by name. Raises TypeError."""
+        """All inputs by name. Raises TypeError."""
         return {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
 
     async def run_with(self, run_step: RunStep, inputs: dict[str, Any]) -> Any:
-        """The same where somebody else runs the steps, in other processes for instance. `inputs` are all, by name."""
+        """Run it where somebody else runs the steps, in other processes for instance. `inputs` are all, by name."""
         return await run_graph(self.graph, inputs, run_step)
 
-    def _read(self, trace: Trace, inputs: dict[str, Any]) -> Value:
+    def _read(self, trace: GraphReader, inputs: dict[str, Any]) -> Value:
         trace.enter(self.name)
         result: Any = self.function(**inputs)  # type: ignore[call-arg]  # by name, as mypy can't know
         trace.pipelines.pop()

@@ -87,7 +87,7 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
 
 
 class _Decorator(Protocol):
-    """What `step(timeout=…)` gives."""
+    """The decorator that `step(timeout=…)` gives."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]], /) -> Step[P, R]: ...

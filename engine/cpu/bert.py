@@ -69,7 +69,7 @@ Weights = dict[str, NDArray[np.float32]]  # transformers' names without the pref
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bert:
-    """What the model computes with."""
+    """The sizes and weights that the model computes with."""
 
     num_layers: int
     num_heads: int
@@ -80,7 +80,7 @@ class Bert:
 
 
 def read(folder: ModelFolder) -> Bert | None:
-    """None if the model is not exactly a BERT that gives token rows. Raises ModelError if a file of it is wrong."""
+    """The model; None if it is not exactly a BERT that gives token rows. Raises ModelError if a file of it is wrong."""
     config, stored = folder.config, described(folder)
     if stored is None:
         return None
@@ -115,7 +115,7 @@ def _is_plain(folder: ModelFolder, config: Json) -> bool:
 
 
 def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
-    """Of the same type, too: false is no 0."""
+    """Whether the value is one of these and has its type: false is no 0."""
     return any(type(value) is type(one) and value == one for one in values)
 
 
@@ -193,7 +193,7 @@ class Graph:
         return self._norm(self._ops.add(typed, positions), "embeddings.LayerNorm")
 
     def _positions(self, ids: Any) -> Any:
-        """As engine.rows.with_numpy numbers them."""
+        """The positions of tokens, numbered as engine.rows.with_numpy numbers them."""
         ops, padding_idx = self._ops, self._model.padding_idx
         if padding_idx is None:
             length = ops.gather(ops.shape_of(ids), self._axis(1), self._axis(0))
@@ -234,7 +234,7 @@ class Graph:
         return self._ops.gather(self._weight(f"{name}.weight"), numbers, self._axis(0))
 
     def _weight(self, name: str) -> Any:
-        """Its node has its name, as the nodes of a traced model have."""
+        """Make a weight's node, which has its name, as the nodes of a traced model have."""
         return self._ops.constant(self._model.weights[name], name=name, shared_memory=True)
 
     def _axis(self, number: int) -> Any:

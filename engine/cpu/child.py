@@ -60,7 +60,7 @@ class Child:
 
 
 def convert(options: LoadOptions, target: Path) -> None:
-    """What the child does. Raises ModelError."""
+    """Do the child's work. Raises ModelError."""
     folder = read_with(options)
     converted.write(target, converting.convert(folder, choices_of(folder, options), target=target))
 

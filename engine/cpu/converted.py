@@ -1,4 +1,4 @@
-"""What is known of a converted model before it is compiled, and the file that takes it to another process.
+"""The facts about a converted model before it is compiled, and the file that takes it to another process.
 
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from engine.cpu import bert
 from engine.cpu.converted import Converted, Reference
-from engine.cpu.offer import Choices
+from engine.cpu.offer import CompileOptions
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
 from engine.selftest.fidelity import SENTENCES
@@ -32,7 +32,7 @@ class Original(Protocol):
         ...
 
 
-def convert(folder: ModelFolder, choices: Choices, *, target: Path) -> Converted:
+def convert(folder: ModelFolder, choices: CompileOptions, *, target: Path) -> Converted:
     """Write the converted model into the empty folder `target`.
 
     Raises ModelError. The original is freed before the converted model is compiled, because both may not fit into

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.minibatch import MAX_PADDED_TOKENS, MiniBatch, Pace, alone, cut, padded
+from engine.cpu.minibatch import MAX_PADDED_TOKENS, MiniBatch, StreamSpeed, alone, cut, padded
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers
 from engine.machine.failures import engine_error
@@ -44,7 +44,7 @@ MAX_WIDE_TOKENS = 1024
 
 
 @dataclass(slots=True)
-class Job:
+class PendingBatch:
     """A batch and its rows so far. Each thread writes only the rows of its own mini-batches."""
 
     ticket: int
@@ -91,10 +91,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PendingMiniBatch:
     """A mini-batch to compute."""
 
-    job: Job
+    pending: PendingBatch
     mini_batch: MiniBatch
 
     @property
@@ -107,19 +107,19 @@ class Workload:
     """A queue of mini-batches, safe for several threads."""
 
     def __init__(self) -> None:
-        self._urgent: deque[Task] = deque()
-        self._others: deque[Task] = deque()
-        self._num_open = 0  # unfinished jobs
+        self._urgent: deque[PendingMiniBatch] = deque()
+        self._others: deque[PendingMiniBatch] = deque()
+        self._num_open = 0  # unfinished batches
         self._one_is_alone = False
         self._is_closed = False
         self._changed = threading.Condition()  # guards all of the above
 
-    def put(self, job: Job) -> None:
-        """Add a job."""
+    def put(self, pending: PendingBatch) -> None:
+        """Add a batch."""
         with self._changed:
             self._num_open += 1
-            waiting = self._urgent if job.batch.is_urgent else self._others
-            waiting.extend(Task(job, mini_batch) for mini_batch in job.mini_batches)
+            waiting = self._urgent if pending.batch.is_urgent else self._others
+            waiting.extend(PendingMiniBatch(pending, mini_batch) for mini_batch in pending.mini_batches)
             self._changed.notify_all()
 
     def begin_alone(self) -> bool:
@@ -135,7 +135,7 @@ class Workload:
             if self._urgent or self._others or self._is_closed:  # waking threads for nothing takes their cores
                 self._changed.notify_all()
 
-    def take(self, *, takes_long: bool = True) -> Task | None:
+    def take(self, *, takes_long: bool = True) -> PendingMiniBatch | None:
         """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and has no more.
 
         takes_long: whether this may be a sequence that is longer than a mini-batch usually is.
@@ -144,20 +144,20 @@ class Workload:
             while True:
                 if not self._one_is_alone:
                     for waiting in (self._urgent, self._others):
-                        for number, task in enumerate(waiting):
-                            if takes_long or not task.is_long:
+                        for number, item in enumerate(waiting):
+                            if takes_long or not item.is_long:
                                 del waiting[number]
-                                return task
+                                return item
                     if self._is_closed:
                         return None
                 self._changed.wait()
 
-    def done(self, task: Task) -> bool:
-        """Mark a task as finished; whether it was the last of its job."""
+    def done(self, item: PendingMiniBatch) -> bool:
+        """Mark a mini-batch as finished; whether it was the last of its batch."""
         with self._changed:
-            task.job.num_left -= 1
-            self._num_open -= not task.job.num_left
-            return not task.job.num_left
+            item.pending.num_left -= 1
+            self._num_open -= not item.pending.num_left
+            return not item.pending.num_left
 
     def close(self) -> None:
         """End the threads once the waiting mini-batches are computed."""
@@ -198,7 +198,7 @@ class CompiledEngine:
         self._workload = Workload()
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
-        self._pace = Pace()
+        self._pace = StreamSpeed()
         self._threads = [
             threading.Thread(
                 target=self._compute_forever, args=(run, num_long_streams is None or number < num_long_streams)
@@ -216,7 +216,7 @@ class CompiledEngine:
         self._num_submitted += 1
         longest, giving_way = self.limits.max_seqlen, self._pace.max_giving_way
         mini_batches = cut(batch, num_streams=len(self._threads), max_seqlen=longest, max_giving_way=giving_way)
-        self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
+        self._workload.put(PendingBatch(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
@@ -225,10 +225,10 @@ class CompiledEngine:
         if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
             return None
         mini_batch = alone(batch, max_seqlen=self.limits.max_seqlen, multiple=self._executor.multiple_alone)
-        job = Job(0, batch, [mini_batch], self._sizes)
-        self._attempt(Task(job, mini_batch), run)
+        pending = PendingBatch(0, batch, [mini_batch], self._sizes)
+        self._attempt(PendingMiniBatch(pending, mini_batch), run)
         self._workload.end_alone()
-        return job.results
+        return pending.results
 
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
@@ -249,26 +249,26 @@ class CompiledEngine:
         self._finished.put(None)
 
     def _compute_forever(self, run: Run, takes_long: bool) -> None:
-        while (task := self._workload.take(takes_long=takes_long)) is not None:
-            job = task.job
-            if job.error is None:  # the rest of a failed batch is not needed
-                self._attempt(task, run)
-            if self._workload.done(task):
-                self._finished.put((job.ticket, job.results))
-                self._slots[job.batch.is_urgent].release()
+        while (item := self._workload.take(takes_long=takes_long)) is not None:
+            pending = item.pending
+            if pending.error is None:  # the rest of a failed batch is not needed
+                self._attempt(item, run)
+            if self._workload.done(item):
+                self._finished.put((pending.ticket, pending.results))
+                self._slots[pending.batch.is_urgent].release()
 
-    def _attempt(self, task: Task, run: Run) -> None:
+    def _attempt(self, item: PendingMiniBatch, run: Run) -> None:
         try:
-            self._compute(task, run)
+            self._compute(item, run)
         except Exception as error:
-            task.job.error = engine_error(error)
+            item.pending.error = engine_error(error)
 
-    def _compute(self, task: Task, run: Run) -> None:
-        job, mini_batch = task.job, task.mini_batch
-        inputs = padded(job.batch, mini_batch, pad_id=self._pad_id)
+    def _compute(self, item: PendingMiniBatch, run: Run) -> None:
+        pending, mini_batch = item.pending, item.mini_batch
+        inputs = padded(pending.batch, mini_batch, pad_id=self._pad_id)
         began = time.perf_counter()
         rows = run({name: inputs[name] for name in self._executor.input_names})
         if run is not self._executor.wide:
             self._pace.observe(mini_batch.index.size, time.perf_counter() - began)
-        for kind in job.batch.outputs:
-            job.put(kind, mini_batch, self._makers[kind](rows, job.batch, mini_batch))
+        for kind in pending.batch.outputs:
+            pending.put(kind, mini_batch, self._makers[kind](rows, pending.batch, mini_batch))

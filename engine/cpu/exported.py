@@ -12,18 +12,18 @@ from pathlib import Path
 from engine.cpu import converted as converted_file
 from engine.cpu.converted import Converted
 from engine.cpu.keys import file_sums, key_parts
-from engine.cpu.offer import Choices
+from engine.cpu.offer import CompileOptions
 from engine.model.model_folder import ModelFolder
 from engine.store import fingerprint, manifest
 from engine.store.manifest import Json
 
-# Of such a folder. Raise it when the same model would have another graph or other rows in it, or what is read here
+# The folder's format. Raise it when the same model would have another graph or other rows in it, or what is read here
 # would stand elsewhere.
 _FORMAT = 1
 _UNNUMBERED = 0  # the format of folders that were written before formats were counted
 
 
-def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choices) -> str:
+def write(target: Path, converted: Converted, folder: ModelFolder, choices: CompileOptions) -> str:
     """Add to a folder with a converted model what makes it an entry that travels. Returns its key. Raises OSError."""
     made_for = {"format": _FORMAT, **key_parts(folder, choices), "files": file_sums(folder)}
     converted_file.write(target, converted)
@@ -31,8 +31,8 @@ def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choi
     return fingerprint.of_json(made_for)
 
 
-def read(entry: Path, folder: ModelFolder, choices: Choices) -> Converted:
-    """What `write` was given, once every byte of the entry and of the model is what it was then.
+def read(entry: Path, folder: ModelFolder, choices: CompileOptions) -> Converted:
+    """Return what `write` was given, once every byte of the entry and of the model is what it was then.
 
     Raises ValueError if it is for something else or has changed, OSError, and any other error if it is damaged.
     """

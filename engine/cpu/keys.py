@@ -1,9 +1,10 @@
-"""What a compiled model depends on: its key in this machine's cache, and what an entry that travels is held against."""
+"""The dependencies of a compiled model: its key in this machine's cache, and those that an entry that travels must
+match."""
 
 import dataclasses
 
 from engine.cpu import openvino
-from engine.cpu.offer import Choices
+from engine.cpu.offer import CompileOptions
 from engine.cpu.outputs import steps_of
 from engine.machine import host
 from engine.model.model_folder import ModelFolder, read_as
@@ -11,13 +12,13 @@ from engine.model.weights import weights_files
 from engine.store import fingerprint
 from engine.store.manifest import Json
 
-# Of an entry in the cache. Raise it when the same model would have another graph, other rows, another result of the
+# An entry's format. Raise it when the same model would have another graph, other rows, another result of the
 # self-test, or other facts in the manifest.
 _FORMAT = 1
 _CONVERTING = ("torch", "transformers")
 
 
-def cache_key(folder: ModelFolder, choices: Choices) -> str:
+def cache_key(folder: ModelFolder, choices: CompileOptions) -> str:
     """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError."""
     return fingerprint.key(
         folder.path,
@@ -28,7 +29,7 @@ def cache_key(folder: ModelFolder, choices: Choices) -> str:
     )
 
 
-def key_parts(folder: ModelFolder, choices: Choices) -> Json:
+def key_parts(folder: ModelFolder, choices: CompileOptions) -> Json:
     """All that an entry that travels depends on, by name, but its format and the model's files. The dtype is not among
     it, since either is made of float32, nothing of the CPU is, and where an entry is taken, what converted it may be
     missing."""

@@ -18,7 +18,7 @@ from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
 from engine.cpu.engine import DEPTH, CompiledEngine
 from engine.cpu.keys import cache_key
-from engine.cpu.offer import Choices, Options, check, check_outputs, choices_of
+from engine.cpu.offer import CompileOptions, Options, check, check_outputs, choices_of
 from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, makers_of, sizes_of
 from engine.cpu.selftest import Facts, examine
@@ -46,7 +46,7 @@ _USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of h
 
 
 def num_long_streams(folder: ModelFolder, *, num_threads: int, has_vocabulary_scores: bool = False) -> int:
-    """Of `num_threads` streams, those for which the longest sequences fit into memory; at least one.
+    """The number of `num_threads` streams for which the longest sequences fit into memory; at least one.
 
     A sequence of S tokens takes float32 arrays: _NUM_HIDDEN_COPIES of [S, hidden_size], and its scores:
     _NUM_BIAS_COPIES of [num_heads, S, S] if they get biases by position, and _NUM_VOCABULARY_COPIES of [S, vocab_size]
@@ -148,7 +148,7 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
 class _Loader:
     """Loads one compiled model, from the cache if it is there."""
 
-    def __init__(self, folder: ModelFolder, choices: Choices, options: LoadOptions, on_stage: OnStage) -> None:
+    def __init__(self, folder: ModelFolder, choices: CompileOptions, options: LoadOptions, on_stage: OnStage) -> None:
         self.choices = choices
         self._on_stage = on_stage
         self._folder = folder
@@ -176,7 +176,7 @@ class _Loader:
         return converted
 
     def _load_exported(self, entry: Path, makers: Makers) -> tuple[Executor, Facts] | None:
-        """From what `embedline compile` wrote; None, after a warning, where that can't be used here."""
+        """Load what `embedline compile` wrote; None, after a warning, where that can't be used here."""
         try:
             converted = exported.read(entry, self._folder, self.choices)
             opening = partial(_open_new, entry, num_threads=self._options.num_threads)
@@ -224,12 +224,18 @@ def _open_new(folder: Path, dtype: str, *, num_threads: int, has_wide: bool = Tr
 
 
 def _most_bytes(folder: Path) -> int:
-    """That the converted model takes on the disk: every number as a float32, and the graph."""
+    """The bytes of the converted model on the disk: every number as a float32, and the graph."""
     return 4 * sum(weights_of(folder).num_parameters.values()) + _GRAPH_BYTES
 
 
 def _info(
-    folder: ModelFolder, choices: Choices, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
+    folder: ModelFolder,
+    choices: CompileOptions,
+    facts: Facts,
+    sizes: Mapping[OutputKind, int],
+    *,
+    name: str,
+    reason: str,
 ) -> ModelInfo:
     dtype = facts.dtype if choices.quantization == "none" else choices.quantization
     return dataclasses.replace(

@@ -43,7 +43,7 @@ class MiniBatch:
     is_token: NDArray[np.bool_]  # [B, S]
 
 
-class Pace:
+class StreamSpeed:
     """How long a padded token takes on one core, learned from mini-batches. Threads may use it at the same time: what
     one of them learns may be lost, and the next mini-batch shows it again."""
 
@@ -121,7 +121,7 @@ def _groups(rounded: NDArray[np.int32], max_padded_tokens: int, *, max_padding: 
 
 
 def _spread(groups: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    """From the longest down, with the next two from the other end behind each."""
+    """Order the sequences from the longest down, with the next two from the other end behind each."""
     left = deque(groups)
     while left:
         yield left.popleft()

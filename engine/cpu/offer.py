@@ -1,4 +1,4 @@
-"""What the openvino engine says of itself: its options, those that a model is compiled with, and whether it takes them.
+"""The openvino engine before it is loaded: its options, those that a model is compiled with, and whether it takes them.
 
 Imports neither torch nor OpenVINO.
 """
@@ -15,7 +15,7 @@ from engine.machine import host
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores
-from engine.offer import Asked, Note
+from engine.offer import Note, ServingTarget
 from engine.registry import EngineRow
 from engine.types import ModelError, OutputKind
 
@@ -38,17 +38,17 @@ class Options(offer.Options):
 class Offer(offer.Offer):
     """Embeddings and scores on the CPU."""
 
-    def missing(self, row: EngineRow, asked: Asked) -> Iterator[str]:
+    def missing(self, row: EngineRow, target: ServingTarget) -> Iterator[str]:
         """Some models are converted without the packages that most take."""
         from engine.cpu import bert
 
-        if lacks := asked.lacks(row.packages, row):
+        if lacks := target.lacks(row.packages, row):
             yield lacks
-        elif lacks := asked.lacks(row.converters, row):
+        elif lacks := target.lacks(row.converters, row):
             if (
-                Options.of(asked.flags).compiled_model is None
-                and asked.folder is not None
-                and not bert.described(asked.folder)
+                Options.of(target.flags).compiled_model is None
+                and target.folder is not None
+                and not bert.described(target.folder)
             ):
                 yield f"{lacks}, or give it --compiled-model, since this model is not converted without"
             else:
@@ -69,7 +69,7 @@ OFFER = Offer(options=Options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class CompileOptions:
     """Options that a compiled model depends on."""
 
     engine: str
@@ -109,9 +109,9 @@ def check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
         )
 
 
-def choices_of(folder: ModelFolder, options: LoadOptions, *, for_any_cpu: bool = False) -> Choices:
-    """For this machine's CPU, or for any, which may multiply bfloat16 where this one does not."""
-    return Choices(
+def choices_of(folder: ModelFolder, options: LoadOptions, *, for_any_cpu: bool = False) -> CompileOptions:
+    """The choices for this machine's CPU, or for any, which may multiply bfloat16 where this one does not."""
+    return CompileOptions(
         engine=openvino.NAME,
         dtype=_dtype(folder, options, has_bfloat16=for_any_cpu or host.multiplies_bfloat16()),
         quantization=_quantization(options),
@@ -121,7 +121,7 @@ def choices_of(folder: ModelFolder, options: LoadOptions, *, for_any_cpu: bool =
 
 
 def _dtype(folder: ModelFolder, options: LoadOptions, *, has_bfloat16: bool) -> str:
-    """See Choices.dtype. "auto" is for embeddings alone, since the loss of no other output is measured."""
+    """See CompileOptions.dtype. "auto" is for embeddings alone, since the loss of no other output is measured."""
     if options.dtype != "auto":
         return options.dtype
     embeds = OutputKind.POOLED in folder.outputs and not folder.outputs & ~(OutputKind.POOLED | OutputKind.TOKENS)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.cpu.converted import Converted, Reference, RowsOfEach
 from engine.cpu.minibatch import cut, padded
-from engine.cpu.offer import Choices
+from engine.cpu.offer import CompileOptions
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers, Pooled
 from engine.machine.failures import one_line
@@ -44,7 +44,7 @@ class Facts:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
-        """From JSON. Raises KeyError, ValueError or TypeError if the values are wrong."""
+        """Read it from JSON. Raises KeyError, ValueError or TypeError if the values are wrong."""
         fidelity = values["fidelity"]
         facts = cls(**{**values, "fidelity": None if fidelity is None else Fidelity(**fidelity)})
         if type(facts.pad_id) is not int or facts.pad_id < -1:
@@ -64,7 +64,7 @@ class Facts:
 
     @property
     def measured(self) -> tuple[float, ...]:
-        """What the self-test measured."""
+        """The measurements of the self-test."""
         near = self.fidelity
         differences = () if self.difference is None else (self.difference,)
         if near is None:
@@ -73,7 +73,7 @@ class Facts:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the log and /info."""
+        """Notes for the log and /info."""
         return tuple(filter(None, (self._equality, self._lower_bits, self.left_out)))
 
     @property
@@ -101,7 +101,7 @@ class Open(Protocol):
 
 
 def examine(
-    open_in: Open, converted: Converted, choices: Choices, *, makers: Makers, is_new: bool = True
+    open_in: Open, converted: Converted, choices: CompileOptions, *, makers: Makers, is_new: bool = True
 ) -> tuple[Executor, Facts]:
     """Run the self-test. Returns the executor that serves. Raises ModelError if the compiled model fails it.
 
@@ -204,7 +204,7 @@ def _pooled(token_rows: RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
 def _rows(
     executor: Executor, reference: Reference, *, pad_id: int, each_alone: bool = True
 ) -> tuple[RowsOfEach, RowsOfEach]:
-    """Of each sequence, computed together on one core, and each alone on all, or every _STEPth. Raises ModelError."""
+    """Rows of all sequences, together on one core, and of each, or every _STEPth, alone on all. Raises ModelError."""
     wide = executor.wide or executor.streams[-1]
     batch = _batch(reference.sequences, hides_tokens=reference.hides_tokens)
     together = _run(executor.streams[0], executor, batch, pad_id=pad_id)[: len(reference.rows)]

@@ -257,7 +257,7 @@ def _answer_score(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def compute_reference(model: Graph, state: State, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
-    """Each as if it were the first: state is what the model held when it was loaded, and holds afterwards.
+    """Compute each as if it were the first: state is what the model held when it was loaded, and holds afterwards.
 
     Raises ModelError if the model does not run, or gives rows that are not finite.
     """

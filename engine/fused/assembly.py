@@ -11,7 +11,7 @@ from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
 from engine.fused.runner import Device, HostDevice, Runner
 from engine.model.tasks import output_size
@@ -20,8 +20,8 @@ from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
 _NUM_SLOTS = 2 * _DEPTH  # for urgent batches and for others
-# Of a GPU. The first is long enough for 2,048 tokens of an 8B model in FP8 on an H100, which reaches 94 % of its full
-# rate with them, and 90 % with 1,024 (measured).
+# Bounds on a GPU. The first is long enough for 2,048 tokens of an 8B model in FP8 on an H100, which reaches 94 % of its
+# full rate with them, and 90 % with 1,024 (measured).
 _MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.030, 0.010
 # Tokens times parameters in linear layers: above it a batch computes for longer than its kernels take to launch from
 # Python (about 25 ms at 10^15 operations a second), so that a graph gains nothing.
@@ -35,7 +35,7 @@ class Model:
 
     name: str  # as served
     reason: str  # why this engine
-    chosen: Choices
+    chosen: FusedConfig
     spec: Spec
     weights: Weights
     modules: RowModules  # what follows the pooling

@@ -19,7 +19,7 @@ from engine.types import ModelError
 
 _OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of BERT's first days
 _FP8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
-# Of activations and of caches of keys and values. Each of ours is quantized as it comes, by a scale of its own.
+# Scales of activations and of caches of keys and values. Each of ours is quantized as it comes, by a scale of its own.
 _OTHER_SCALES = (
     "input_scale", "input_scale_inv", "activation_scale", "output_scale",
     "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "input_zero_point", "weight_zero_point",
@@ -27,7 +27,7 @@ _OTHER_SCALES = (
 
 
 class Checkpoint(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -76,7 +76,7 @@ class SafetensorsCheckpoint:
 
 
 class ModuleCheckpoint:
-    """What transformers has loaded, for checkpoints whose names or shapes it converts while it reads them."""
+    """Weights that transformers has loaded, for checkpoints whose names or shapes it converts while it reads them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in module.state_dict().items()}

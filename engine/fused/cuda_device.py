@@ -144,7 +144,7 @@ class CudaDevice:
 
     @torch.inference_mode()
     def _record(self, shape: Shape) -> Graph:
-        """On the thread that records."""
+        """Record a graph, on the thread that records."""
 
         def work() -> None:
             rows = self._compute(self._block, shape)[OutputKind.POOLED]

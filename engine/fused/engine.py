@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Held:
+class _BatchInSlot:
     """A batch inside the engine."""
 
     ticket: int
@@ -41,15 +41,15 @@ class FusedEngine:
         for slot in range(2 * depth):
             self._free_slots[slot >= depth].put(slot)  # by urgency
         self._changed = threading.Condition()  # guards the three below, and is held while batches are started
-        self._staged: list[_Held] = []  # packed on the host, in the order of their start
-        self._started: collections.deque[_Held] = collections.deque()  # in the order of the device
+        self._staged: list[_BatchInSlot] = []  # packed on the host, in the order of their start
+        self._started: collections.deque[_BatchInSlot] = collections.deque()  # in the order of the device
         self._is_closed = False
         self._num_submitted = 0
 
     def submit(self, batch: Batch) -> int:
         slot = self._free_slots[batch.is_urgent].get()
         self._num_submitted += 1
-        held = _Held(self._num_submitted, slot, batch.is_urgent, batch.gives_way and not batch.is_urgent)
+        held = _BatchInSlot(self._num_submitted, slot, batch.is_urgent, batch.gives_way and not batch.is_urgent)
         held.error = self._runner.stage(slot, batch)
         with self._changed:
             self._staged.append(held)

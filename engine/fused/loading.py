@@ -1,4 +1,4 @@
-"""From options to an engine that is ready: weights, precision, then the first batches as a check.
+"""Makes an engine that is ready from options: weights, precision, then the first batches as a check.
 
 The first batches are the largest that fits into memory, a check of the kernels, and single queries. The check compares
 the engine's rows with those of the same weights by the ops' plain torch reference, which computes each sequence alone.
@@ -27,7 +27,7 @@ from engine.fused.model.linear import NoProduct, probe_products, products_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
-from engine.fused.offer import Choices, Options
+from engine.fused.offer import FusedConfig, Options
 from engine.fused.packing import ALL_OUTPUTS
 from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
@@ -82,7 +82,7 @@ def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loade
 
 
 @contextlib.contextmanager
-def _told_of_the_device(chosen: Choices, doing: str) -> Iterator[None]:
+def _told_of_the_device(chosen: FusedConfig, doing: str) -> Iterator[None]:
     """Raises DeviceTrouble where memory runs out or the GPU is lost. doing: what was done then."""
     try:
         yield
@@ -98,7 +98,7 @@ def _told_of_the_device(chosen: Choices, doing: str) -> Iterator[None]:
 class _Loading:
     """Loads one model."""
 
-    def __init__(self, chosen: Choices, phase: Phase, *, name: str, reason: str, options: LoadOptions) -> None:
+    def __init__(self, chosen: FusedConfig, phase: Phase, *, name: str, reason: str, options: LoadOptions) -> None:
         self._chosen = chosen
         self._phase = phase
         self._name = name
@@ -188,7 +188,7 @@ class _Loading:
         )
 
 
-def _ops(chosen: Choices) -> Ops:
+def _ops(chosen: FusedConfig) -> Ops:
     if chosen.capability is None:
         return ReferenceOps()
     from engine.fused.kernels import TritonOps  # Triton need not be there to check a model on a CPU
@@ -310,7 +310,7 @@ def _token_rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32] | E
     return np.concatenate(rows)
 
 
-def record_queries(engine: FusedEngine, chosen: Choices) -> None:
+def record_queries(engine: FusedEngine, chosen: FusedConfig) -> None:
     """Record the graphs of single queries, so that no request has to wait for that."""
     if chosen.capability is None:
         return

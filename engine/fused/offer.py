@@ -1,4 +1,4 @@
-"""What the fused engine says of itself: can it serve this model on this device in this dtype?
+"""The fused engine before it is loaded: can it serve this model on this device in this dtype?
 
 Reads the folder's JSON files, but neither its architecture's configuration nor its weights. Imports torch only in
 `choose`, so the server and `embedline doctor` can ask for the rest.
@@ -76,8 +76,8 @@ def check_outputs(folder: ModelFolder) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """All that loading needs to know."""
+class FusedConfig:
+    """All choices that loading needs to know."""
 
     folder: ModelFolder
     device: "torch.device"
@@ -86,12 +86,12 @@ class Choices:
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
-def choose(options: LoadOptions) -> Choices:
+def choose(options: LoadOptions) -> FusedConfig:
     """Raises ModelError."""
     device, capability = _device(options.device)
     folder = read_with(options)
     check_outputs(folder)
-    return Choices(
+    return FusedConfig(
         folder=folder,
         device=device,
         capability=capability,

@@ -22,7 +22,7 @@ from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.ops import MAX_HEAD_DIM, MAX_WIDTH
 from engine.fused.model.spec import Spec, shape_of
-from engine.fused.offer import Choices, NotForFused
+from engine.fused.offer import FusedConfig, NotForFused
 from engine.model import quantization
 from engine.model.weights import Weights as StoredWeights
 from engine.model.weights import check_read, weights_of
@@ -152,7 +152,7 @@ def _missing(recipes: Recipes, names: frozenset[str]) -> list[str]:
 
 
 def _parts_of(recipes: Recipes) -> dict[str, None]:
-    """In order, each once."""
+    """The parts in order, each once."""
     return dict.fromkeys(part for recipe in recipes.values() for part in recipe.parts)
 
 
@@ -173,13 +173,13 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """Where weights are read from."""
+    """The opened files that weights are read from."""
 
     source: FusedWeights
     notes: tuple[str, ...]  # what is to be said of it
 
 
-def open_model(chosen: Choices) -> OpenedModel:
+def open_model(chosen: FusedConfig) -> OpenedModel:
     """Raises ModelError where the fused engine does not know the model, and where its weights will not fit."""
     folder = chosen.folder
     adapter = ADAPTERS.get(folder.architecture)
@@ -214,7 +214,7 @@ def _check_sizes(spec: Spec) -> None:
             )
 
 
-def _check_memory(source: FusedWeights, chosen: Choices) -> None:
+def _check_memory(source: FusedWeights, chosen: FusedConfig) -> None:
     free, total = torch.cuda.mem_get_info(chosen.device)
     check_memory(
         source.spec,

@@ -10,7 +10,7 @@ from engine.machine import host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """What limits this process."""
+    """The cores that this process may use."""
 
     num_processors: int  # that it may run on; those of one core run at the same time and share its arithmetic
     num_cores: int  # that these processors belong to
@@ -23,7 +23,7 @@ class Cores:
 
     @property
     def most_threads(self) -> int:
-        """That can compute at the same time, those that share a core included; at least 1."""
+        """The threads that can compute at the same time, those that share a core included; at least 1."""
         return max(1, self.num_processors if self.quota is None else min(self.num_processors, int(self.quota)))
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ def _siblings(processor: int, root: Path) -> str:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Of all control groups that have one: microseconds of computing, and of the period that they are for."""
+    """The quota of each control group that has one: microseconds of computing a microsecond."""
     for folder in host.control_groups("cpu", root):
         both = (
             _text(folder / "cpu.max") or f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"

@@ -50,7 +50,7 @@ def memory(root: Path = Path("/")) -> int:
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
-    """In bytes."""
+    """The limits in bytes."""
     for folder in control_groups("memory", root):
         for limit in (folder / "memory.max", folder / "memory.limit_in_bytes"):
             text = limit.read_text().strip() if limit.is_file() else ""
@@ -73,7 +73,7 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def _left(root: Path) -> Iterator[int]:
-    """Of each limit that holds for this process."""
+    """The bytes left under each limit that holds for this process."""
     for folder in control_groups("memory", root):
         for limit, used, unused_files in _VERSIONS:
             most, now = _text(folder / limit), _text(folder / used)
@@ -83,7 +83,7 @@ def _left(root: Path) -> Iterator[int]:
 
 
 def _text(file: Path) -> str:
-    """What is in a file; "" if there is none."""
+    """The text of a file; "" if there is none."""
     return file.read_text().strip() if file.is_file() else ""
 
 

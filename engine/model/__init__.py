@@ -1,4 +1,4 @@
-"""What a model's folder says: files, modules, tasks, stored quantization. Detection is in detection/.
+"""The contents of a model's folder: files, modules, tasks, stored quantization. Detection is in detection/.
 
 Reads JSON and safetensors headers with numpy at most: no torch, no transformers, no engine.
 """

@@ -1,4 +1,4 @@
-"""Which uses of each architecture are served, by which engine and how: the table in docs/models.md, as data.
+"""The uses of each architecture that are served, by which engine and how: the table in docs/models.md, as data.
 
 `make docs` writes it there. tests/parity holds each cell of it against the model's own reference.
 """
@@ -15,7 +15,7 @@ END = "<!-- up to here -->"
 
 
 class Use(enum.StrEnum):
-    """What a model is asked for: a column."""
+    """A use of a model: a column."""
 
     EMBED = "embed"
     RERANK = "rerank"  # …ForSequenceClassification with one label
@@ -38,7 +38,7 @@ class Architecture:
     is_fused: bool = False  # for embeddings, on a GPU
 
     def engines(self, use: Use) -> tuple[str, ...]:
-        """Those that give it; none where the architecture is not for it."""
+        """The engines that give it; none where the architecture is not for it."""
         if use not in self.uses:
             return ()
         if not self.transformers:
@@ -94,12 +94,12 @@ ARCHITECTURES = (
 
 
 def use_of(folder: "ModelFolder") -> Use:
-    """What the model is for."""
+    """The use that the model is for."""
     return Use.GENERATIVE_RERANK if folder.template else Use(folder.task)
 
 
 def rows_of(folder: "ModelFolder") -> list[Architecture]:
-    """Those of its architecture, which may have several."""
+    """The rows of a model's architecture, which may have several."""
     return [row for row in ARCHITECTURES if row.model_type == folder.architecture]
 
 

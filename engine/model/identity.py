@@ -1,4 +1,4 @@
-"""What identifies a model whose rows are stored somewhere: digests of its weights, its tokenizer and its settings.
+"""The identity of a model whose rows are stored somewhere: digests of its weights, its tokenizer and its settings.
 
 The same files and settings give the same digests on every machine and at every path. Small weights are read whole. Of
 large ones it reads samples, some MB in all, because reading all of them would take seconds at each start. Imports
@@ -19,6 +19,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TOKEN_WEIGHTS_FILE, TokenVectors, TokenWeights
 from engine.model.weights import Header, header_of, weight_files, weights_files
 from engine.types import ModelError
+from wire.files import read_whole
 
 _FORMAT = 1  # of the digests: counted up when the same model gets others
 _DIGITS = 16  # of a digest
@@ -61,8 +62,8 @@ class Identity:
 
 
 def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "") -> Identity:
-    """Of a model as it is served. `flags` are settings that are not of the folder. `stand_in` replaces the weights, for
-    an engine that reads none. Raises ModelError where a file can't be read."""
+    """Identify a model as it is served. `flags` are settings that are not of the folder. `stand_in` replaces the
+    weights, for an engine that reads none. Raises ModelError where a file can't be read."""
     try:
         weights = stand_in or _digest(dict(_tensors(folder)))
         settings = {name: value for name, value in _plain(folder).items() if name not in _NOT_SETTINGS}
@@ -77,16 +78,16 @@ def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "
 
 def _tokenizer(folder: Path) -> str:
     file = folder / "tokenizer.json"
-    whole = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    whole = hashlib.sha256(read_whole(file)).hexdigest() if file.is_file() else ""
     parts = [_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES]
     return _digest([whole, *parts, *filter(None, _others(folder, parts[0]))])
 
 
 def _others(folder: Path, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What most folders lack and the tokenizer reads; {} where it is not there. config: of the tokenizer."""
+    """Settings that most folders lack and the tokenizer reads; {} where there are none. config: of the tokenizer."""
     yield read_optional(folder / _OLD_TOKENIZER_FILE)
     template = folder / _CHAT_TEMPLATE
-    yield {_CHAT_TEMPLATE: hashlib.sha256(template.read_bytes()).hexdigest()} if template.is_file() else {}
+    yield {_CHAT_TEMPLATE: hashlib.sha256(read_whole(template)).hexdigest()} if template.is_file() else {}
     named = {"tokenizer_class": read_optional(folder / "config.json").get("tokenizer_class")}
     yield named if named["tokenizer_class"] and not config.get("tokenizer_class") else {}
 
@@ -134,7 +135,7 @@ def _blocks(num_bytes: int, num_blocks: int) -> Iterator[tuple[int, int]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it. Fields that have their default are left out, so that a new one changes no digest."""
+    """The value as JSON has it. Fields that have their default are left out, so that a new one changes no digest."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
         changed = {name: _plain(own) for name, (own, default) in fields.items() if own != default}

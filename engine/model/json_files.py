@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from engine.types import ModelError
+from wire.files import TooLargeError, read_whole
 from wire.placeholder import placeholder
 
 Json = dict[str, Any]
 
 MAX_DEPTH = 2  # nested folders above a module
-_MAX_BYTES = 1 << 28  # of a file; the largest tokenizers take a tenth of it
 _READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 
 
 def read(file: Path) -> Any:
     """Any JSON value. Raises ModelError if the file is missing, not JSON, too large or nested too deeply."""
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ModelError(f"{file} is too large: at most {_MAX_BYTES >> 20} MiB are read")
-        return json.loads(file.read_bytes())
+        return json.loads(read_whole(file))
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
+    except TooLargeError as error:
+        raise ModelError(f"{file} is too large: {error}") from error
     except ValueError as error:
         raise ModelError(placeholder(file) or f"{file} is not valid JSON") from error
     except RecursionError as error:
@@ -121,7 +121,8 @@ def check_links(folder: Path) -> None:
 
 
 def _target(link: Path) -> Path:
-    """Where it leads. Raises ModelError if that is itself: Path.resolve raises RuntimeError or nothing, by version."""
+    """A link's target. Raises ModelError if that is the link: Path.resolve raises RuntimeError or nothing, by
+    version."""
     try:
         link.stat()
     except OSError as error:

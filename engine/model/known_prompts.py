@@ -31,7 +31,7 @@ def _sides(query: str, document: str = "") -> dict[str, str]:
 
 
 def _with_others(prompts: dict[str, str], others: str = "") -> dict[str, str]:
-    """The same for what is no search."""
+    """These prompts, and `others` for what is no search."""
     return prompts | dict.fromkeys(("classification", "clustering", "text-matching"), others)
 
 
@@ -106,7 +106,7 @@ def _of(name: str) -> dict[str, str] | None:
 
 
 def _repository(name: str) -> str:
-    """Without its owner."""
+    """The repository's name without its owner."""
     return name.rstrip("/").rpartition("/")[2]
 
 

@@ -1,7 +1,10 @@
 """Reads a model folder's JSON files, before torch or transformers are imported.
 
-Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task. Every
-engine reads its folder by `read_with`, and so passes no flag over.
+Of the weights it reads only the names of files and headers of heads. Every engine reads its folder by
+`read_with`, and so passes no flag over.
+
+`detect` finds the task by the rules of engine.model.detection in order: flags, modules.json, config.json, known
+generative rerankers, files beside the model. The first that fits decides.
 """
 
 import dataclasses
@@ -13,9 +16,10 @@ from engine.messages import LoadOptions
 from engine.model.detection.architecture import Architecture, architecture_of
 from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.late_interaction import lengths_of_roles
+from engine.model.detection.late_interaction import late_interaction, lengths_of_roles
 from engine.model.detection.needed_files import check_placeholders
-from engine.model.detection.rules import SPLADE, detect
+from engine.model.detection.scores import generative, scores
+from engine.model.detection.sparse import masked_lm, side_heads, splade
 from engine.model.detection.vocabulary import surrounding_ids
 from engine.model.json_files import Json, check_links, object_in, read_optional
 from engine.model.modules import Chain, read_chain
@@ -31,9 +35,14 @@ from engine.model.tasks import (
     TokenScores,
     TokenTable,
     TokenVectors,
+    TokenWeights,
+    VocabularyWeights,
     output_size,
 )
 from engine.types import ModelError, ModelInfo, OutputKind
+
+SPLADE = "splade"  # the value of --pooling, as in TEI
+_SPARSE_HEADS = VocabularyWeights | TokenWeights
 
 AUTO = "auto"  # of --task
 _ENCODERS = frozenset(("t5", "mt5"))  # encoder-decoder architectures whose encoder can be served alone
@@ -131,7 +140,7 @@ class ModelFolder:
     def info(
         self, *, name: str, engine: str, reason: str, dtype: str, device: str, notes: tuple[str, ...]
     ) -> ModelInfo:
-        """Of this model, loaded by this engine. `notes` come before the folder's own."""
+        """The info of this model, loaded by this engine. `notes` come before the folder's own."""
         return ModelInfo(
             name=name,
             engine=engine,
@@ -188,7 +197,7 @@ def read(
 
 
 def _architecture(folder: Path, known_classes: frozenset[str], trusted: Collection[str]) -> Architecture:
-    """What serves the folder's transformer; of static embeddings, which have none, config.json as it is."""
+    """The architecture of the folder's transformer; for static embeddings, which have none, config.json as it is."""
     config = _config(folder)
     chained = read_chain(folder)
     if is_static(chained.chain, config):
@@ -227,6 +236,75 @@ def _check_encoder(folder: Path, config: Json) -> None:
             "config.json describes an encoder-decoder model, and no modules.json says that its encoder alone gives "
             "embeddings"
         )
+
+
+def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
+    """Find the model's task. wanted: the value of --task, None = auto. is_splade: --pooling splade.
+
+    Raises ModelError with one line if the model does not fit the task, or its head is broken.
+    """
+    found = _detect(files, wanted=wanted, is_splade=is_splade)
+    if files.template and found.task is not Task.RERANK:
+        raise ModelError(f"--template is for rerankers, and this model is for {found.task} ({found.source})")
+    return found
+
+
+def _detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
+    if is_splade:
+        if wanted not in (None, Task.SPARSE):
+            raise ModelError(f"--pooling splade is for --task sparse, not {wanted}")
+        return masked_lm(files, "--pooling splade")
+    if wanted is None:
+        return next(_found(files, wanted))
+    if wanted is Task.EMBED:
+        found = next((each for each in _embeddings(files)), None) or Detected(task=Task.EMBED, source="")
+        return dataclasses.replace(found, source="--task embed")
+    seen = []
+    for found in _found(files, wanted):
+        if _fits(found, wanted):
+            return dataclasses.replace(found, task=wanted, source=f"--task {wanted}; {found.source}")
+        seen.append(found)
+    if wanted is Task.SPARSE:
+        return masked_lm(files, "--task sparse")
+    raise ModelError(f"--task {wanted}: the model is not for this; it is for {_in_words(seen)}")
+
+
+def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
+    """The tasks that the model fits, the likeliest first."""
+    if files.chain is Chain.SPARSE:
+        yield splade(files)
+        return
+    yield from late_interaction(files)
+    if files.chain in (Chain.EMBED, Chain.STATIC):
+        yield from _embeddings(files)
+    yield from scores(files)
+    yield from generative(files, wanted=wanted)
+    yield from _embeddings(files)
+
+
+def _embeddings(files: Files) -> Iterator[Detected]:
+    yield from side_heads(files)
+    others = [name for name in (files.config.get("architectures") or ())[1:] if name != files.architecture]
+    notes = (f"embeddings alone: {', '.join(others)} in config.json is for other rows",) if others else ()
+    yield Detected(task=Task.EMBED, source="modules.json" if files.chain else "no head", notes=notes)
+
+
+def _fits(found: Detected, wanted: Task) -> bool:
+    if found.task is wanted:
+        return True
+    match wanted:
+        case Task.CLASSIFY:
+            return any(isinstance(head, SequenceScores) for head in found.heads)
+        case Task.SPARSE:
+            return any(isinstance(head, _SPARSE_HEADS) for head in found.heads)
+        case Task.LATE_INTERACTION:
+            return any(isinstance(head, TokenVectors) for head in found.heads)
+    return False
+
+
+def _in_words(seen: list[Detected]) -> str:
+    """The tasks and their sources, in words."""
+    return "; ".join(dict.fromkeys(f"{found.task} ({found.source})" for found in seen))
 
 
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
@@ -289,7 +367,7 @@ def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
 
 
 def read_as(folder: ModelFolder) -> Json:
-    """What config.json was understood to mean, for the keys of caches: its bytes alone do not say that."""
+    """The meaning that was found in config.json, for the keys of caches: its bytes alone do not say that."""
     return {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
 
 

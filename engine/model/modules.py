@@ -139,7 +139,7 @@ def _poolings(config: Json, file: str) -> tuple[str, ...]:
 
 
 def _step(folder: Path, module: Module, row: str) -> Step | None:
-    """None for modules that only matter in training."""
+    """A module as a step; None for modules that only matter in training."""
     path = module.path
     match module.kind:
         case "Dense":

@@ -81,7 +81,7 @@ Stored = StoredFp8 | StoredNvfp4
 
 
 def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
-    """What `read` returns. Raises ModelError if the engine can't read the weights. reads_fp8: whether it reads FP8.
+    """Call `read`. Raises ModelError if the engine can't read the weights. reads_fp8: whether it reads FP8.
 
     Libraries take quantized numbers for plain weights if config.json does not describe them. So this also checks the
     headers of the files.

@@ -68,7 +68,7 @@ _MODEL2VEC = "model2vec"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFiles:
-    """What happens to the text before the transformer, and to the token rows after it."""
+    """The steps that a text takes before the transformer, and its token rows after it."""
 
     poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS; joined in this order
     pooling_source: str  # the file or flag that says so
@@ -91,7 +91,7 @@ class SentenceFiles:
 
     @property
     def tokenizer_folder(self) -> str:
-        """Where tokenizer.json is, within the folder; "" = in itself."""
+        """The place of tokenizer.json within the folder; "" = in itself."""
         return str(self.modules[0].path) if self.modules and self.modules[0].path.parts else ""
 
 
@@ -167,7 +167,7 @@ def read_prompts(folder: Path) -> Prompts:
 
 
 def read_cuts(folder: Path) -> Cuts:
-    """As sentence-transformers' classes read them: each its own, and only beside modules.json. Raises ModelError for
+    """Read the cuts as sentence-transformers' classes do: each its own, only beside modules.json. Raises ModelError for
     what is no whole number from 1."""
     config, kind = read_optional(folder / CONFIG), model_kind(folder)
     truncate_dim, max_active_dims = (_count_in(config, key) for key in ("truncate_dim", "max_active_dims"))

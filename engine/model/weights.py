@@ -32,7 +32,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
-# In their names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
+# The ends of weights' names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
 _WEIGHTS = (".weight", ".qweight", ".weight_packed")
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
 QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
@@ -67,7 +67,7 @@ class StoredTensor:
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        """For messages."""
+        """The tensor in words, for messages."""
         return f"{self.name!r} in {self.file}"
 
 

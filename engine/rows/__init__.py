@@ -1,1 +1,1 @@
-"""From token rows to one row a sequence: poolings and the modules after them, numpy and torch side by side."""
+"""Makes one row a sequence of token rows: poolings and the modules after them, numpy and torch side by side."""

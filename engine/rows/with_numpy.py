@@ -1,4 +1,4 @@
-"""What engines compute around a model, with numpy alone: positions of tokens, poolings and the modules after them.
+"""The work of engines around a model, with numpy alone: positions of tokens, poolings and the modules after them.
 
 engine.rows.with_torch has poolings and modules with torch. Nothing here knows a model.
 
@@ -85,7 +85,7 @@ def _activated(rows: _Rows, activation: str) -> _Rows:
 
 
 def gelu(rows: _Rows, *, computes_in: type[np.floating[Any]] = np.float64) -> _Rows:
-    """With the error function. In float32 it takes a third to a half of the time."""
+    """GELU by the error function. In float32 it takes a third to a half of the time."""
     found: _Rows = (0.5 * rows * (1 + _erf(rows / np.sqrt(2, dtype=computes_in)))).astype(np.float32)
     return found
 
@@ -98,13 +98,13 @@ def _layer_norm(rows: _Rows, arrays: Arrays) -> _Rows:
 
 
 def _sigmoid(rows: _Rows) -> _Rows:
-    """By tanh, which does not overflow."""
+    """The sigmoid by tanh, which does not overflow."""
     found: _Rows = (0.5 * (1 + np.tanh(0.5 * rows))).astype(np.float32)
     return found
 
 
 def _erf(values: NDArray[Any]) -> NDArray[Any]:
-    """To 1.5e-7, float32's own precision: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+    """The error function to 1.5e-7, as float32: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
     size = np.abs(values)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -114,7 +114,7 @@ def _erf(values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What one model does with token rows. May be called by several threads at the same time."""
+    """The pooling of one model's token rows. May be called by several threads at the same time."""
 
     poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS
     modules: RowModules
@@ -182,7 +182,7 @@ def _pool_one(rows: _Rows, pooling: str, places: NDArray[np.int64]) -> _Rows:
 
 
 def pooled_in_padded(batch: Batch, index: NDArray[np.int64], is_token: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-    """Which places [B, S] of a padded mini-batch are pooled; None = all tokens are. For index see MiniBatch."""
+    """The places [B, S] of a padded mini-batch that are pooled; None = all tokens are. For index see MiniBatch."""
     if batch.token_type_ids is None:
         return None
     is_prompt = (batch.token_type_ids[index] & PROMPT_TOKEN) != 0
@@ -202,7 +202,7 @@ class PooledTokens:
 
 
 def pooled_in_packed(batch: Batch) -> PooledTokens | None:
-    """None = all tokens are pooled."""
+    """The places that are pooled; None = all are."""
     if batch.token_type_ids is None:
         return None
     is_prompt = (batch.token_type_ids & PROMPT_TOKEN) != 0

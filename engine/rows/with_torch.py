@@ -1,4 +1,4 @@
-"""From the token rows of a packed batch to one row a sequence, with torch on any device: poolings and the modules after
+"""Makes one row a sequence of a packed batch's token rows, with torch on any device: poolings and the modules after
 them.
 
 engine.rows.with_numpy does the same with numpy, for padded mini-batches. Nothing here knows a model.
@@ -36,7 +36,7 @@ class RowModules:
 
 
 def load_modules(folder: Path, steps: Sequence[Step], *, device: torch.device) -> RowModules:
-    """Its tensors are on the device. Raises ModelError where a file has not what its config.json says."""
+    """The modules, tensors on the device. Raises ModelError where a file has not what its config.json says."""
     found = read_arrays(folder, steps)
     return RowModules(
         steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found]
@@ -81,7 +81,7 @@ def _activated(rows: Tensor, activation: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What one model does with token rows."""
+    """The pooling of one model's token rows."""
 
     poolings: tuple[str, ...]  # of engine.model.tasks.POOLINGS
     modules: RowModules

@@ -53,12 +53,12 @@ class Agreement:
 
     @property
     def in_words(self) -> str:
-        """For people."""
+        """The figures for people."""
         return f"the least cosine of a row is {self.min_cosine:.5f}, the largest difference {self.difference:.1e}"
 
 
 def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtype: str) -> Agreement:
-    """Of float32 rows [N, D], without the mean of the expected ones. dtype: of computing, a key of TOLERANCE.
+    """Compare float32 rows [N, D], without the mean of the expected ones. dtype: of computing, a key of TOLERANCE.
 
     NaN if a value is NaN, and a difference of infinity if the shapes differ, so write `if not is_near(…)`.
     """
@@ -80,7 +80,7 @@ def is_near(rows: Agreement, *, dtype: str) -> bool:
 
 
 def _rounding(expected: NDArray[np.float32], dtype: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What rounding can make of each number, downwards and upwards."""
+    """The differences that rounding can make of each number, downwards and upwards."""
     most = _NUM_ROUNDINGS * _LIMITS[dtype].rounding * np.abs(expected, dtype=np.float64)
     return -most, most
 

@@ -36,7 +36,7 @@ class Fidelity:
 
     @property
     def figures(self) -> str:
-        """For a log."""
+        """The figures for a log."""
         return (
             f"cosine median {self.median_cosine:.5f}, 1st percentile {self.p1_cosine:.5f}, lowest "
             f"{self.min_cosine:.5f} without the mean row, {self.overlap:.1%} of the nearest {_NUM_NEAREST}"
@@ -44,7 +44,7 @@ class Fidelity:
 
     @property
     def in_words(self) -> str:
-        """For people, of embeddings on a CPU."""
+        """The figures for people, of embeddings on a CPU."""
         return (
             f"over {self.num_texts} English texts the cosine to float32 rows without the mean row is "
             f"{self.min_cosine:.5f} at least and {self.median_cosine:.5f} in the middle, and {self.overlap:.1%} of "
@@ -53,7 +53,7 @@ class Fidelity:
 
 
 def fidelity(found: NDArray[np.float32], expected: NDArray[np.float32]) -> Fidelity:
-    """Of float32 rows [N, D], and of those that they stand for, which are finite. Raises ValueError where the shapes
+    """Compare float32 rows [N, D] with those that they stand for, which are finite. Raises ValueError where the shapes
     differ."""
     if found.shape != expected.shape:
         raise ValueError(f"rows of {found.shape} can't be compared with {expected.shape}")

@@ -170,7 +170,7 @@ def longer(folder: ModelFolder, *, kind: str) -> Sequences:
 
 
 def num_layer_parameters(folder: ModelFolder) -> int:
-    """Without the tables of tokens, which cost nothing."""
+    """The parameters without the tables of tokens, which cost nothing."""
     num_parameters = sum(weights_of(folder.weights_folder).num_parameters.values())
     return max(num_parameters - folder.vocab_size * folder.hidden_size, 1)
 

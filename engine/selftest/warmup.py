@@ -32,8 +32,8 @@ _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy mach
 _MAX_SECONDS = 0.6  # for all of them together
 _NUM_STAGED = 4  # batches one behind the other, where it is the rate of many that is wanted
 _ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
-# What is tolerated between two runs of one engine: wider than rounding, since mini-batches may be cut in another way
-# the second time, and far below what damaged weights or a broken device give.
+# The difference tolerated between two runs of one engine: wider than rounding, since mini-batches may be cut in another
+# way the second time, and far below what damaged weights or a broken device give.
 _MIN_TOLERANCE = 1e-3
 _MAX_TOLERANCE = 0.3
 
@@ -100,7 +100,7 @@ def _costs(engine: Engine) -> dict[int, float]:
 
 
 def _seconds_of(costs: Mapping[int, float], num_tokens: int) -> float:
-    """Of a batch that was not measured, by a straight line through the smallest and the largest of those that were."""
+    """Seconds of a batch that was not measured, by a straight line through the smallest and the largest that were."""
     (least, quickest), (most, slowest) = min(costs.items()), max(costs.items())
     a_token = max(0.0, slowest - quickest) / (most - least)
     return slowest + (num_tokens - most) * a_token
@@ -167,7 +167,7 @@ class Canary:
         self._tolerance = max(_MIN_TOLERANCE, TOLERANCE.get(info.dtype, _MAX_TOLERANCE))
 
     def judge(self, results: Results | EngineError) -> EngineError | None:
-        """What is wrong with the rows of a later run; None if they are as they were."""
+        """The fault in the rows of a later run; None if they are as they were."""
         if isinstance(results, EngineError):
             return EngineError(results.kind, f"the canary failed: {results}")
         for kind, expected in self._expected.items():

@@ -96,7 +96,7 @@ class Cache:
                 os.close(lock)
 
     def _root_with_room(self, num_bytes: int) -> Path | None:
-        """None = the temporary folder."""
+        """A root with room; None = the temporary folder."""
         root = self._writable_root()
         try:
             if root is not None:
@@ -121,7 +121,7 @@ class Cache:
         self._prune()
 
     def _writable_root(self) -> Path | None:
-        """None = the temporary folder."""
+        """A root to write in; None = the temporary folder."""
         if self._root is None:
             return None
         try:
@@ -174,8 +174,8 @@ def remove_leftovers(root: Path) -> None:
 
 
 def _new_folder(root: Path | None) -> tuple[Path, int | None]:
-    """And the descriptor of its lock, which lasts as long as this process or until it is closed; None = a disk without
-    locks. Raises OSError."""
+    """A new folder and the descriptor of its lock, which lasts until it is closed or this process ends; None = a disk
+    without locks. Raises OSError."""
     for _ in range(_NUM_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=root))
         try:

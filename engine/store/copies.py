@@ -102,7 +102,7 @@ def _wait_for(lock: BinaryIO, kind: int, what: str, copy: Path) -> None:
 
 
 def unfinished(copy: Path) -> Path:
-    """Where a copy is made, before it is renamed."""
+    """The folder in which a copy is made, before it is renamed."""
     return copy.with_name(copy.name + PARTIAL)
 
 

@@ -69,7 +69,7 @@ def _large(folder: Path, others: Iterable[Path]) -> list[Path]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of installed packages by name; "" of one that is not installed."""
+    """The versions of installed packages by name; "" of one that is not installed."""
     installed = {package: list(metadata.distributions(name=package)) for package in packages}
     return {package: found[0].version if found else "" for package, found in installed.items()}
 

@@ -97,7 +97,7 @@ def _is_in_cache(snapshot: Path) -> bool:
 
 
 def _listing_of(snapshot: Path) -> Path:
-    """Where the library keeps it. A folder with several downloads has several, and nobody knows which is its own."""
+    """The library's listing of it. A folder with several downloads has several, and nobody knows which is its own."""
     if _is_in_cache(snapshot):
         return snapshot.parent.parent / "trees" / f"{snapshot.name}.json"
     found = list((snapshot / ".cache" / "huggingface" / "trees").glob("*.json"))

@@ -20,7 +20,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """Where a model is."""
+    """The place of a model."""
 
     path: Path
     source: str  # "local folder", "hub cache", "package …" or "hub"
@@ -109,7 +109,7 @@ def _from_cache(
 
 
 def _default_cache() -> Path:
-    """As huggingface_hub has it (HF_HUB_CACHE and the older names, HF_HOME, XDG_CACHE_HOME)."""
+    """The cache's folder, as huggingface_hub has it (HF_HUB_CACHE and the older names, HF_HOME, XDG_CACHE_HOME)."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError:

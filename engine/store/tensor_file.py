@@ -29,7 +29,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a file a tensor is."""
+    """The place of a tensor in a file."""
 
     begin: int  # bytes from the beginning of the file
     num_bytes: int
@@ -56,7 +56,7 @@ class NewHeader:
 
 
 def places(file: Path) -> dict[str, Place]:
-    """By name. Each one is within the file and of the right size. Tensors of a dtype that torch lacks are left out.
+    """Places by name, each within the file and of the right size. Tensors of a dtype that torch lacks are left out.
 
     Raises OSError, and ValueError or TypeError if it is not a safetensors file.
     """

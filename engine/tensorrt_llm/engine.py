@@ -24,7 +24,7 @@ from engine.rows.with_numpy import RowModules, load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm.library import loading
-from engine.tensorrt_llm.offer import Choices, choose
+from engine.tensorrt_llm.offer import TensorRTLLMConfig, choose
 from engine.tensorrt_llm.planning.head import without_trailing_padding
 from engine.tensorrt_llm.planning.plan import ModelClass
 from engine.types import (
@@ -106,7 +106,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     return engine
 
 
-def _checked_engine(chosen: Choices, info: ModelInfo, on_stage: OnStage) -> TensorrtLlmEngine:
+def _checked_engine(chosen: TensorRTLLMConfig, info: ModelInfo, on_stage: OnStage) -> TensorrtLlmEngine:
     """Loaded, and tried on its first batches. Raises ModelError."""
     on_stage("library")
     library = loading.load(chosen)
@@ -122,7 +122,7 @@ def _checked_engine(chosen: Choices, info: ModelInfo, on_stage: OnStage) -> Tens
     return engine
 
 
-def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
+def _info(chosen: TensorRTLLMConfig, *, name: str, reason: str, device: str) -> ModelInfo:
     folder, model_class = chosen.folder, chosen.model_class
     info = folder.info(
         name=name,
@@ -135,7 +135,7 @@ def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
     return dataclasses.replace(info, outputs=model_class.output)
 
 
-def _dtype(chosen: Choices) -> str:
+def _dtype(chosen: TensorRTLLMConfig) -> str:
     match chosen.checkpoint.algorithm:
         case "":
             return chosen.model_class.dtype or chosen.dtype

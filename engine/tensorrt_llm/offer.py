@@ -1,4 +1,4 @@
-"""What the tensorrt-llm engine says of itself, and the options of `load`, checked without importing tensorrt_llm:
+"""The tensorrt-llm engine before it is loaded, and the options of `load`, checked without importing tensorrt_llm:
 nothing is on the GPU yet when a model is refused.
 """
 
@@ -13,7 +13,7 @@ from engine.machine.cuda_driver import Gpu
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
-from engine.offer import Asked, Flags
+from engine.offer import Flags, ServingTarget
 from engine.registry import CUDA, TENSORRT_LLM, EngineRow
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
@@ -37,22 +37,22 @@ class Offer(offer.Offer):
     """Embeddings and scores by TensorRT-LLM, on GPUs."""
 
     def known_classes(self, flags: object) -> frozenset[str]:
-        """Those that upstream's own class computes."""
+        """The classes that upstream's own class computes."""
         return KNOWN_CLASSES if Options.of(flags).tensorrt_llm_model_class == STOCK else frozenset()
 
-    def missing(self, row: EngineRow, asked: Asked) -> Iterator[str]:
+    def missing(self, row: EngineRow, target: ServingTarget) -> Iterator[str]:
         """The library brings everything else."""
-        version = asked.installed.get(package.NAME)
-        if version is None and asked.python == sys.executable:
+        version = target.installed.get(package.NAME)
+        if version is None and target.python == sys.executable:
             package.find()  # says in its own words that there is none
         if version is None:
-            yield f"the package {package.NAME} is not installed for {asked.python}"
+            yield f"the package {package.NAME} is not installed for {target.python}"
         elif package.is_too_old(version):
             yield f"{package.NAME} {version} is too old: it has no LLM.encode"
 
-    def check(self, row: EngineRow, asked: Asked, folder: ModelFolder) -> Iterator[str]:
-        """The same as when it loads the model."""
-        plan(folder, asked.cuda.gpus, _flags(asked.flags, Options.of(asked.flags)))
+    def check(self, row: EngineRow, target: ServingTarget, folder: ModelFolder) -> Iterator[str]:
+        """The checks that are made when it loads the model."""
+        plan(folder, target.cuda.gpus, _flags(target.flags, Options.of(target.flags)))
         yield from ()
 
 
@@ -60,8 +60,8 @@ OFFER = Offer(options=Options, is_asked_first=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """All that loading needs to know."""
+class TensorRTLLMConfig:
+    """All choices that loading needs to know."""
 
     folder: ModelFolder
     model_class: ModelClass  # which class computes it, and what comes out
@@ -77,8 +77,8 @@ class Choices:
     notes: tuple[str, ...]
 
 
-def choose(options: LoadOptions) -> Choices:
-    """With --quantization fp8 this takes minutes the first time, where a copy of the weights in block FP8 is made.
+def choose(options: LoadOptions) -> TensorRTLLMConfig:
+    """Plan the loading. With --quantization fp8 it takes minutes the first time, where weights are copied in block FP8.
 
     The copy is not removed while this process lives. Raises ModelError with one line.
     """
@@ -86,7 +86,7 @@ def choose(options: LoadOptions) -> Choices:
     found, folder, gpu = package.find(), read_with(options, known_classes=OFFER.known_classes(own)), _gpu(options)
     planned = plan(folder, [gpu], _flags(options, own))
     stored, weights, notes = _weights(folder, planned, options.cache_dir)
-    return Choices(
+    return TensorRTLLMConfig(
         folder=folder,
         model_class=planned.model_class,
         weights=weights,

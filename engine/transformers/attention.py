@@ -92,7 +92,7 @@ def packed_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Which tokens of a sequence attend to which, and how."""
+    """The rule by which tokens of a sequence attend to each other."""
 
     is_causal: bool
     scaling: float

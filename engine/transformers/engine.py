@@ -22,7 +22,7 @@ from engine.model.model_folder import ModelFolder, read_with
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.loading import load_model
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.selftest import PADDED, Choice, Findings, choose_forward
+from engine.transformers.selftest import PADDED, ForwardChoice, SelftestCache, choose_forward
 from engine.transformers.sparse import QueryTable, query_table
 from engine.types import (
     MAX_NUM_SEQS,
@@ -155,11 +155,11 @@ def _limits(folder: ModelFolder, options: LoadOptions, *, streams: int) -> Engin
     )
 
 
-def _prepare(folder: ModelFolder, where: Place, options: LoadOptions, on_stage: OnStage) -> Choice:
+def _prepare(folder: ModelFolder, where: Place, options: LoadOptions, on_stage: OnStage) -> ForwardChoice:
     on_stage("weights")
     model = _load(folder, where)
     on_stage("self-test")
-    findings = Findings(folder, where, options)
+    findings = SelftestCache(folder, where, options)
     known = findings.find()
     prepacks = not where.is_gpu and where.dtype is torch.float32
     try:
@@ -184,7 +184,7 @@ def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
     return model
 
 
-def _info(folder: ModelFolder, where: Place, choice: Choice, *, name: str, reason: str) -> ModelInfo:
+def _info(folder: ModelFolder, where: Place, choice: ForwardChoice, *, name: str, reason: str) -> ModelInfo:
     info = folder.info(
         name=name,
         engine="transformers",

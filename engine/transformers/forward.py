@@ -27,7 +27,7 @@ from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 
-# Of a padded group. On a CPU larger groups are no faster and have more padding.
+# The most tokens of a padded group. On a CPU larger groups are no faster and have more padding.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
 _MAX_CHECKED_TOKENS = 16_384  # classes with more positions number them by angles, which end nowhere
 
@@ -61,7 +61,7 @@ class PackedForward:
 
     @cached_property
     def _visibilities(self) -> Mapping[nn.Module, Visibility]:
-        """Of each layer. Not told earlier, because it needs a run of the model."""
+        """The visibility in each layer. Not told earlier, because it needs a run of the model."""
         token_id = 1 if self._padding_idx == 0 else 0  # positions count each token but padding
         one = Batch("", OutputKind.TOKENS, np.full(NUM_TOKENS, token_id, np.int32), np.array([0, NUM_TOKENS], np.int32))
         self._check_row_length()
@@ -123,7 +123,7 @@ def _follows_tables(module: nn.Module) -> bool:
 
 
 def _single_tokens(num_tokens: int) -> Batch:
-    """As many sequences."""
+    """A batch of so many sequences of one token."""
     return Batch("", OutputKind.TOKENS, np.ones(num_tokens, np.int32), np.arange(num_tokens + 1, dtype=np.int32))
 
 

@@ -126,7 +126,7 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What reading the weights will come to."""
+    """The reading of weights that is to come."""
 
     model: PreTrainedModel  # on the meta device
     found: Mapping[str, Any]  # see check_found

@@ -39,7 +39,7 @@ class _Trial:
 
 
 class PrepackedLinear(nn.Module):
-    """In place of an nn.Linear of float32, whose own weights it does not keep."""
+    """A linear layer in place of an nn.Linear of float32, whose own weights it does not keep."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class PrepackedLinear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, rows: Tensor) -> Tensor:
-        """As nn.Linear's: [..., in_features] to [..., out_features]."""
+        """Compute as nn.Linear does: [..., in_features] to [..., out_features]."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return product
 
@@ -90,7 +90,7 @@ def rows_with_code(num_rows: int) -> int:
 
 
 def _places(model: nn.Module) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
-    """Where each linear layer of float32 hangs; layers can share one."""
+    """The modules in which each linear layer of float32 hangs; they can share one."""
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = defaultdict(list)
     for parent in model.modules():
         for name, child in parent._modules.items():

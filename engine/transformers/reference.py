@@ -29,7 +29,7 @@ _NOT_RUN = "the model's class does not run on the token ids {}: a text that spel
 
 _ABSENT = object()
 _PLAIN = (bool, int, float, str, bytes, set, frozenset, type(None))
-# What torch holds in modules beside their content, and what transformers has warned of.
+# Attributes that torch holds in modules beside their content, and what transformers has warned of.
 _PASSED_OVER = (nn.Module().__dict__.keys() - {"_parameters", "_buffers", "_modules"}) | {"warnings_issued"}
 _LONG_ROPE = "long_inv_freq"  # ends the names of tables that are made at the first run and never change
 
@@ -44,7 +44,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """All tensors are where the model is."""
+    """A reference run; all tensors are where the model is."""
 
     batch: Batch
     token_rows: Tensor  # the last hidden states [T, D] in the model's type
@@ -142,7 +142,7 @@ class _Alone:
 
 
 def _special_runs(alone: _Alone, sequences: Sequences) -> tuple[list[_OneRun], set[int]]:
-    """Those that the class can run, and the ids that it can't: they are refused or not finite in a text, too."""
+    """Special ids that the class can run, and those that it can't: they are refused or not finite in a text, too."""
     runs, refused = [], set()
     for sequence in sequences:
         run = _tried(alone, sequence)
@@ -209,7 +209,7 @@ def answer_score(scores: Tensor) -> Tensor:
 
 
 class State:
-    """What a model's modules and configurations hold when this is made."""
+    """The state of a model's modules and configurations when this is made."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
@@ -221,7 +221,7 @@ class State:
         return any([_restore(vars(holder), kept) for holder, kept in self._kept])
 
     def __call__(self, *_: Any) -> None:
-        """As a hook before each forward."""
+        """Restore the state: a hook before each forward."""
         self.restore()
 
 

@@ -55,15 +55,15 @@ _SCORES_FACTOR = 10  # times the tolerance: a small score can be the difference 
 
 _FOLDER = "self-tests"  # within --compiled-cache
 _MAX_ENTRIES = 256  # of a file each
-# Of an entry. Raise it when the self-test would find out something else for the same model, or a Finding has other
-# fields.
+# An entry's format. Raise it when the self-test would find out something else for the same model, or a SelftestResult
+# has other fields.
 _FORMAT = 1
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What a self-test has found out."""
+class SelftestResult:
+    """The result of a self-test."""
 
     way: str  # a key of _WAYS
     why_not: str  # the ways before it are none; "" if it is the first
@@ -73,19 +73,19 @@ class Finding:
 
     @property
     def note(self) -> str:
-        """For people."""
+        """The note for people."""
         return f"{self.way}: {_WAYS[self.way]}{self.why_not and ' '}{self.why_not}"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ForwardChoice:
     """How a model is run, and why."""
 
     forward: Forward
     makers: Makers  # for each of the folder's outputs
     notes: tuple[str, ...]
     is_reentrant: bool  # whether several threads may run it at the same time
-    finding: Finding
+    finding: SelftestResult
 
 
 def choose_forward(
@@ -93,9 +93,9 @@ def choose_forward(
     folder: ModelFolder,
     *,
     prepacks: bool = False,
-    known: Finding | None = None,
+    known: SelftestResult | None = None,
     least_tried: int = 0,
-) -> Choice:
+) -> ForwardChoice:
     """Try one way after the other, and compare them with one sequence at a time through the layers as they were loaded.
 
     whole: see `loading.load_model`. prepacks: rearrange weights for speed. known: what another start found out with
@@ -129,13 +129,13 @@ def choose_forward(
             forward, way, _ = _first_that_agrees((ALONE,), model, folder, reference, made.makers)
             why_not = f"{why_not} and {PADDED} {problem}"
     why_not = _KEEPS_STATE if keeps_state else why_not
-    finding = known or Finding(way, why_not, keeps_state, longest, reference.notes)
+    finding = known or SelftestResult(way, why_not, keeps_state, longest, reference.notes)
     notes = (finding.note, *prepacked, *made.notes, *finding.notes)
-    return Choice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
+    return ForwardChoice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
 
 
 def _of_padded(forward: Forward, longer_ones: Reference, makers: Makers) -> str:
-    """What is wrong with longer sequences that are padded, of which masks tell nothing; "" if nothing is."""
+    """The fault of longer sequences that are padded, of which masks tell nothing; "" if nothing is."""
     if longer_ones.keeps_state:
         raise ModelError("transformers' class keeps from a long text what changes the next, and from a short one not")
     return _disagreement(forward, longer_ones, makers)
@@ -188,7 +188,7 @@ def _is_reentrant(model: PreTrainedModel) -> bool:
 
 
 def _disagreement(forward: Forward, reference: Reference, makers: Makers) -> str:
-    """What is wrong with the forward's rows or the heads' scores; "" if nothing is."""
+    """The fault in the forward's rows or the heads' scores; "" if nothing is."""
     try:
         rows = forward(reference.batch)
         if rows.shape != reference.token_rows.shape:
@@ -212,7 +212,7 @@ def _of_rows(rows: torch.Tensor, reference: Reference, what: str = "one sequence
 
 
 def _of_neighbours(forward: Forward, reference: Reference) -> str:
-    """Of the first sequences beside others that are full of one token."""
+    """The fault in the first sequences beside others that are full of one token."""
     if not reference.beside:
         return ""
     num_tokens = int(reference.batch.cu_seqlens[NUM_VICTIMS])
@@ -262,7 +262,7 @@ def _tolerance(rows: torch.Tensor) -> float:
     return _FLOAT32_TOLERANCE_ON_GPU if is_exact and rows.is_cuda else TOLERANCE[str(rows.dtype).removeprefix("torch.")]
 
 
-class Findings:
+class SelftestCache:
     """One model's, on one kind of device."""
 
     def __init__(self, folder: ModelFolder, where: Place, options: LoadOptions) -> None:
@@ -276,19 +276,19 @@ class Findings:
             self._cache = Cache(None)
         self._least_tried = min(options.least_tried, folder.max_seqlen)
 
-    def find(self) -> Finding | None:
-        """None where there is none that tried enough."""
+    def find(self) -> SelftestResult | None:
+        """A finding; None where there is none that tried enough."""
         entry = self._cache.find(self._key)
         if entry is None:
             return None
         try:
-            found = from_json(Finding, entry.facts)
+            found = from_json(SelftestResult, entry.facts)
         except _MALFORMED as error:
             self._cache.discard(self._key, why=one_line(error))
             return None
         return found if found.longest >= self._least_tried else None
 
-    def put(self, found: Finding) -> None:
+    def put(self, found: SelftestResult) -> None:
         """Keep it, unless another process was first. What the disk refuses is warned of."""
         if not self._cache.can_keep():
             return

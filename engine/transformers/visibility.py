@@ -1,4 +1,4 @@
-"""Which tokens of its sequence a token attends to in each layer, as said by the masks that transformers makes for it.
+"""The tokens of its sequence that a token attends to in each layer, read from the masks that transformers makes for it.
 
 transformers' own attention obeys the mask alone, while some layers say a window by an argument, some say none, and some
 say one that differs by a token. So a freshly loaded model runs once on a few tokens. A function of ours takes the place
@@ -32,7 +32,7 @@ class UnsupportedAttention(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which tokens of a sequence attend to which."""
+    """The tokens of a sequence that each of its tokens attends to."""
 
     is_causal: bool
     window: int | None = None  # a token attends to tokens fewer than this many away
@@ -52,13 +52,14 @@ class Visibility:
 
 
 def visibilities(model: PreTrainedModel, run: Callable[[], object]) -> dict[nn.Module, Visibility]:
-    """Of each layer that attends. run: runs the model on one sequence of NUM_TOKENS, as packed sequences are run.
+    """The visibility in each layer that attends. run: runs the model on a sequence of NUM_TOKENS, as packed ones are
+    run.
 
     Raises UnsupportedAttention for a layer whose mask packed attention can't do without, and where a layer numbers
     tokens of the row itself, which differ from the positions in a sequence. The model's attention is restored.
     """
     own = model.config._attn_implementation
-    asked = _Asked()
+    asked = _MaskRecorder()
     AttentionInterface.register(_ASKED, asked.attention)
     AttentionMaskInterface.register(_ASKED, asked.mask)
     model.set_attn_implementation(_ASKED)
@@ -70,7 +71,7 @@ def visibilities(model: PreTrainedModel, run: Callable[[], object]) -> dict[nn.M
     return asked.found
 
 
-class _Asked:
+class _MaskRecorder:
     """Takes the place of transformers' makers of masks and of its attention."""
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ def visibility_of(rule: RuleOfMask, local_size: int | None, device: torch.device
 
 
 def _forms(local_size: int | None) -> Iterator[Visibility]:
-    """Those that packed attention can do."""
+    """The forms that packed attention can do."""
     for is_causal in (True, False):
         yield Visibility(is_causal)
     if local_size is not None:

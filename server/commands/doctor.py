@@ -18,7 +18,7 @@ from engine.machine import cores, cuda_driver, devices, host
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.machine.devices import Work
 from engine.model.model_folder import ModelFolder
-from engine.offer import Asked, Verdict, verdict_of
+from engine.offer import ServingTarget, Verdict, verdict_of
 from engine.store.model_source import ResolvedModel, find_here
 from engine.types import ModelError
 from server.commands import probe as doctor_probe
@@ -88,7 +88,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
     asked = settings.models[0]
     model = _with_others(_model(asked, settings), settings.models[1:])
     python, cuda = machine.engines, find_cuda(settings)
-    seen = Asked(flags=asked, folder=model.folder, cuda=cuda, python=python.python, installed=python.versions)
+    seen = ServingTarget(flags=asked, folder=model.folder, cuda=cuda, python=python.python, installed=python.versions)
     found = [verdict_of(row, seen) for row in registry.ENGINES.values() if row.packages]
     outcome = _outcome(model, found, settings, cuda)
     print(_as_json(machine, model, found, outcome) if as_json else _as_text(machine, model, found, outcome))

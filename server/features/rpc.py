@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from server.requests.errors import ERRORS, EngineFailed, NotReady, RequestError
-from wire.connection import Connection, Link, serve
+from wire.connection import FrameConnection, Link, serve
 from wire.frames import Buffer, ProtocolError
 
 CALL = 0x0600
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 class Call:
     """One call, as the process has it."""
 
-    connection: Connection
+    connection: FrameConnection
     number: int
     what: str
     owner: str  # name of the API key; "" where the server has no keys
@@ -98,9 +98,9 @@ class Caller:
         number = next(self._numbers)
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._calls[number] = future
-        self._link.send(CALL, number, _payload((what, owner, fields), [body]))
-        del body  # it is the other process's now
         try:
+            self._link.send(CALL, number, _payload((what, owner, fields), [body]))
+            del body  # it is the other process's now
             async with asyncio.timeout(timeout_s):
                 return await future
         except (TimeoutError, asyncio.CancelledError) as error:
@@ -164,8 +164,8 @@ class Service:
         self._answer = answer
         self._says = msgspec.msgpack.encode(says)
         self._cancels = cancels
-        self._tasks: dict[tuple[Connection, int], asyncio.Task[None]] = {}  # the loop holds tasks weakly
-        self._connections: set[Connection] = set()
+        self._tasks: dict[tuple[FrameConnection, int], asyncio.Task[None]] = {}  # the loop holds tasks weakly
+        self._connections: set[FrameConnection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -181,17 +181,17 @@ class Service:
         for connection in list(self._connections):
             connection.close()
 
-    def _accepted(self, connection: Connection) -> None:
+    def _accepted(self, connection: FrameConnection) -> None:
         self._connections.add(connection)
         connection.send(READY, 0, [self._says])
 
-    def _left(self, connection: Connection) -> None:
+    def _left(self, connection: FrameConnection) -> None:
         self._connections.discard(connection)
         for its, number in list(self._tasks):
             if its is connection:
                 self._cancel(its, number)
 
-    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == CANCEL:
             self._cancel(connection, frame_id)
             return
@@ -201,7 +201,7 @@ class Service:
         self._tasks[connection, frame_id] = task
         task.add_done_callback(lambda _: self._tasks.pop((connection, frame_id)))
 
-    def _cancel(self, connection: Connection, number: int) -> None:
+    def _cancel(self, connection: FrameConnection, number: int) -> None:
         task = self._tasks.get((connection, number))
         if task is not None and self._cancels:
             task.cancel()

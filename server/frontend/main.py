@@ -33,7 +33,7 @@ from tokenizer_pool import cl100k
 from tokenizer_pool import worker as tokenizer_worker
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
-from wire.control import Json, Request
+from wire.control import ControlRequest, Json
 from wire.metrics import Recorder
 from wire.page import Page
 
@@ -164,7 +164,7 @@ def _metrics(child: Child) -> MetricsSource:
 
     async def metrics() -> str:
         async with asyncio.timeout(_SUPERVISOR_SECONDS):
-            return str((await child.request(Request.METRICS))["text"])
+            return str((await child.request(ControlRequest.METRICS))["text"])
 
     return metrics
 
@@ -213,7 +213,7 @@ async def _follow_state(child: Child, state: ServerState, server: HttpServer, pa
             part.state_changed()
 
     child.on_state = changed
-    changed(await child.request(Request.STATE))
+    changed(await child.request(ControlRequest.STATE))
     return may_accept
 
 

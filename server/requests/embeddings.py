@@ -30,7 +30,7 @@ from server.requests.rows import finish
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, join, offsets_of
 from wire.vocabulary import RequestClass
@@ -161,7 +161,7 @@ def _without_long(part: _Part, tokens: TokenizedTexts) -> TokenizedTexts:
     if is_whole.all():
         return tokens
     for place in (place for place, whole in zip(part.places, is_whole.tolist(), strict=True) if not whole):
-        part.failed[place] = _error(part, place, TextRefused(Refusal.TOO_LONG, 0, max_tokens=part.max_seqlen))
+        part.failed[place] = _error(part, place, TextRefused(TextRefusal.TOO_LONG, 0, max_tokens=part.max_seqlen))
     part.places[:] = [place for place in part.places if place not in part.failed]
     if not part.places:
         raise _NothingLeft
@@ -310,7 +310,7 @@ def _contents(text: Framed, item: int, *, max_seqlen: int) -> list[_Ids]:
     """What of the text stands in each window. Raises TextRefused."""
     room = max_seqlen - text.num_around
     if room < 1:
-        raise TextRefused(Refusal.NO_ROOM, item, num_tokens=text.num_around, max_tokens=max_seqlen)
+        raise TextRefused(TextRefusal.NO_ROOM, item, num_tokens=text.num_around, max_tokens=max_seqlen)
     return [text.content[start : start + room] for start in range(0, len(text.content), room)]
 
 
@@ -357,7 +357,7 @@ async def _tokenize_chunks(
     contents = [chunk.content for chunk in chunks]
     lengths = [len(content) for content in contents]
     if not all(lengths):
-        raise TextRefused(Refusal.EMPTY, lengths.index(0))
+        raise TextRefused(TextRefusal.EMPTY, lengths.index(0))
     ids = np.concatenate((first.head, *contents, first.tail))
     if len(ids) > request.max_seqlen:
         raise InvalidRequest(

@@ -30,9 +30,9 @@ _TOO_MUCH = "is too large for one request; send fewer items a request"
 
 NameOf = Callable[[int], str]  # what a message calls an item; all of them where the index is -1
 
-_TEXT_ERRORS: dict[tokenizing.Refusal, type[RequestError]] = {
-    tokenizing.Refusal.EMPTY: EmptyInput,
-    tokenizing.Refusal.FAILED: NotTokenizable,
+_TEXT_ERRORS: dict[tokenizing.TextRefusal, type[RequestError]] = {
+    tokenizing.TextRefusal.EMPTY: EmptyInput,
+    tokenizing.TextRefusal.FAILED: NotTokenizable,
 }
 
 
@@ -40,28 +40,28 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
     """A text, or list of ids, that gave no ids for the model."""
     param = name_of(refused.index)
     match refused.reason:
-        case tokenizing.Refusal.TOO_LONG:
+        case tokenizing.TextRefusal.TOO_LONG:
             limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
             together = " together with the text it is paired with" if is_pair else ""
             problem = f"is longer than {limit}{together} and truncation is off"
-        case tokenizing.Refusal.NO_ROOM:
+        case tokenizing.TextRefusal.NO_ROOM:
             problem = f"has no room: {refused.num_tokens} special tokens leave none of {refused.max_tokens}"
-        case tokenizing.Refusal.EMPTY:
+        case tokenizing.TextRefusal.EMPTY:
             problem = "has no tokens"
-        case tokenizing.Refusal.OUT_OF_VOCABULARY:
+        case tokenizing.TextRefusal.OUT_OF_VOCABULARY:
             problem = f"has a token id that is not from 0 to {model.vocab_size - 1}"
-        case tokenizing.Refusal.FAILED:
+        case tokenizing.TextRefusal.FAILED:
             problem = "can't be tokenized"
-        case tokenizing.Refusal.TOO_MUCH:
+        case tokenizing.TextRefusal.TOO_MUCH:
             problem = _too_much(refused.max_chars, is_pair=is_pair)
-        case tokenizing.Refusal.NO_TEMPLATE:
+        case tokenizing.TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
-        case tokenizing.Refusal.TOO_LARGE:
+        case tokenizing.TextRefusal.TOO_LARGE:
             problem = (
                 f"has not enough tokens for the limit of {refused.max_tokens} in its first {MAX_TEXT_BYTES} bytes in "
                 "UTF-8, and a text is read no further"
             )
-        case tokenizing.Refusal.UNCUT:
+        case tokenizing.TextRefusal.UNCUT:
             problem = (
                 f"has {MAX_UNCUT_CHARS} characters without a place to cut, before there are enough tokens for the "
                 f"limit of {refused.max_tokens}"
@@ -81,13 +81,13 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
     """A text that gave no tokens to show, or ids that gave no text."""
     param = request.name_of(refused.index)
     match refused.reason:
-        case tokenizing.Refusal.TOO_MUCH:
+        case tokenizing.TextRefusal.TOO_MUCH:
             is_text = isinstance(request, TokenizeRequest)
             limit = f"{MAX_DETAIL_CHARS} characters" if is_text else f"{MAX_DECODE_IDS} ids"
             problem = f"is too large for one request, which may have {limit} together; send fewer or shorter ones"
-        case tokenizing.Refusal.OUT_OF_VOCABULARY:
+        case tokenizing.TextRefusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
-        case tokenizing.Refusal.NO_TEMPLATE:
+        case tokenizing.TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
         case _:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
@@ -100,20 +100,20 @@ def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
     param = name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:
-        case batching.Refusal.DEADLINE:
+        case batching.RequestRefusal.DEADLINE:
             return DeadlineExceeded("the request's deadline passed while it waited")
-        case batching.Refusal.TOO_LATE:
+        case batching.RequestRefusal.TOO_LATE:
             message = "the request can't be computed before its deadline any more"
             return DeadlineExceeded(message, reason="deadline_dispatch")
-        case batching.Refusal.NO_ENGINE:
+        case batching.RequestRefusal.NO_ENGINE:
             return NotReady("no engine is ready", retry_after=refused.retry_after or RETRY_AFTER["no_manager"])
-        case batching.Refusal.STOPPING:
+        case batching.RequestRefusal.STOPPING:
             return stopping()
-        case batching.Refusal.TOO_LONG:
+        case batching.RequestRefusal.TOO_LONG:
             return InvalidRequest(f"{where} is longer than the engine takes", param=param)
-        case batching.Refusal.ANSWER_TOO_LARGE:
+        case batching.RequestRefusal.ANSWER_TOO_LARGE:
             return InvalidRequest(TOO_LARGE)
-        case batching.Refusal.NON_FINITE:
+        case batching.RequestRefusal.NON_FINITE:
             return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
         case _:
             return EngineFailed(f"the engine failed on {where}", param=param)

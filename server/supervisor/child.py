@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wire import control
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.control import Json, ProcessStart
 
 # Defaults that the environment may overrule. numpy computes on the calling thread alone: with a team of threads for
@@ -101,7 +101,7 @@ class _Run:
     process: subprocess.Popen[bytes]
     pidfd: int
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    connection: Connection | None = None
+    connection: FrameConnection | None = None
     is_killed: bool = False
     has_spoken: bool = False  # so it has its signal handlers
     dumped: asyncio.Future[Json] | None = None  # what it says it holds, once it was asked
@@ -150,7 +150,7 @@ class ChildProcess:
         self.is_ready, self.stage, self.failure, self.busy, self.seen = False, _LAUNCH, None, None, 0
         self.last_beat = time.monotonic()
         _, run.connection = await self._loop.create_unix_connection(
-            lambda: Connection(self._received, lambda _: None), sock=ours
+            lambda: FrameConnection(self._received, lambda _: None), sock=ours
         )
         plan = self.plan
         common = ProcessStart(
@@ -259,7 +259,7 @@ class ChildProcess:
         run.ended.set()
         self._events.child_exited(self, returncode)
 
-    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         fields = control.decode(payload)
         self.last_beat = time.monotonic()
         if self._run:

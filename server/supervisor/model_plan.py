@@ -23,7 +23,7 @@ from engine.model import known_prompts, model_folder, quantization
 from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder, check_special_tokens
 from engine.model.quantization import Stored
-from engine.offer import Asked, Offer, offer_of
+from engine.offer import Offer, ServingTarget, offer_of
 from engine.types import ModelError, OutputKind
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -173,8 +173,8 @@ def _ask(engine: str, folder: ModelFolder, model: ModelSettings, chosen: Devices
     """What the engine would say, before anything is started. Raises ModelError."""
     offer = offer_of(engine)
     if offer.is_asked_first:
-        asked = Asked(flags=model, folder=folder, cuda=Cuda(chosen.gpus))
-        for reason in offer.check(registry.ENGINES[engine], asked, folder):
+        target = ServingTarget(flags=model, folder=folder, cuda=Cuda(chosen.gpus))
+        for reason in offer.check(registry.ENGINES[engine], target, folder):
             raise ModelError(reason)
 
 

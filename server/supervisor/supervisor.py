@@ -3,9 +3,14 @@
 The first process of the server and the only one that acts on signals. It computes nothing and holds
 no request, so that it answers when anything else is stuck. `Restarts` says how long to wait before a dead process is
 started again, and when to give up; `dump` writes the stacks and queues of all processes to the log.
+
+`Watchdog` kills processes that are alive but stuck, so that they are restarted: the heartbeat tells busy from stuck.
+`Shutdown` is the end of the server, decided once, by a signal, a successor or a fault: who has connected is let in, and
+nobody after that; frontends end first, engines last.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +19,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from server.metrics.gauges import ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import Registry
@@ -22,13 +30,22 @@ from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Need, SpawnError
 from server.supervisor.listeners import Listeners, UnixPort
 from server.supervisor.model_plan import ModelPlan
-from server.supervisor.readiness import Readiness
-from server.supervisor.shutdown import Ending, Shutdown
+from server.supervisor.readiness import Readiness, roles_of
 from server.supervisor.topology import Topology
-from server.supervisor.watchdog import Watchdog
-from wire.control import Json, Request
+from wire import control
+from wire.control import ControlRequest, Json
 from wire.page import Page
 from wire.process import waiting_tasks
+
+_HANDSHAKE_SECONDS = 0.2  # for handshakes that have begun
+_QUEUE_SECONDS = 5.0  # for frontends to accept what waits; under load it takes milliseconds
+_LOOK_SECONDS = 0.01  # the kernel tells nobody that a queue has become empty
+_EXIT_SECONDS = 5.0  # to refuse what can't be finished, and to exit
+
+logger = logging.getLogger("embedline.supervisor")
+
+_LOADING_FACTOR = 12  # imports and loading may hold the interpreter for long
+_SLOWER_THAN_PREDICTED = 3  # times what a batch's tokens should take; more is stuck
 
 _DELAYS = (0.0, 0.5, 2.0, 5.0, 15.0)  # seconds before the first, second, … start in a row that never became ready
 # What a fault in the program ends with, most likely each time that it comes to the same place. SIGKILL is not one: it
@@ -39,7 +56,14 @@ _SHORT_LIFE_DELAY = 0.5  # … so its restarts are not all immediate
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
 
-logger = logging.getLogger("embedline.supervisor")
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the server ends."""
+
+    code: int  # of the process
+    message: str = ""  # the last line of the log; "" = none
+    delay: float = 0.0  # seconds in which it goes on accepting connections
 
 
 class Supervisor:
@@ -173,9 +197,9 @@ class Supervisor:
 
     def answer(self, child: ChildProcess, what: str) -> Json:
         """Answer a request of the child."""
-        if what == Request.STATE:
+        if what == ControlRequest.STATE:
             return self._readiness.state_for(child)
-        assert what == Request.METRICS
+        assert what == ControlRequest.METRICS
         return {"text": self.metrics.text()}
 
     def _note_ready(self) -> None:
@@ -271,6 +295,141 @@ def _seen(child: ChildProcess) -> ProcessState:
 def _how_it_ended(child: ChildProcess, returncode: int) -> str:
     how = f"exit status {returncode}" if returncode >= 0 else signal.Signals(-returncode).name
     return how if child.stage is None else f'{how} in the stage "{child.stage}"'
+
+
+class Shutdown:
+    """Call `begin`; then `drain`, `stop_frontends` and `stop_others` once `ending` has a result.
+
+    restarted_roles  of whose processes those that die are started again: while the server stops fewer and fewer
+    """
+
+    def __init__(self, children: Sequence[ChildProcess], http: Sequence[Listeners | UnixPort]) -> None:
+        self._roles = roles_of(children)
+        self.restarted_roles = set(self._roles)
+        self.ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._children = children
+        self._http = http
+        self._hurry = asyncio.Event()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is decided."""
+        return self.ending.done()
+
+    def begin(self, ending: Ending) -> bool:
+        """Decide it. False where that was done before."""
+        if self.has_begun:
+            return False
+        self.ending.set_result(ending)
+        return True
+
+    def hurry(self) -> None:
+        """Nobody needs the server to go on accepting."""
+        self._hurry.set()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        self.restarted_roles.clear()
+        self.hurry()
+        for child in self._children:
+            child.kill()
+
+    async def drain(self, delay: float, *, was_ready: bool) -> None:
+        """Serve on for so long, as balancers go on sending for a while. Then let nobody in any more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), delay)
+        if was_ready:
+            await empty_queues(self._http, is_worth_waiting=lambda: "frontend" in self.restarted_roles)
+
+    async def stop_frontends(self, seconds: float) -> None:
+        """They have so long to finish their requests. Until then the processes that compute them are restarted."""
+        for port in self._http:  # a port closes with the last frontend that serves it
+            port.close()
+        self.restarted_roles.discard("frontend")
+        await self._stop_role("frontend", seconds + _EXIT_SECONDS)
+
+    async def stop_others(self) -> None:
+        """They have no work any more. Engines last."""
+        self.restarted_roles.clear()
+        for role in reversed([role for role in self._roles if role != "frontend"]):
+            await self._stop_role(role, _EXIT_SECONDS)
+
+    async def _stop_role(self, role: str, patience: float) -> None:
+        children = [child for child in self._children if child.plan.role == role]
+        ended = await asyncio.gather(*(child.stop(patience) for child in children))
+        if not all(ended):
+            logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
+
+
+async def empty_queues(ports: Sequence[Listeners | UnixPort], *, is_worth_waiting: Callable[[], bool]) -> None:
+    """Begin no more handshakes, and wait until the frontends have accepted every connection.
+
+    Where another process goes on serving the sockets there is nothing to do.
+    """
+    closing = [port for port in ports if not port.kept_elsewhere]
+    if not closing:
+        return
+    for port in closing:
+        try:
+            port.refuse_new()
+        except OSError as error:  # a sandbox that does not know socket filters, such as gVisor
+            logger.warning("who connects while the port closes may be reset: %s", error.strerror)
+    await asyncio.sleep(_HANDSHAKE_SECONDS)
+    deadline = time.monotonic() + _QUEUE_SECONDS
+    while num_waiting := sum(port.num_waiting() for port in closing):
+        if time.monotonic() > deadline or not is_worth_waiting():
+            logger.error("%d connection(s) are reset: no frontend accepted them", num_waiting)
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+class Watchdog:
+    """Kills a process that is silent for `heartbeat_timeout` seconds, or whose batch takes more than `batch_timeout`
+    seconds and three times what its tokens should take.
+    """
+
+    def __init__(self, page: Page, *, heartbeat_timeout: float, batch_timeout: float) -> None:
+        self._page = page
+        self._heartbeat_timeout = heartbeat_timeout
+        self._batch_timeout = batch_timeout
+
+    async def run(self, children: Sequence[ChildProcess]) -> None:
+        """Check all children twice a second until cancelled."""
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(control.HEARTBEAT_SECONDS)
+            now = time.monotonic()
+            was_asleep = now - looked_at > 2 * control.HEARTBEAT_SECONDS  # so silence means nothing
+            looked_at = now
+            for child in children:
+                if was_asleep:
+                    child.last_beat = max(child.last_beat, now)
+                elif child.pid is not None and not child.is_dying and (why := self.why_stuck(child, now)):
+                    logger.error("%s is stuck and will be killed: %s", child.plan.title, why)
+                    child.kill()
+
+    def why_stuck(self, child: ChildProcess, now: float) -> str | None:
+        """None while it is not stuck."""
+        patience = self._heartbeat_timeout * (1 if child.is_ready else _LOADING_FACTOR)
+        if now - child.last_beat > patience:
+            return f"no heartbeat for {now - child.last_beat:.1f} s"
+        if child.busy is not None:
+            seconds = now - child.busy["since"]
+            if seconds > self._longest_batch(child):
+                return f"the same batch for {seconds:.1f} s"
+        return None
+
+    def _longest_batch(self, child: ChildProcess) -> float:
+        """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts.
+
+        A batch has one stream of its engine's.
+        """
+        assert child.busy is not None
+        model = slice(None) if child.plan.model is None else child.plan.model
+        rates = self._page.tokens_per_second[:, model] / np.maximum(self._page.engines_ready[:, model], 1)
+        slowest = float(rates[rates > 0].min(initial=float("inf")))
+        num_tokens, streams = int(child.busy["tokens"]), int(child.busy["streams"])
+        return max(self._batch_timeout, _SLOWER_THAN_PREDICTED * num_tokens * streams / slowest)
 
 
 class Restarts:

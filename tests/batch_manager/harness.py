@@ -5,8 +5,8 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduling.batches import Batch, Release, Request, Slice
+from batch_manager.messages import Policy, RequestRefusal
+from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, Slice
 from batch_manager.scheduling.engines import Engine, Lane, in_lane
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
@@ -64,7 +64,7 @@ class Harness:
         self.policy = policy or Policy()
         self.scheduler = Scheduler(self.policy, num_models=num_models, now=self.now)
         self.engines: dict[int, FakeEngine] = {}
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, ScheduledRequest] = {}
         self.open: set[int] = set()
         self.finished: list[int] = []
         self.cancelled: set[int] = set()
@@ -109,7 +109,7 @@ class Harness:
     ) -> int:
         """A request comes together with others: batches are not formed yet."""
         request_id = len(self.requests) + 1
-        request = Request(
+        request = ScheduledRequest(
             request_id,
             seqlens,
             model=model,
@@ -204,7 +204,7 @@ class Harness:
         """What the newest batch of an engine computes."""
         return sequences(self.engines[engine_id].batches[-1].slices)
 
-    def refusal(self, request_id: int) -> tuple[Refusal, int]:
+    def refusal(self, request_id: int) -> tuple[RequestRefusal, int]:
         """Why a request was refused, and which sequence is to blame."""
         return self.refused[request_id].reason, self.refused[request_id].index
 

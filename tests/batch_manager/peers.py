@@ -13,14 +13,22 @@ from typing import Any
 import numpy as np
 
 from batch_manager import messages
-from batch_manager.messages import Answer, EngineAddress, ManagerStart, Policy, Refusal, RequestRefused, Submission
+from batch_manager.messages import (
+    EngineAddress,
+    ManagerStart,
+    Policy,
+    RequestRefusal,
+    RequestRefused,
+    RequestResults,
+    Submission,
+)
 from batch_manager.worker import serve
 from engine import messages as engine_messages
 from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
 from tests.server_e2e.running import PATIENCE
 from wire import connection
 from wire.child import Child
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.control import ProcessStart
 from wire.frames import Buffer
 from wire.page import Page
@@ -84,9 +92,9 @@ def expected(one: Submission) -> Results:
     return rows_of(Batch("tiny", one.outputs, ids, cu_seqlens, types))
 
 
-def assert_same(answer: Answer | RequestRefused, wanted: Results) -> None:
+def assert_same(answer: RequestResults | RequestRefused, wanted: Results) -> None:
     """The rows are these to the bit."""
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResults)
     assert set(answer.results) == set(wanted)
     for kind, rows in wanted.items():
         np.testing.assert_array_equal(answer.results[kind].values, rows.values)
@@ -96,7 +104,7 @@ def assert_same(answer: Answer | RequestRefused, wanted: Results) -> None:
             np.testing.assert_array_equal(answer.results[kind].offsets, rows.offsets)
 
 
-def refusal(outcome: Answer | RequestRefused) -> tuple[Refusal, int]:
+def refusal(outcome: RequestResults | RequestRefused) -> tuple[RequestRefusal, int]:
     """Why, and which sequence is to blame."""
     assert isinstance(outcome, RequestRefused)
     return outcome.reason, outcome.index
@@ -121,7 +129,7 @@ class Engine:
         self.num_canaries = 0
         self.was_told_to_exit = asyncio.Event()
         self.batches: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
-        self.connections: list[Connection] = []
+        self.connections: list[FrameConnection] = []
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -161,11 +169,11 @@ class Engine:
         while True:
             answer(*await self.batches.get())
 
-    def _made(self, one: Connection) -> None:
+    def _made(self, one: FrameConnection) -> None:
         self.connections.append(one)
         one.send(engine_messages.READY, 0, engine_messages.encode_ready(INFO, self.limits))
 
-    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == engine_messages.CANARY:
             self.num_canaries += 1
             self.answer(frame_id, {}) if self.canary is None else self.fail(frame_id, self.canary)
@@ -190,8 +198,8 @@ class Frontend:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = asyncio.Event()
-        self.connection = Connection(self._received, lambda _: self.lost.set())
-        self._answers: dict[int, asyncio.Future[Answer | RequestRefused]] = {}
+        self.connection = FrameConnection(self._received, lambda _: self.lost.set())
+        self._answers: dict[int, asyncio.Future[RequestResults | RequestRefused]] = {}
         self._num_requests = 0
 
     async def open(self) -> "Frontend":
@@ -199,14 +207,14 @@ class Frontend:
         await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, str(self.path))
         return self
 
-    def submit(self, one: Submission) -> "asyncio.Future[Answer | RequestRefused]":
+    def submit(self, one: Submission) -> "asyncio.Future[RequestResults | RequestRefused]":
         """Send a request; its answer or refusal comes as the result."""
         self._num_requests += 1
         future = self._answers[self._num_requests] = asyncio.get_running_loop().create_future()
         self.connection.send(messages.SUBMIT, self._num_requests, messages.encode_submission(one))
         return future
 
-    async def ask(self, one: Submission) -> Answer | RequestRefused:
+    async def ask(self, one: Submission) -> RequestResults | RequestRefused:
         """Send a request and wait."""
         return await self.submit(one)
 
@@ -214,7 +222,7 @@ class Frontend:
         """Nobody waits for that request any more."""
         self.connection.send(messages.CANCEL, frame_id)
 
-    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         answer = messages.decode_answer(payload) if kind == messages.ANSWER else messages.decode_refused(payload)
         self._answers.pop(frame_id).set_result(answer)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduling.batches import Batch, Request
-from batch_manager.scheduling.health import Loss
+from batch_manager.messages import Policy, RequestRefusal
+from batch_manager.scheduling.batches import Batch, ScheduledRequest
+from batch_manager.scheduling.engines import Loss
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from batch_manager.worker import Publisher
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
@@ -76,7 +76,7 @@ class Outcome:
     num_late: int = 0  # answered after their deadline
     num_left: int = 0  # clients that left before their answer
     num_wrong: int = 0  # rows that a sick engine gave
-    refusals: list[Refusal] = field(default_factory=list)  # of the batch manager
+    refusals: list[RequestRefusal] = field(default_factory=list)  # of the batch manager
     reasons: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # of admission
     num_retries: int = 0  # first retries
     num_retries_admitted: int = 0
@@ -90,7 +90,7 @@ class Outcome:
 class _Open:
     """A request that was let in and has no answer yet."""
 
-    request: Request
+    request: ScheduledRequest
     admitted: Admitted
     load: Load
 
@@ -216,7 +216,7 @@ class Simulator:
         for outcome in outcomes:
             outcome.num_admitted += 1
             outcome.num_retries_admitted += num_tries == 1
-        request = Request(
+        request = ScheduledRequest(
             self._num_requests,
             seqlens,
             model=0,

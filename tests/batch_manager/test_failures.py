@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, Sequence, limits, sequences
 from wire.vocabulary import RequestClass
@@ -33,12 +33,12 @@ def run_with_killers(harness: Harness, killers: set[Sequence]) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (EngineErrorKind.FAILED, Refusal.ENGINE_FAILED),
-        (EngineErrorKind.OUT_OF_MEMORY, Refusal.ENGINE_FAILED),
-        (EngineErrorKind.NON_FINITE, Refusal.NON_FINITE),
+        (EngineErrorKind.FAILED, RequestRefusal.ENGINE_FAILED),
+        (EngineErrorKind.OUT_OF_MEMORY, RequestRefusal.ENGINE_FAILED),
+        (EngineErrorKind.NON_FINITE, RequestRefusal.NON_FINITE),
     ],
 )
-def test_one_bad_sequence_fails_alone(kind: EngineErrorKind, reason: Refusal) -> None:
+def test_one_bad_sequence_fails_alone(kind: EngineErrorKind, reason: RequestRefusal) -> None:
     harness = Harness()
     others = [harness.offer(3) for _ in range(5)]
     bad = harness.offer(3, 3, 3)
@@ -70,7 +70,7 @@ def test_a_failed_batch_falls_apart_into_its_classes_first() -> None:
     assert harness.dispatched[0].num_seqs == 4
     run_with_bad(harness, {(bulk, 2)})
     assert harness.finished == [query]
-    assert harness.refusal(bulk) == (Refusal.ENGINE_FAILED, 2)
+    assert harness.refusal(bulk) == (RequestRefusal.ENGINE_FAILED, 2)
     assert harness.dispatched[1].num_seqs == 1
 
 
@@ -156,8 +156,8 @@ def test_a_sequence_that_kills_the_engine_twice_is_refused_and_no_other(streams:
     requests = [harness.offer(10, 10) for _ in range(20)]
     harness.ready(engine_limits=limits(streams=streams, depth=streams + 1))
     run_with_killers(harness, {(requests[7], 1), (requests[13], 0)})
-    assert harness.refusal(requests[7]) == (Refusal.POISON, 1)
-    assert harness.refusal(requests[13]) == (Refusal.POISON, 0)
+    assert harness.refusal(requests[7]) == (RequestRefusal.POISON, 1)
+    assert harness.refusal(requests[13]) == (RequestRefusal.POISON, 0)
     assert sorted(harness.finished) == [request for request in requests if request not in harness.refused]
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from batch_manager.scheduling.batches import Release
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from tests.batch_manager.harness import Harness, Sequence, limits, sequences
@@ -202,7 +202,7 @@ def test_a_long_life(seed: int) -> None:
     for _ in range(2500):
         one_step(harness, chance)
     assert len(harness.finished) > 300
-    assert Refusal.DEADLINE in {refuse.reason for refuse in harness.refused.values()}
+    assert RequestRefusal.DEADLINE in {refuse.reason for refuse in harness.refused.values()}
     assert {batch.release for batch in harness.dispatched} >= {Release.RETRY, Release.ELSEWHERE, Release.SUSPECT}
     for model in range(NUM_MODELS):
         harness.ready(model, model=model)
@@ -255,7 +255,7 @@ def test_only_what_is_to_blame_is_refused(
         else:
             harness.fail(which=which)
     assert set(harness.refused) == {request_id for request_id, _ in bad}
-    reason = Refusal.POISON if kills else Refusal.ENGINE_FAILED
+    reason = RequestRefusal.POISON if kills else RequestRefusal.ENGINE_FAILED
     for request_id in harness.refused:
         assert harness.refusal(request_id)[0] == reason
         assert (request_id, harness.refusal(request_id)[1]) in bad

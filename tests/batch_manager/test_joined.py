@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from batch_manager import worker as manager_module
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission, encode_submission, work_of
+from batch_manager.messages import (
+    RequestRefusal,
+    RequestRefused,
+    RequestResults,
+    Submission,
+    encode_submission,
+    work_of,
+)
 from engine.types import Batch, OutputKind
 from tests.batch_manager.peers import (
     ManagerRole,
@@ -30,8 +37,8 @@ BULK = RequestClass.BULK
 ONE = submission(3, 4)
 
 
-def has_joined(outcome: Answer | RequestRefused) -> bool:
-    assert isinstance(outcome, Answer)
+def has_joined(outcome: RequestResults | RequestRefused) -> bool:
+    assert isinstance(outcome, RequestResults)
     return outcome.has_joined
 
 
@@ -164,7 +171,7 @@ def test_each_has_its_own_deadline(run: Run, tmp_path: Path) -> None:
             for answer in answers:
                 assert_same(await answer, expected(ONE))
             outcomes = await asyncio.gather(frontend.ask(late), frontend.ask(late))
-            assert [refusal(outcome) for outcome in outcomes] == [(Refusal.DEADLINE, -1)] * 2
+            assert [refusal(outcome) for outcome in outcomes] == [(RequestRefusal.DEADLINE, -1)] * 2
 
     run(test())
 
@@ -185,7 +192,7 @@ def test_poison_fails_all_who_asked_for_it_and_nobody_else(run: Run, tmp_path: P
             good, bad = submission(3, 4, first=100), submission(6, 6, 6)
             asked = [frontend.submit(one) for one in (bad, good) for frontend in frontends]
             outcomes = await asyncio.gather(*asked)
-            assert [refusal(outcome) for outcome in outcomes[:2]] == [(Refusal.POISON, 2)] * 2
+            assert [refusal(outcome) for outcome in outcomes[:2]] == [(RequestRefusal.POISON, 2)] * 2
             for outcome in outcomes[2:]:
                 assert_same(outcome, expected(good))
             script.cancel()
@@ -208,8 +215,8 @@ def test_the_time_of_one_who_came_later_is_its_own(run: Run, tmp_path: Path) -> 
             frame_id, batch = await manager.engine.batches.get()
             manager.engine.answer(frame_id, rows_of(batch), 0.25)
             answers = [await first, await second]
-            assert isinstance(answers[0], Answer)
-            assert isinstance(answers[1], Answer)
+            assert isinstance(answers[0], RequestResults)
+            assert isinstance(answers[1], RequestResults)
             assert answers[1].queue_seconds < answers[0].queue_seconds
             assert answers[0].compute_seconds == answers[1].compute_seconds == 0.25
 

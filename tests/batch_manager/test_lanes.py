@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from tests.batch_manager.harness import BULK, Harness, limits
 
@@ -139,7 +139,7 @@ def test_an_engine_that_dies_puts_everything_it_may_have_computed_under_suspicio
     assert harness.dispatched[-1].is_suspect  # the oldest query; the oldest bulk is the other suspect
     assert harness.batch() == [(queries[0], 0)]
     harness.lose()
-    assert harness.refusal(queries[0]) == (Refusal.POISON, 0)
+    assert harness.refusal(queries[0]) == (RequestRefusal.POISON, 0)
     harness.ready(engine_limits=lanes(overlaps=False))
     harness.finish_all()
     assert set(harness.finished) == {*bulk, queries[1]}

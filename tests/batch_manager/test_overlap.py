@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from batch_manager.scheduling.engines import Rate
 from engine.types import EngineLimits
 from tests.batch_manager.harness import BULK, Harness, limits
@@ -99,7 +99,7 @@ def test_all_that_an_overlapping_engine_held_is_suspect_when_it_dies() -> None:
     assert harness.batch() == [(killer, 0)]
     harness.lose()
     assert harness.finished == [long]
-    assert harness.refusal(killer) == (Refusal.POISON, 0)
+    assert harness.refusal(killer) == (RequestRefusal.POISON, 0)
 
 
 def test_a_batch_beside_a_long_one_teaches_no_speed_that_nobody_has() -> None:

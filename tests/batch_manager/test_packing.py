@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineLimits, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 
@@ -78,8 +78,8 @@ def test_a_sequence_no_engine_can_take_is_refused_with_its_place() -> None:
     early = harness.submit(5, 101)
     harness.ready()
     late = harness.submit(101, 5)
-    assert harness.refusal(early) == (Refusal.TOO_LONG, 1)
-    assert harness.refusal(late) == (Refusal.TOO_LONG, 0)
+    assert harness.refusal(early) == (RequestRefusal.TOO_LONG, 1)
+    assert harness.refusal(late) == (RequestRefusal.TOO_LONG, 0)
     assert not harness.dispatched
 
 
@@ -233,7 +233,7 @@ def test_engines_of_one_model_with_different_limits_agree_on_the_shorter() -> No
     waiting = harness.submit(90)
     assert harness.batch(0) == [(1, 0)]
     harness.ready(1, engine_limits=limits(max_seqlen=80))
-    assert harness.refusal(waiting) == (Refusal.TOO_LONG, 0)
+    assert harness.refusal(waiting) == (RequestRefusal.TOO_LONG, 0)
     harness.lose(1)
     assert harness.submit(90) not in harness.refused
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batch_manager.messages import Submission
-from batch_manager.quarantine import MAX_INPUTS, SECONDS, Quarantine
+from batch_manager.worker import MAX_QUARANTINED, QUARANTINE_SECONDS, Quarantine
 from engine.types import OutputKind
 from tests.batch_manager.peers import ids_of
 from wire.vocabulary import RequestClass
@@ -36,16 +36,16 @@ def test_it_ends_after_its_time() -> None:
     quarantine.add(asked(2), 0, 0.0)
     quarantine.add(asked(2, first=9), 0, 0.0)
     quarantine.add(asked(2), 0, 100.0)
-    assert quarantine.find(asked(2), SECONDS) == 0
-    assert quarantine.find(asked(2, first=9), SECONDS) is None
-    assert quarantine.find(asked(2), SECONDS + 100.0) is None
+    assert quarantine.find(asked(2), QUARANTINE_SECONDS) == 0
+    assert quarantine.find(asked(2, first=9), QUARANTINE_SECONDS) is None
+    assert quarantine.find(asked(2), QUARANTINE_SECONDS + 100.0) is None
 
 
 @pytest.mark.parametrize("seqlen", [1, 7])
 def test_the_oldest_makes_room(seqlen: int) -> None:
     quarantine = Quarantine()
-    for first in range(MAX_INPUTS + 1):
+    for first in range(MAX_QUARANTINED + 1):
         quarantine.add(asked(seqlen, first=first), 0, float(first) / 1e3)
     assert quarantine.find(asked(seqlen, first=0), 2.0) is None
     assert quarantine.find(asked(seqlen, first=1), 2.0) == 0
-    assert quarantine.find(asked(seqlen, first=MAX_INPUTS), 2.0) == 0
+    assert quarantine.find(asked(seqlen, first=MAX_QUARANTINED), 2.0) == 0

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineLimits
 from server.requests.admission import WaitBudgets
 from tests.batch_manager.simulator import TOKENS_PER_SECOND, Load, Simulator
@@ -86,7 +86,7 @@ def test_deaths_cost_retries_and_no_answers() -> None:
         simulator.kill(at % 2, after=float(at), back_after=0.7)
     simulator.run([queries(0.3), bulk(0.7)], 10.0)
     for outcome in simulator.outcomes.values():
-        assert set(outcome.refusals) <= {Refusal.DEADLINE, Refusal.TOO_LATE}
+        assert set(outcome.refusals) <= {RequestRefusal.DEADLINE, RequestRefusal.TOO_LATE}
         assert len(outcome.latencies) + outcome.num_late + len(outcome.refusals) == outcome.num_admitted
     assert len(simulator.outcomes[INTERACTIVE].refusals) <= 0.02 * simulator.outcomes[INTERACTIVE].num_admitted
     assert not simulator.outcomes[BULK].refusals
@@ -98,7 +98,7 @@ def test_a_long_absence_of_the_only_engine_is_told_and_survived() -> None:
     simulator.kill(0, after=2.0, back_after=8.0)
     simulator.run([queries(0.2), bulk(0.3)], 14.0)
     reasons = Counter(simulator.outcomes[BULK].refusals)
-    assert set(reasons) == {Refusal.NO_ENGINE}
+    assert set(reasons) == {RequestRefusal.NO_ENGINE}
     answered = len(simulator.outcomes[BULK].latencies)
     assert answered + reasons.total() == simulator.outcomes[BULK].num_admitted
     assert answered >= 8

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
+from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 
@@ -19,7 +19,7 @@ def test_a_deadline_that_passes_while_waiting_is_refused_at_its_time() -> None:
     harness.advance(1.9)
     assert request in harness.open
     harness.advance(0.1)
-    assert harness.refusal(request) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(request) == (RequestRefusal.DEADLINE, -1)
     assert harness.scheduler.next_timer() == math.inf
     harness.done()
     assert not harness.engines[0].batches
@@ -28,7 +28,7 @@ def test_a_deadline_that_passes_while_waiting_is_refused_at_its_time() -> None:
 def test_a_deadline_already_passed_on_arrival() -> None:
     harness = Harness()
     harness.ready()
-    assert harness.refusal(harness.submit(10, timeout=0.0)) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(harness.submit(10, timeout=0.0)) == (RequestRefusal.DEADLINE, -1)
 
 
 @pytest.mark.holds("Deadlines")
@@ -47,7 +47,7 @@ def test_a_partly_waiting_request_is_refused_and_its_rows_dropped() -> None:
     request = harness.submit(*[50] * 6, timeout=1.0)
     harness.done()
     harness.advance(1.0)
-    assert harness.refusal(request) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(request) == (RequestRefusal.DEADLINE, -1)
     assert harness.queued_tokens(INTERACTIVE) == 100  # in the engine still
     harness.done()
     assert len(harness.dispatched) == 2
@@ -61,14 +61,14 @@ def test_a_deadline_that_passed_in_a_dying_engine_is_refused() -> None:
     harness.tick()
     harness.advance(2.0)
     harness.lose()
-    assert harness.refusal(lost) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(lost) == (RequestRefusal.DEADLINE, -1)
     harness.ready()
     harness.cancel(failed)
     late = harness.submit(10, 10, timeout=1.0)
     harness.done()
     harness.advance(2.0)
     harness.fail(kind=EngineErrorKind.FAILED)
-    assert harness.refusal(late) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(late) == (RequestRefusal.DEADLINE, -1)
 
 
 def test_many_deadlines_are_swept() -> None:
@@ -84,7 +84,7 @@ def test_many_deadlines_are_swept() -> None:
     assert len(harness.scheduler.models[0].deadlines[INTERACTIVE]._heap) < 1100
     harness.now += 1.0
     harness.tick()
-    assert harness.refusal(watched) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(watched) == (RequestRefusal.DEADLINE, -1)
     assert harness.scheduler.next_timer() == math.inf  # the other one is in the engine
 
 
@@ -117,7 +117,7 @@ def test_without_an_engine_work_waits_for_the_grace_and_is_then_refused() -> Non
     harness.advance(0.2)
     arriving = harness.submit(10)
     for request in (held, waiting, arriving):
-        assert harness.refusal(request) == (Refusal.NO_ENGINE, -1)
+        assert harness.refusal(request) == (RequestRefusal.NO_ENGINE, -1)
         assert harness.refused[request].retry_after == 7.0
     assert harness.scheduler.next_timer() == math.inf
     harness.ready()
@@ -144,7 +144,7 @@ def test_a_new_manager_waits_for_an_engine_no_longer_than_the_grace() -> None:
     harness.advance(4.9)
     assert request in harness.open
     harness.advance(0.2)
-    assert harness.refusal(request) == (Refusal.NO_ENGINE, -1)
+    assert harness.refusal(request) == (RequestRefusal.NO_ENGINE, -1)
 
 
 def test_draining_finishes_what_is_held_and_takes_no_more() -> None:
@@ -153,8 +153,8 @@ def test_draining_finishes_what_is_held_and_takes_no_more() -> None:
     computing, waiting = harness.submit(100), harness.submit(50)
     hopeless = harness.submit(10, model=1)
     harness.drain()
-    assert harness.refusal(hopeless) == (Refusal.STOPPING, -1)
-    assert harness.refusal(harness.submit(10)) == (Refusal.STOPPING, -1)
+    assert harness.refusal(hopeless) == (RequestRefusal.STOPPING, -1)
+    assert harness.refusal(harness.submit(10)) == (RequestRefusal.STOPPING, -1)
     harness.finish_all()
     assert harness.finished == [computing, waiting]
     assert harness.scheduler.num_requests == 0
@@ -166,4 +166,4 @@ def test_draining_does_not_wait_for_an_engine_to_come_back() -> None:
     request = harness.submit(10)
     harness.drain()
     harness.lose()
-    assert harness.refusal(request) == (Refusal.STOPPING, -1)
+    assert harness.refusal(request) == (RequestRefusal.STOPPING, -1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from batch_manager.scheduling.health import Loss
+from batch_manager.scheduling.engines import Loss
 from engine.types import EngineErrorKind
 from server.metrics.registry import ROLES, Registry
 from tests.docker.test_dashboard import METRICS, check

@@ -11,7 +11,7 @@ from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import server_flags
 from server.supervisor.monitor import _DEFAULT_PROMETHEUS_PORT
-from server.supervisor.shutdown import _EXIT_SECONDS
+from server.supervisor.supervisor import _EXIT_SECONDS
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 SERVERS = ("cpu", "cuda", "tensorrt-llm")

@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import FastAPI
 
 from batch_manager.client import BatchManagers
-from batch_manager.messages import Answer, Submission
+from batch_manager.messages import RequestResults, Submission
 from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
@@ -33,7 +33,7 @@ from server.settings.api_keys import ApiKey
 from tests.server.fallback import Fallback
 from tokenizer_pool import shortening
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.control import Json
@@ -160,7 +160,7 @@ class Tokenizers:
         await self._work(tuple(map(str, token_ids)), how)
         for index, ids in enumerate(token_ids):
             if not all(0 <= each < self.vocab_size for each in ids):
-                raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)
+                raise TextRefused(TextRefusal.OUT_OF_VOCABULARY, index)
         return [" ".join(map(str, ids)) for ids in token_ids]
 
     async def render(self, conversations: Sequence[str], **how: Any) -> list[str]:
@@ -190,7 +190,7 @@ class Managers:
     submitted: list[Submission] = field(default_factory=list)
     arrivals: "asyncio.Queue[Submission]" = field(default_factory=asyncio.Queue)
 
-    async def submit(self, submission: Submission) -> Answer:
+    async def submit(self, submission: Submission) -> RequestResults:
         self.submitted.append(submission)
         self.arrivals.put_nowait(submission)
         if self.gate is not None:
@@ -198,7 +198,7 @@ class Managers:
         if self.error is not None:
             raise self.error
         results = {kind: self._rows(kind, submission) for kind in submission.outputs}
-        return Answer(results, 0.0, 0.0, self.has_joined)
+        return RequestResults(results, 0.0, 0.0, self.has_joined)
 
     def _rows(self, kind: OutputKind, submission: Submission) -> Rows:
         rows = self.rows

@@ -32,14 +32,20 @@ REGISTRIES = {
     "server.dialects.table": "dialects",
     LIST_OF_FEATURES: "features",
     "server.features.grpc.methods": "methods of gRPC",
+    "embedline.__main__": "the command line, behind the launcher",
     "server.cli": "commands",
-    "server.features.table": "features",
+    **{
+        f"server.features.{name}.command": "the work of commands, loaded when one runs"
+        for name in ("backfill", "bench", "convert", "quantize", "ray", "verify")
+    },
     "server.features.backfill.sinks": "databases",
     "engine.model.known_code.table": "known code",
     "engine.transformers.heads": "heads",
     "engine.fused.adapters": "architectures",
     "engine.fused.kernels": "kernels",
 }
+# Modules that load one of several by a flag, and more besides: those of them are named that have this folder.
+CHOOSERS = {"server.features.jobs.main": "server.features.jobs.store"}
 CORE, TESTS = "core", "tests"
 WINGS = (*PACKAGES, CORE)
 # Tokens that stand for how code is laid out, and no code.
@@ -151,6 +157,7 @@ def single_importers(product: Iterable[Source]) -> tuple[str, ...]:
     """Files that one other file imports, and that no registry names: `file <- importer`.
 
     A registry names what it imports, and what stands as a module's name in a string: engines, modules of processes.
+    A program is an entry point, which whoever starts it names.
     """
     files = {source.module: source for source in product}
     importers: dict[str, set[str]] = defaultdict(set)
@@ -165,7 +172,10 @@ def single_importers(product: Iterable[Source]) -> tuple[str, ...]:
     return tuple(
         f"{module} <- {importer}"
         for module, importer in sorted(alone.items())
-        if importer not in REGISTRIES and module not in in_strings
+        if importer not in REGISTRIES
+        and module.rpartition(".")[0] != CHOOSERS.get(importer)
+        and module not in in_strings
+        and '\nif __name__ == "__main__":\n' not in files[module].text
     )
 
 

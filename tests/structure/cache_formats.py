@@ -31,25 +31,29 @@ _CONVERSION = (
 class Kind:
     """One kind of entry."""
 
-    numbered_in: str  # the file with its format, within engine/ as those below
-    code: tuple[str, ...]  # patterns of the files that decide what is in an entry
+    numbered_in: str  # the file with its format
+    code: tuple[str, ...]  # patterns of the files within engine/ that decide what is in an entry
     constant: str = "_FORMAT"
 
 
 KINDS = {
-    "compiled model": Kind("cpu/keys.py", _CONVERSION),
-    "compiled model for other machines": Kind("cpu/exported.py", _CONVERSION),
-    "quantized model": Kind("fused/quantization/cache.py", (*_MODEL, "fused/**/*.py", "transformers/configuration.py")),
-    "finding of a self-test": Kind("transformers/selftest.py", (*_MODEL, "machine/varlen.py", "transformers/**/*.py")),
+    "compiled model": Kind("engine/cpu/keys.py", _CONVERSION),
+    "compiled model for other machines": Kind("engine/cpu/exported.py", _CONVERSION),
+    "quantized model": Kind(
+        "engine/fused/quantization/cache.py", (*_MODEL, "fused/**/*.py", "transformers/configuration.py")
+    ),
+    "finding of a self-test": Kind(
+        "engine/transformers/selftest.py", (*_MODEL, "machine/varlen.py", "transformers/**/*.py")
+    ),
     "block-FP8 copy": Kind(
-        "tensorrt_llm/quantize/cached.py",
+        "engine/tensorrt_llm/quantize/cached.py",
         (
             "store/tensor_file.py",
             *(f"tensorrt_llm/quantize/{name}.py" for name in ("job", "plan")),
         ),
     ),
     "converted copy": Kind(
-        "tools/convert/cached.py",
+        "server/features/convert/start.py",
         tuple(f"tools/convert/{name}.py" for name in ("child", "conversion", "pickle_to_safetensors", "plan")),
     ),
 }
@@ -80,8 +84,8 @@ def _files(patterns: tuple[str, ...]) -> list[Source]:
 
 
 def _format_of(kind: Kind) -> int:
-    (file,) = _files((kind.numbered_in,))
-    assigned = [node for node in file.tree().body if isinstance(node, ast.Assign)]
+    tree = ast.parse((ROOT / kind.numbered_in).read_text())
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     (value,) = [node.value for node in assigned if ast.unparse(node.targets[0]) == kind.constant]
     number = ast.literal_eval(value)
     assert type(number) is int

@@ -349,7 +349,7 @@ MISTAKES = (
         "embedline",
         "return failure.retry_after + chance.uniform(0.0, 0.1 + 0.1 * failure.retry_after)",
         "return chance.uniform(0.0, 0.1 + failure.retry_after)",
-        "tests/embedline/client/test_jobs.py",
+        "tests/embedline/client/test_pending_batches.py",
     ),
     Mistake(
         "The client takes rows for other texts than they are for",

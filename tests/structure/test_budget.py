@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.structure.budget import (
+    CHOOSERS,
     GUESTS,
     REGISTRIES,
     Measure,
@@ -21,18 +22,18 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_020, 239_000),
+    "server": (27_080, 239_450),
     "engine": (17_620, 165_750),
     "batch_manager": (2_180, 21_250),
-    "tokenizer_pool": (2_380, 22_450),
-    "wire": (900, 8_500),
-    "embedline": (3_950, 35_500),
+    "tokenizer_pool": (2_400, 22_450),
+    "wire": (910, 8_550),
+    "embedline": (3_970, 35_500),
     "core": (34_620, 321_250),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 102_850,
+    "lines of the tests": 102_977,
     "files of the product": 408,
     "folders of the product": 57,
     "files with one importer that no registry names": 64,
@@ -48,8 +49,11 @@ LIMITS_OF_RUNNING = {
 }
 # Of the files with one importer, those that are a subject of their own, and why.
 SUBJECTS = {
+    "batch_manager.engine_link": "one engine's connection, and whether its rows are those of the batch",
+    "batch_manager.in_flight": "which requests are one because they ask for the same, and their rows so far",
+    "batch_manager.scheduling.scheduler": "the state machine, which a simulator drives as well",
+    "embedline.bench.load": "closed and open loops, and exact percentiles",
     "embedline.client.embed": "the forms of embeddings, and the array into which their rows are written",
-    "embedline.client.responses": "what a user gets of each call",
     "engine.cpu.engine": "threads and mini-batches, whatever compiled the model",
     "engine.cpu.exported": "what `embedline compile` writes for other machines",
     "engine.cpu.tracing": "the one file of this engine that imports torch, and only to convert",
@@ -57,12 +61,40 @@ SUBJECTS = {
     "engine.fused.quantization.cache": "quantized models on the disk, with a format of their own",
     "engine.fused.quantization.verify": "what quantization costs, for `embedline verify`",
     "engine.machine.varlen": "torch's own kernel for packed sequences, which changes with torch; also measured",
-    "engine.model.detection.rules": "the order in which a task is looked for",
+    "engine.model.detection.late_interaction": "ColBERT's models, in the forms of three libraries",
     "engine.model.identity": "digests that stand for a model's rows, with a format of their own",
     "engine.model.known_prompts": "a table of facts about published models",
     "engine.selftest.warmup": "the first batches of any engine, and the batch that shows later whether it is sound",
+    "engine.store.hub": "the one file that imports huggingface_hub, and only to fetch",
+    "engine.tensorrt_llm.library.loading": "the one LLM of the library and its arguments",
+    "engine.tensorrt_llm.library.models": "our model classes inside of the library",
+    "engine.tensorrt_llm.quantize.cached": "block-FP8 copies on the disk, with a format of their own",
+    "engine.tools.convert.pickle_to_safetensors": "the one file that calls torch.load",
     "engine.transformers.heads": "which head makes which output",
     "engine.transformers.selftest": "how a model may be run, tried at load and kept",
+    "server.features.grpc.calls": "how an RPC is admitted, read, reported and refused, whatever its method",
+    "server.features.grpc.methods": "text-embeddings-inference's methods: a list",
+    "server.features.jobs.batches.run": "one batch, line by line, from its file of inputs to its files of results",
+    "server.features.jobs.calls": "what frontends and operators may ask of the jobs process",
+    "server.features.jobs.http.batch_routes": "OpenAI's routes of files and batches, and uploads",
+    "server.features.jobs.runner": "how a request that was kept is sent, tried again and ended",
+    "server.features.jobs.store.redis_scripts": "what Redis runs in one step, in Lua",
+    "server.features.jobs.store.sqlite_requests": "the tables of async requests",
+    "server.features.jobs.webhooks": "how an end is told to its webhook, signed and tried again",
+    "server.features.pipelines.bodies": "JSON and msgpack of a pipeline's values, arrays among them",
+    "server.features.verify.library": "the rows and the ids of a model's own library",
+    "server.frontend.reporting": "the request log and the request metrics",
+    "server.http.app": "the way of every request over HTTP, and the POST routes",
+    "server.http.connection": "the clocks and the flow control of one connection, whatever its bytes",
+    "server.http.get_routes": "the routes on FastAPI: health, models, metrics, the OpenAPI page",
+    "server.http.line_streams": "bodies of lines without end",
+    "server.http.protocol": "HTTP/1.1 as bytes, and what is refused of it",
+    "server.supervisor.ports": "the ports of one server, wherever they come from",
+    "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
+    "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",
+    "tokenizer_pool.chat_template": "chat templates in a sandbox: the one file that imports jinja2",
+    "tokenizer_pool.pairs": "how two texts become one sequence",
+    "tokenizer_pool.scanner": "where a long text may be cut so that its tokens stay those of the whole",
 }
 
 
@@ -114,22 +146,30 @@ def planted(**files: str) -> list[Source]:
 
 
 def test_a_file_with_one_importer_is_found() -> None:
-    text = "from server import a, b, c\nfrom engine.d import D\nimport server.e"
+    text = "from server import a, b, c, program\nfrom engine.d import D\nimport server.e"
     house = {name: "" for name in ("server__a", "server__b", "server__c", "engine__d", "server__e", "server__f")}
     house |= {
         "server__main": text,
+        "server__program": 'def main(): ...\n\nif __name__ == "__main__":\n    main()',
         "server__e": "def f():\n    from server.b import B",  # a second importer of b
         "server__plan": 'Plan("engine.d")\nimport_module("server.f")\nPATH = "server.c:name"',
         "server__dialects__table": "from server.dialects import one",
         "server__dialects__one": "",
+        "server__features__jobs__main": "import server.features.jobs.runner, server.features.jobs.store.a",
+        **dict.fromkeys(("server__features__jobs__runner", "server__features__jobs__store__a"), ""),
     }
     found = single_importers(planted(**house))
-    assert found == ("server.a <- server.main", "server.e <- server.main", "server.f <- server.plan")
+    assert found == (
+        "server.a <- server.main",
+        "server.e <- server.main",
+        "server.f <- server.plan",
+        "server.features.jobs.runner <- server.features.jobs.main",
+    )
 
 
-def test_a_subject_of_its_own_still_has_one_importer() -> None:
+def test_a_file_with_one_importer_is_a_subject_of_its_own_and_nothing_else_is_listed() -> None:
     found = {pair.partition(" <- ")[0] for pair in single_importers(tuple(sources()))}
-    assert SUBJECTS.keys() - found == set()
+    assert found == SUBJECTS.keys()
 
 
 def test_an_import_of_a_feature_by_the_core_is_found() -> None:
@@ -150,6 +190,7 @@ def test_every_guest_and_registry_is_there() -> None:
     modules = {source.module for source in sources()}
     assert [guest for guest in GUESTS if not any(is_within(module, (guest,)) for module in modules)] == []
     assert REGISTRIES.keys() - modules == set()
+    assert {*CHOOSERS.keys(), *CHOOSERS.values()} - modules == set()
 
 
 def test_a_file_is_on_the_way_if_it_runs_during_most_requests() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.tokenizer_pool.scripted import until
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import Worker
 from wire import frames
@@ -33,7 +33,7 @@ class SpyTokenizer:
         self.taken += texts
         self.during.pop(texts[0], lambda: None)()
         if texts[0].startswith("bad"):
-            raise TextRefused(Refusal.FAILED, 0)
+            raise TextRefused(TextRefusal.FAILED, 0)
         count = len(texts)
         return TokenizedPiece(
             np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8), 0.0

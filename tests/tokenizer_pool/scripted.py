@@ -17,7 +17,7 @@ from tokenizer_pool.client import TokenizedTexts, TokenizerPool
 from tokenizer_pool.messages import TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.tasks import (
     BY_KIND,
-    TASKS,
+    CODECS,
     AnyAnswer,
     DecodedPiece,
     DecodePiece,
@@ -27,7 +27,7 @@ from tokenizer_pool.tasks import (
     ScanPiece,
     Token,
 )
-from wire.connection import Connection, serve
+from wire.connection import FrameConnection, serve
 from wire.vocabulary import RequestClass
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def num_live(pool: TokenizerPool) -> int:
     """Workers that can answer now."""
-    return sum(lane.is_live for lane in pool._lanes)
+    return sum(worker.is_live for worker in pool._workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +52,11 @@ class Asked:
     """A piece that waits for the test to answer it."""
 
     piece: Any  # of any task
-    connection: Connection
+    connection: FrameConnection
     frame_id: int
 
     def answer(self) -> None:
-        task = TASKS[type(self.piece)]
+        task = CODECS[type(self.piece)]
         seconds = 1e-6 * (self.piece.num_chars + 20 * self.piece.num_items)  # as the client guesses at first
         self.connection.send(task.answered, self.frame_id, task.encode_answer(answer_to(self.piece, seconds)))
 
@@ -86,7 +86,7 @@ class ScriptedWorker:
         self.path = path
         self.asked: asyncio.Queue[Asked] = asyncio.Queue()
         self.is_started = True  # says READY to whoever connects
-        self._connections: set[Connection] = set()
+        self._connections: set[FrameConnection] = set()
 
     async def listen(self) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX)
@@ -110,12 +110,12 @@ class ScriptedWorker:
             connection.close()
         return [self.asked.get_nowait() for _ in range(self.asked.qsize())]
 
-    def _accepted(self, connection: Connection) -> None:
+    def _accepted(self, connection: FrameConnection) -> None:
         self._connections.add(connection)
         if self.is_started:
             connection.send(messages.READY, 0)
 
-    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         self.asked.put_nowait(Asked(BY_KIND[kind].decode_piece(payload), connection, frame_id))
 
 

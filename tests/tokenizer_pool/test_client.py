@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, numbers, scripted_pool, until
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import ScanPiece
 from wire.vocabulary import RequestClass
@@ -136,11 +136,11 @@ async def test_a_refusal_names_the_text_of_the_request() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         request = ask(pool, MANY, BULK)
         _, second = await worker.asked.get(), await worker.asked.get()
-        second.refuse(TextRefused(Refusal.TOO_LONG, 3, num_tokens=300, max_tokens=MAX_SEQLEN))
+        second.refuse(TextRefused(TextRefusal.TOO_LONG, 3, num_tokens=300, max_tokens=MAX_SEQLEN))
         with pytest.raises(TextRefused) as caught:
             await request
         refused = caught.value
-        assert (refused.reason, refused.index) == (Refusal.TOO_LONG, numbers(second)[3])
+        assert (refused.reason, refused.index) == (TextRefusal.TOO_LONG, numbers(second)[3])
         assert (refused.num_tokens, refused.max_tokens) == (300, MAX_SEQLEN)
 
 
@@ -149,7 +149,7 @@ async def test_a_refused_request_is_over() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         request = ask(pool, MANY, BULK)
         first, second = await worker.asked.get(), await worker.asked.get()
-        first.refuse(TextRefused(Refusal.FAILED, -1))
+        first.refuse(TextRefused(TextRefusal.FAILED, -1))
         with pytest.raises(TextRefused) as caught:
             await request
         assert caught.value.index == -1
@@ -166,7 +166,7 @@ async def test_a_lone_surrogate_is_refused_with_its_index(place: int) -> None:
         texts[place] = "\ud800"
         with pytest.raises(TextRefused) as caught:
             await answer_all([worker], ask(pool, texts, BULK))
-        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, place)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, place)
 
 
 @pytest.mark.parametrize("place", [0, 1, 1500])
@@ -177,7 +177,7 @@ async def test_a_lone_surrogate_in_a_second_text_is_refused_with_its_index(place
         request = asyncio.ensure_future(pool.tokenize(MANY, model=0, request_class=BULK, pair_texts=pair_texts))
         with pytest.raises(TextRefused) as caught:
             await answer_all([worker], request)
-        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, place)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, place)
 
 
 async def test_a_lone_surrogate_in_a_prompt_is_nobodys_text() -> None:
@@ -208,7 +208,7 @@ async def test_no_more_of_a_long_text_is_scanned_than_must_be(truncation: Trunca
         if truncation is Truncation.NONE:
             with pytest.raises(TextRefused) as caught:
                 await request
-            assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
+            assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_LONG, 1)
             assert len(pieces) == num_slices
             return
         await request

@@ -11,7 +11,7 @@ from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.scripted import MANY, ScriptedWorker, answer_all, ask, num_live, numbers, scripted_pool, until
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from wire.vocabulary import RequestClass
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.faults]
@@ -80,7 +80,7 @@ async def test_a_text_that_takes_three_workers_down_is_refused_and_the_others_ar
             await until(lambda: num_live(pool) == 0)
         with pytest.raises(TextRefused) as caught:
             await poison
-        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 0)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 0)
         for number, innocent in enumerate(innocents):
             assert (await answer_all([worker], innocent)).token_ids.tolist() == [number]
         assert (await answer_all([worker], bulk)).token_ids.tolist() == list(range(2048))
@@ -99,7 +99,7 @@ async def test_a_bulk_piece_that_takes_workers_down_is_refused_though_queries_ne
             await answer_queries(worker, query)
         with pytest.raises(TextRefused) as caught:
             await poison
-        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, -1)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, -1)
         assert deaths == 3
 
 
@@ -182,7 +182,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_request_and_no_other() ->
             asked.connection.send(kind, asked.frame_id, [payload])
             with pytest.raises(TextRefused) as caught:
                 await asyncio.wait_for(request, PATIENCE)
-            assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, -1)
+            assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, -1)
             assert (await answer_all([worker], other)).token_ids.tolist() == [3]
             assert (await answer_all([worker], ask(pool, ["4"]))).token_ids.tolist() == [4]
 

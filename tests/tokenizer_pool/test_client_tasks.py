@@ -12,7 +12,7 @@ from tests.server_e2e.running import PATIENCE
 from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, scripted_pool, until
 from tokenizer_pool import client, messages
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import DecodePiece, DetailPiece, Token
 from wire.vocabulary import RequestClass
 
@@ -86,7 +86,7 @@ async def test_what_takes_workers_down_is_refused(start: Any) -> None:
             worker.die()
             await until(lambda: num_live(pool) == 0)
         refused = await refusal(poison)
-        assert (refused.reason, refused.index) == (Refusal.FAILED, 0)
+        assert (refused.reason, refused.index) == (TextRefusal.FAILED, 0)
         assert (await answer_all([worker], ask(pool, ["7"]))).token_ids.tolist() == [7]
 
 
@@ -94,7 +94,7 @@ async def test_a_refusal_names_the_item_of_the_request() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         request = decode(pool, [[number] for number in range(2048)], BULK)
         _, second = await worker.asked.get(), await worker.asked.get()
-        second.refuse(TextRefused(Refusal.OUT_OF_VOCABULARY, 3))
+        second.refuse(TextRefused(TextRefusal.OUT_OF_VOCABULARY, 3))
         assert (await refusal(request)).index == second.piece.token_ids[3]
 
 
@@ -102,7 +102,7 @@ async def test_a_refusal_names_the_item_of_the_request() -> None:
 async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         refused = await refusal(decode(pool, [[], [2, bad], []]))
-        assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 1)
+        assert (refused.reason, refused.index) == (TextRefusal.OUT_OF_VOCABULARY, 1)
         assert worker.asked.empty()
 
 
@@ -111,7 +111,7 @@ async def test_more_than_one_request_may_have_is_refused() -> None:
     async with scripted_pool(1) as (pool, workers):
         text = "1" * (MAX_DETAIL_CHARS // 32 - 1)
         too_much = details(pool, [text] * 32, prompt="pp"), decode(pool, [[1] * MAX_DECODE_IDS, [1]])
-        assert [(await refusal(one)).reason for one in too_much] == [Refusal.TOO_MUCH] * 2
+        assert [(await refusal(one)).reason for one in too_much] == [TextRefusal.TOO_MUCH] * 2
         assert workers[0].asked.empty()
         assert len(await answer_all(workers, details(pool, [text] * 32, prompt="p"))) == 32
         assert await answer_all(workers, decode(pool, [[1] * MAX_DECODE_IDS])) == [str(MAX_DECODE_IDS)]
@@ -124,7 +124,7 @@ async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.Mon
         ask_pairs = partial(pool.tokenize, model=0, request_class=BULK)
         with pytest.raises(TextRefused) as caught:
             await ask_pairs(["1" * 15] * 2, pair_texts=["1", "22"])
-        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_MUCH, -1)
         assert workers[0].asked.empty()
         request = asyncio.get_running_loop().create_task(ask_pairs(["1" * 15] * 2, pair_texts=["1", "2"]))
         assert len((await answer_all(workers, request)).truncated) == 2
@@ -137,7 +137,7 @@ async def test_an_instruction_counts_with_each_of_the_documents(monkeypatch: pyt
         ask_pairs = partial(pool.tokenize, ["1", "2"], model=0, request_class=BULK, pair_texts=["1", "2"])
         with pytest.raises(TextRefused) as caught:
             await ask_pairs(prompt="p" * 15)
-        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_MUCH, -1)
         assert workers[0].asked.empty()
         request = asyncio.get_running_loop().create_task(ask_pairs(prompt="p" * 14))
         assert len((await answer_all(workers, request)).truncated) == 2
@@ -146,7 +146,7 @@ async def test_an_instruction_counts_with_each_of_the_documents(monkeypatch: pyt
 async def test_a_lone_surrogate_is_refused_with_its_index() -> None:
     async with scripted_pool(1) as (pool, _):
         refused = await refusal(details(pool, ["1", "\ud800"]))
-        assert (refused.reason, refused.index) == (Refusal.FAILED, 1)
+        assert (refused.reason, refused.index) == (TextRefusal.FAILED, 1)
 
 
 UNREADABLE = [
@@ -166,4 +166,4 @@ async def test_an_answer_that_cannot_be_read_fails_its_request() -> None:
             asked = await worker.asked.get()
             asked.connection.send(kind, asked.frame_id, [payload])
             refused = await refusal(request)
-            assert (refused.reason, refused.index) == (Refusal.FAILED, -1)
+            assert (refused.reason, refused.index) == (TextRefusal.FAILED, -1)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from tests.tokenizer_pool.builders import bert_folder, roberta
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool import tasks
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tasks import (
     DecodedPiece,
     DecodePiece,
@@ -98,7 +98,7 @@ def test_a_text_without_tokens_has_none(tokenizer: Tokenizer) -> None:
 def test_a_text_that_the_library_can_not_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.details(["fine", "not \ud800 fine"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
 
 
 def test_truncation_is_as_it_was_afterwards(tokenizer: Tokenizer) -> None:
@@ -127,7 +127,7 @@ def test_special_tokens_are_left_out_where_that_is_wished(tokenizer: Tokenizer) 
 def test_an_id_without_a_token_is_refused_with_its_index(tokenizer: Tokenizer, bad: int) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.decode(*flat([], [101, 30521], [], [5, bad, bad], [bad]))
-    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 3)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 3)
 
 
 def test_an_id_in_a_gap_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_id_in_a_gap_of_the_vocabulary_is_refused(tmp_path: Path) -> None:
     assert gappy.decode(*flat([9, 0])).texts == ["far unk"]
     with pytest.raises(TextRefused) as caught:
         gappy.decode(*flat([0], [5]))
-    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 1)
 
 
 # frames

@@ -7,7 +7,7 @@ import engine.types
 from tokenizer_pool import messages
 from tokenizer_pool.messages import (
     Piece,
-    Refusal,
+    TextRefusal,
     TextRefused,
     TokenizedPiece,
     Truncation,
@@ -87,10 +87,10 @@ def test_engines_have_the_same_number_for_a_token_of_a_prompt() -> None:
 
 @pytest.mark.parametrize("index", [-1, 0, 2047])
 def test_a_refusal(index: int) -> None:
-    refused = TextRefused(Refusal.TOO_LONG, index, num_tokens=300, max_tokens=256)
+    refused = TextRefused(TextRefusal.TOO_LONG, index, num_tokens=300, max_tokens=256)
     decoded = messages.decode_refused(sent(messages.encode_refused(refused)))
     assert (decoded.reason, decoded.index, decoded.num_tokens, decoded.max_tokens) == (
-        Refusal.TOO_LONG,
+        TextRefusal.TOO_LONG,
         index,
         300,
         256,

@@ -27,7 +27,7 @@ from tests.tokenizer_pool.builders import (
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool import guarded
 from tokenizer_pool import pairs as pairs_module
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 24
@@ -209,7 +209,7 @@ def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer, library
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["1", "1 " * 20], pair_texts=["2", "2 " * 20], truncation=Truncation.NONE)
     refused = caught.value
-    assert (refused.reason, refused.index, refused.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
+    assert (refused.reason, refused.index, refused.max_tokens) == (TextRefusal.TOO_LONG, 1, MAX_SEQLEN)
     assert refused.num_tokens == num_tokens(library, "1 " * 20, "2 " * 20)
 
 
@@ -257,10 +257,10 @@ def test_a_pair_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Pa
     highest = int(Tokenizer(spec).encode(["a"], pair_texts=["harbour"]).token_ids.max())
     with pytest.raises(TextRefused) as caught:
         Tokenizer(replace(spec, vocab_size=highest)).encode(["a", "a"], pair_texts=["a", "harbour"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 1)
 
 
 def test_a_pair_that_the_library_cannot_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["a", "a", "a"], pair_texts=["fine", "not \ud800 fine", "fine"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.pieces import Pace, Span, cut
+from tokenizer_pool.client import Span, TokenizerSpeed, cut
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(1, 2000), st.integers(0, 50))
@@ -39,7 +39,7 @@ def test_a_pair_counts_with_both_its_texts(lengths: list[tuple[int, int]], max_c
 
 
 def test_the_pace_is_learnt() -> None:
-    pace = Pace()
+    pace = TokenizerSpeed()
     for _ in range(200):
         pace.learn(1000, 0.0004)
     assert pace.seconds_per_char == pytest.approx(4e-7, rel=1e-3)
@@ -48,13 +48,13 @@ def test_the_pace_is_learnt() -> None:
 
 
 def test_pieces_that_cost_next_to_nothing_make_the_next_ones_no_longer_than_the_fastest_tokenizer_would() -> None:
-    pace = Pace()
+    pace = TokenizerSpeed()
     for _ in range(500):
         pace.learn(10**9, 0.0001)
     assert pace.seconds_per_char == pytest.approx(1e-7, rel=1e-3)
 
 
 def test_a_piece_that_was_held_up_moves_the_pace_little() -> None:
-    pace = Pace()
+    pace = TokenizerSpeed()
     pace.learn(100, 10.0)
     assert pace.seconds_per_char <= 1.3e-6 * 1.001

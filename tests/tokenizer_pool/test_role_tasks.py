@@ -16,9 +16,8 @@ from transformers import AutoTokenizer
 from tests.tiers import full, full_but
 from tests.tokenizer_pool.builders import byte_level
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.client import AnyJob, Lane, TokenizerPool
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
-from tokenizer_pool.pieces import Part
+from tokenizer_pool.client import AnyPendingRequest, PendingPiece, TokenizerPool, WorkerLink
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
@@ -79,7 +78,7 @@ async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
         assert decoded[3] == "query : how do i renew a passport?"
         with pytest.raises(TextRefused) as caught:
             await pool.decode([*lists, [30522]], model=0, request_class=INTERACTIVE)
-        assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, len(lists))
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, len(lists))
 
 
 @pytest.mark.parametrize("template", [(), ("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?")])
@@ -108,7 +107,7 @@ async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monk
         monkeypatch.setattr("wire.frames.MAX_PAYLOAD", 300)
         with pytest.raises(TextRefused) as caught:
             await pool.tokenize_details(["one two three " * 8], model=0, request_class=INTERACTIVE)
-        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_MUCH, -1)
         assert await pool.decode([[7592]], model=0, request_class=INTERACTIVE) == ["hello"]
 
 
@@ -205,7 +204,7 @@ async def test_without_truncation_only_tokens_count(tmp_path: Path, name: str) -
             return
         with pytest.raises(TextRefused) as caught:
             await asked
-        assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (Refusal.TOO_LONG, 1, 64)
+        assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (TextRefusal.TOO_LONG, 1, 64)
 
 
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
@@ -240,18 +239,18 @@ async def test_a_text_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.
         ]:
             with pytest.raises(TextRefused) as caught:
                 await pool.tokenize(["go", text], model=0, request_class=BULK, truncation=truncation)
-            assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (Refusal.TOO_LARGE, 1, 64)
+            assert (caught.value.reason, caught.value.index, caught.value.max_tokens) == (TextRefusal.TOO_LARGE, 1, 64)
         for pair in ((enough, enough), (enough, f" {fits[0]}")):
             with pytest.raises(TextRefused) as caught:
                 await pool.tokenize(["go", pair[0]], pair_texts=["go", pair[1]], model=0, request_class=BULK)
-            assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LARGE, 1)
+            assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_LARGE, 1)
 
 
 async def test_a_lone_surrogate_in_a_long_text_is_refused_by_its_index(tmp_path: Path) -> None:
     async with serving(tmp_path, SPEC) as (pool, _):
         with pytest.raises(TextRefused) as caught:
             await pool.tokenize(["go", " " * 60_000 + "\ud800"], model=0, request_class=BULK)
-        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
 
 
 @pytest.mark.holds("Limits")
@@ -261,15 +260,15 @@ async def test_no_call_is_for_much_of_a_text_without_a_place_to_cut(tmp_path: Pa
     text = filling * (1_000_000 // len(filling)) + f" {_SENTENCE}"
     longest = 0
     async with serving(tmp_path, replace(SPEC, max_seqlen=64)) as (pool, _):
-        send = Lane.send
+        send = WorkerLink.send
 
-        def count(lane: Lane, job: AnyJob, part: Part) -> None:
+        def count(worker: WorkerLink, request: AnyPendingRequest, pending: PendingPiece) -> None:
             nonlocal longest
-            longest = max(longest, part.piece.num_chars)
-            send(lane, job, part)
+            longest = max(longest, pending.piece.num_chars)
+            send(worker, request, pending)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Lane, "send", count)
+            patched.setattr(WorkerLink, "send", count)
             found = await pool.tokenize([text], model=0, request_class=BULK, prompt="query: ")
     assert found.token_ids.tolist() == Tokenizer(SPEC).encode(["query: " + text]).token_ids.tolist()
     assert longest < LONG_TEXT_CHARS + 2

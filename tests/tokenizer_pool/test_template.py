@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from tests.tokenizer_pool.builders import byte_level, write_json
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 96
@@ -184,27 +184,27 @@ def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer) -> None
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["q", "q"], pair_texts=["d", "d " * 200], truncation=Truncation.NONE)
     refused = caught.value
-    assert (refused.reason, refused.index, refused.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
+    assert (refused.reason, refused.index, refused.max_tokens) == (TextRefusal.TOO_LONG, 1, MAX_SEQLEN)
     assert refused.num_tokens > 200
 
 
 def test_a_pair_that_the_library_cannot_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["q", "q"], pair_texts=["d", "\ud800"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
 
 
 def test_a_pair_without_any_token_is_refused(spec: TokenizerSpec) -> None:
     with pytest.raises(TextRefused) as caught:
         Tokenizer(replace(spec, template=("{query}", "{document}"))).encode(["q", ""], pair_texts=["d", ""])
-    assert (caught.value.reason, caught.value.index) == (Refusal.EMPTY, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.EMPTY, 1)
 
 
 def test_an_id_that_the_model_has_no_row_for_is_refused(spec: TokenizerSpec, library: Any) -> None:
     tokenizer = Tokenizer(replace(spec, vocab_size=max(ids_of(library, "harbour"))))
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["q", "q"], pair_texts=["d", "harbour"])
-    assert caught.value.reason is Refusal.OUT_OF_VOCABULARY
+    assert caught.value.reason is TextRefusal.OUT_OF_VOCABULARY
 
 
 def test_a_template_that_leaves_no_room_is_an_error(spec: TokenizerSpec) -> None:

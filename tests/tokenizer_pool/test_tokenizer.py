@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 256
@@ -107,7 +107,7 @@ def test_a_limit_that_special_tokens_use_up_is_refused(tokenizer: Tokenizer) -> 
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["go"], max_tokens=NUM_SPECIAL_TOKENS)
     refused = caught.value
-    assert (refused.reason, refused.num_tokens, refused.max_tokens) == (Refusal.NO_ROOM, 2, 2)
+    assert (refused.reason, refused.num_tokens, refused.max_tokens) == (TextRefusal.NO_ROOM, 2, 2)
     assert lists(tokenizer.encode(["go"], max_tokens=1, add_special_tokens=False)) == [[2175]]
 
 
@@ -117,7 +117,7 @@ def test_without_truncation_a_long_text_is_refused(tokenizer: Tokenizer) -> None
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["go", fits, fits + "go go"], truncation=Truncation.NONE)
     refused = caught.value
-    assert (refused.reason, refused.index) == (Refusal.TOO_LONG, 2)
+    assert (refused.reason, refused.index) == (TextRefusal.TOO_LONG, 2)
     assert (refused.num_tokens, refused.max_tokens) == (MAX_SEQLEN + 2, MAX_SEQLEN)
     assert tokenizer.encode([fits + "go go"]).truncated.tolist() == [1]  # and truncation is back
 
@@ -125,7 +125,7 @@ def test_without_truncation_a_long_text_is_refused(tokenizer: Tokenizer) -> None
 def test_a_lone_surrogate_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["fine", "fine too", "not \ud800 fine"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 2)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 2)
 
 
 def save(folder: Path, backend: tokenizers.Tokenizer) -> TokenizerSpec:
@@ -148,7 +148,7 @@ def panicking(tmp_path: Path) -> Tokenizer:
 def test_a_panic_of_the_library_refuses_only_that_text(panicking: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         panicking.encode(["fine", "aab", "a" * 40, "fine"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 2)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 2)
     assert lists(panicking.encode(["fine", "aab"])) == [[0], [0]]
 
 
@@ -156,14 +156,14 @@ def test_an_error_of_the_library_refuses_only_that_text(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, word_level(known=0)))  # there is no "unk"
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["known", "unheard of"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
 
 
 def test_a_text_without_any_token_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, word_level(unk=0)))
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["x", ""])
-    assert (caught.value.reason, caught.value.index) == (Refusal.EMPTY, 1)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.EMPTY, 1)
 
 
 def test_a_length_without_room_for_text_is_an_error() -> None:
@@ -178,7 +178,7 @@ def test_a_text_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Pa
     spec = save(tmp_path, backend)
     with pytest.raises(TextRefused) as caught:
         Tokenizer(replace(spec, vocab_size=2)).encode(["inside", "inside unheard of", "inside <added>", "<added>"])
-    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 2)
+    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 2)
     assert lists(Tokenizer(replace(spec, vocab_size=2)).encode(["inside unheard"])) == [[1, 0]]
     for vocab_size in (3, None):
         assert lists(Tokenizer(replace(spec, vocab_size=vocab_size)).encode(["inside <added>"])) == [[1, 2]]

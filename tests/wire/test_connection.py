@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from tests.server_e2e.running import PATIENCE
-from wire.connection import Connection, Link, serve
+from wire.connection import FrameConnection, Link, serve
 
 KIND = 0x0777
 
@@ -27,7 +27,7 @@ class EchoServer:
     """Sends every frame back."""
 
     def __init__(self) -> None:
-        self.connections: list[Connection] = []
+        self.connections: list[FrameConnection] = []
         self.num_lost = 0
         self.all_lost = asyncio.Event()
 
@@ -42,10 +42,10 @@ class EchoServer:
         async with asyncio.timeout(PATIENCE):
             await self.all_lost.wait()
 
-    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def _received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         connection.send(kind, frame_id, [payload])
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: FrameConnection) -> None:
         self.num_lost += 1
         if self.num_lost == len(self.connections):
             self.all_lost.set()
@@ -131,13 +131,13 @@ def test_a_frame_that_comes_with_the_connection_finds_it_up(
     async def scenario() -> None:
         order: list[str] = []
         echoed: asyncio.Queue[bytes] = asyncio.Queue()
-        accepted: list[Connection] = []
+        accepted: list[FrameConnection] = []
 
-        def made(connection: Connection) -> None:
+        def made(connection: FrameConnection) -> None:
             accepted.append(connection)
             connection.send(KIND, 0, [b"welcome"])
 
-        def on_server(connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        def on_server(connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
             echoed.put_nowait(bytes(payload))
 
         def on_frame(kind: int, frame_id: int, payload: memoryview) -> None:

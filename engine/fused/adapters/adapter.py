@@ -1,4 +1,4 @@
-"""What the adapters share: the types that describe an architecture, and parts of their specs and tables of names.
+"""The parts that adapters share: the types that describe an architecture, and parts of their specs and tables of names.
 
 It also makes the tables of angles by which queries and keys are rotated; their frequencies are transformers' own.
 """
@@ -43,8 +43,8 @@ class Adapter:
 
 
 def spec_of(config: PretrainedConfig, *, activation: str, **others: Any) -> Spec:
-    """With what most configurations call alike. activation: transformers' name; others: further fields, and those that
-    differ. Raises ModelError for an activation that the fused engine lacks.
+    """Make a spec from the fields that most configurations have. activation: transformers' name; others: further
+    fields, and those that differ. Raises ModelError for an activation that the fused engine lacks.
     """
     num_heads = config.num_attention_heads
     head_dim = others.get("head_dim", config.hidden_size // num_heads)

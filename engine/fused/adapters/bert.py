@@ -59,7 +59,7 @@ _DISTILBERT_LAYER = affine(
 
 
 def common_spec(config: PretrainedConfig, **others: Any) -> Spec:
-    """Of BERT and similar models. others: see `spec_of`. Raises ModelError."""
+    """The spec of BERT and similar models. others: see `spec_of`. Raises ModelError."""
     require(config, is_decoder=(False,), add_cross_attention=(False,))
     width = getattr(config, "embedding_size", config.hidden_size)
     fields = {

@@ -70,7 +70,7 @@ _BY_HAND = {
     256: {16: Sizes(32, 2, 3), 32: Sizes(32, 4, 3), 64: Sizes(32, 4, 2), 128: Sizes(32, 8, 3)},
 }
 
-# By the first number of the compute capability, D rounded up, and queries a tile; for 16-bit numbers.
+# Sizes by the first number of the compute capability, D rounded up, and queries a tile; for 16-bit numbers.
 SIZES = {9: _BY_HAND, 10: _BY_HAND}
 
 
@@ -123,7 +123,7 @@ def attend(
 
 
 def _boxes(rows: Tensor, sizes: Sizes) -> TensorDescriptor | None:
-    """Of keys or values [T, H, D]. Boxes take adjacent heads, whole lines of the cache, and D a power of two."""
+    """Boxes of keys or values [T, H, D]. Boxes take adjacent heads, whole lines of the cache, and D a power of two."""
     num_rows, num_heads, head_dim = rows.shape
     can = rows.stride(1) == head_dim == power_of_two(head_dim) and rows.stride(0) * rows.itemsize % _LINE == 0
     if not sizes.by_boxes or not can or rows.data_ptr() % _LINE:

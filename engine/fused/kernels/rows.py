@@ -1,4 +1,4 @@
-"""What kernels of rows share: how wide rows are divided among programs and threads, and rows in float8.
+"""The code that kernels of rows share: how wide rows are divided among programs and threads, and rows in float8.
 
 Chosen by hand, so nothing is tuned at start. A program takes one row, or a part of one:
 

@@ -34,7 +34,7 @@ _GELUS = ("gelu", "gelu_tanh")  # whose difference is less than what rounding to
 
 @dataclass(slots=True)
 class Weights:
-    """By the names in spec.py. Linear layers can be exchanged for quantized ones; forwards see it at once."""
+    """Weights by their names in spec.py. Linear layers can be exchanged for quantized ones; forwards see it at once."""
 
     tensors: Mapping[str, Tensor]  # all but the linear layers' own
     linears: dict[str, Linear] = field(default_factory=dict)  # "layers.0.qkv", …
@@ -158,7 +158,7 @@ def rows_at(rows: Rows, index: Tensor) -> Rows:
 
 
 def linear_input(normed: NormedRows) -> Rows:
-    """What a linear layer is to take of them."""
+    """The input of a linear layer, made of these rows."""
     if normed.quantized is not None:
         return normed.quantized
     assert normed.rows is not None
@@ -179,7 +179,7 @@ class Forward:
     def _attended(
         self, layer: int, normed: NormedRows, residual: Tensor, inputs: Inputs, *, is_pruned: bool
     ) -> tuple[Tensor, Tensor]:
-        """What attention gives, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        """The output of attention, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
         rows = linear_input(normed)
         if is_pruned:
             return self._blocks.pooled_attention(layer, rows, inputs), residual.index_select(0, inputs.pooled)
@@ -227,7 +227,7 @@ class BertForward(Forward):
         )
 
     def _rows_for(self, linear: str) -> NormOutputs:
-        """What the next sum adds to, and what this linear layer takes."""
+        """The rows that the next sum adds to, and the input of this linear layer."""
         return NormOutputs.ROWS | NormOutputs.QUANTIZED if self._blocks.is_quantized(linear) else NormOutputs.ROWS
 
 
@@ -291,5 +291,5 @@ class LlamaForward(Forward):
 
 
 def forward_of(blocks: Blocks) -> Forward:
-    """By the model's family."""
+    """The forward of the model's family."""
     return BertForward(blocks) if blocks.spec.family == "bert" else LlamaForward(blocks)

@@ -54,7 +54,7 @@ class Linear(Protocol):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What it consists of, for a file."""
+        """The tensors that it consists of, for a file."""
 
     def __call__(self, rows: Rows) -> Tensor:
         """[T, N] in the model's compute dtype."""
@@ -219,7 +219,7 @@ class NoProduct(ModelError):
 
 
 def products_of(spec: Spec, names: Iterable[str]) -> Products:
-    """What these linear layers compute. The last layer of a pruned model computes `qkv` in two parts."""
+    """The products that these linear layers compute. The last layer of a pruned model computes `qkv` in two parts."""
     kinds = {name.rpartition(".")[2] for name in names}
     products = {kind: size for kind, size in linear_shapes(spec).items() if kind in kinds}
     if "qkv" in products:

@@ -70,7 +70,7 @@ class Norm:
 
 
 class NormOutputs(enum.Flag):
-    """What `add_norm` returns. What nobody reads is not written to memory."""
+    """The outputs of `add_norm`. One that nobody reads is not written to memory."""
 
     RESIDUAL = enum.auto()  # residual + hidden, before the norm
     ROWS = enum.auto()  # normalised
@@ -137,7 +137,7 @@ class Ops(Protocol):
         hidden itself is no copy."""
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
-        """In place, on rows [T, >= (query heads + key heads) * D]: norms of heads, then rotation.
+        """Change rows in place [T, >= (query heads + key heads) * D]: norms of heads, then rotation.
 
         angles: float32 [P, rotated], rotated <= D: cosines of rotated / 2 angles, then their sines. Of a head's first
         `rotated` numbers, number i and i + rotated / 2 are a pair, turned by angle i (the order of rotate_half in

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What differs from layer to layer."""
+    """The facts that differ from layer to layer."""
 
     window: int | None = None  # a token sees those fewer than this many tokens away; None = all
     rope: int | None = None  # number of the table of angles; None = queries and keys are not rotated
@@ -98,7 +98,7 @@ def _tables(spec: Spec) -> dict[str, tuple[int, ...]]:
 
 
 def linear_shapes(spec: Spec) -> dict[str, tuple[int, int]]:
-    """Of the weights of linear layers, by the last part of their names."""
+    """The shapes of linear layers' weights, by the last part of their names."""
     hidden = spec.hidden_size
     return {
         "projection": (hidden, _embedding_size(spec)),

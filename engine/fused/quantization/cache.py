@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
-from engine.fused.offer import Choices, Options
+from engine.fused.offer import FusedConfig, Options
 from engine.fused.quantization.gate import Outcome
 from engine.fused.readers import Reader, reader_for
 from engine.machine.failures import one_line
@@ -35,11 +35,11 @@ from wire.frames import ProtocolError
 logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "fused"  # within --compiled-cache
-# Of some GB each, so fewer than compiled models for CPUs: those used last, for some versions of torch included.
+# Some GB an entry, so fewer than compiled models for CPUs: those used last, for some versions of torch included.
 _MAX_ENTRIES = 8
 _PACKAGES = ("torch", "transformers", "triton")
-# Of an entry. Raise it when the same model would have other tensors, another result of the gate, or other facts in the
-# manifest.
+# An entry's format. Raise it when the same model would have other tensors, another result of the gate, or other facts
+# in the manifest.
 _FORMAT = 1
 
 _FILE = "weights.safetensors"
@@ -50,7 +50,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, Proto
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """What is kept."""
+    """A quantized model as the cache keeps it."""
 
     spec: Spec
     weights: Weights
@@ -103,8 +103,8 @@ class QuantizedCache:
             logger.warning("the quantized model is not cached: %s", one_line(error))
 
 
-def cache_for(chosen: Choices, options: LoadOptions) -> QuantizedCache | None:
-    """For one start; None where nothing is kept. Only models that went through the gate are: others load as fast."""
+def cache_for(chosen: FusedConfig, options: LoadOptions) -> QuantizedCache | None:
+    """The cache for one start; None where nothing is kept: models without the gate load as fast."""
     if not options.cache_dir or options.quantization == "none" or not options.own_of(FUSED, Options).is_gated:
         return None
     try:
@@ -115,7 +115,7 @@ def cache_for(chosen: Choices, options: LoadOptions) -> QuantizedCache | None:
     return QuantizedCache(cache, key, device=chosen.device, dtype=chosen.dtype)
 
 
-def _key(chosen: Choices, requested: str) -> str:
+def _key(chosen: FusedConfig, requested: str) -> str:
     folder = chosen.folder
     choices = {
         **read_as(folder),

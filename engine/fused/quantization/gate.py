@@ -19,7 +19,7 @@ from engine.types import ModelError
 
 SCHEME = "fp8_row"  # what is measured: FP8 with a scale for each row
 
-# Of cosines without the mean row, and of the nearest ten texts of each text, which is what users see of it. With
+# Limits of cosines without the mean row, and of the nearest ten texts of each text, which is what users see of it. With
 # all-MiniLM-L6-v2 the least of them is reached at about the same error, and bfloat16 alone costs 0.8 % of the nearest.
 MIN_MEDIAN = 0.998
 MIN_P1 = 0.995
@@ -40,7 +40,7 @@ Compute = Callable[[Sequences, frozenset[str]], Rows]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a gate found; see wire.dataclass_json for a file."""
+    """The result of a gate; see wire.dataclass_json for a file."""
 
     num_texts: int
     num_tokens: int  # of all texts
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def check(compute: Compute, names: Sequence[str], sequences: Sequences, *, is_enforced: bool = True) -> Outcome:
-    """Which of these linear layers may be quantized, at least one. The model is left as `compute` last left it.
+    """Find the linear layers that may be quantized, at least one. The model is left as `compute` last left it.
 
     Raises ModelError where the plain model's rows are not finite.
     """
@@ -127,12 +127,12 @@ class _Gate:
         self.num_evaluations = 0
 
     def evaluate(self, quantized: frozenset[str]) -> Fidelity:
-        """On all texts."""
+        """The fidelity on all texts."""
         self.num_evaluations += 1
         return fidelity(self._compute(self._sequences, quantized), self._reference)
 
     def revert(self, names: Sequence[str]) -> tuple[Fidelity, frozenset[str]]:
-        """As few steps back as pass, and what passed."""
+        """Go back as few steps as pass; return what passed."""
         alone = self._each_layer_alone(names)
         bad = frozenset(layer for layer, found in alone.items() if not _has_near_rows(found))
         steps = steps_back(names, {layer: 1 - found.median_cosine for layer, found in alone.items()}, bad)
@@ -148,7 +148,7 @@ class _Gate:
         return found, _joined(steps[:enough])
 
     def _each_layer_alone(self, names: Sequence[str]) -> dict[str, Fidelity]:
-        """By layer, on a few texts."""
+        """The fidelity of each layer alone, on a few texts."""
         short = [number for number, sequence in enumerate(self._sequences) if len(sequence) <= _MAX_PROBE]
         probes = [short[place] for place in np.unique(np.linspace(0, len(short) - 1, _NUM_PROBES).round().astype(int))]
         sequences, reference = [self._sequences[probe] for probe in probes], self._reference[probes]

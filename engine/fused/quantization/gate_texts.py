@@ -177,7 +177,7 @@ _BLOCKS = (_QUERIES, *_ENGLISH, _CODE, _TABLES, *_OTHERS, _ODD, _ALIKE)
 
 
 def texts() -> tuple[str, ...]:
-    """From one word to about 400, at least 128 of them."""
+    """Texts of one word to about 400, at least 128 of them."""
     singles = [text for block in _BLOCKS for text in _lines(block)]
     repeated = ("x" * 300, "la " * 120, "0" * 200, ". " * 80)
     paragraphs = [" ".join(part) for block in (*_ENGLISH, _CODE, *_OTHERS) for part in _halves(_lines(block))]

@@ -98,7 +98,7 @@ def quantized(
     is_gated: bool,
     probe: Callable[[Spec, Sequence[str]], None],
 ) -> tuple[Model, gate.Outcome | None]:
-    """The same model, its linear layers exchanged where that was decided, with notes of why; and what the gate found.
+    """The model with its linear layers exchanged where that was decided, with notes of why; and what the gate found.
 
     requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back;
     probe: tries the products of some layers. Raises ModelError if the GPU can't do what is asked for.
@@ -148,7 +148,7 @@ def _noted(model: Model, *notes: str) -> Model:
 
 
 class QuantizableLinears:
-    """Of some linear layers each is either plain or quantized; it is made anew when that changes, so no more than one
+    """Linear layers of which each is either plain or quantized; it is made anew when that changes, so no more than one
     of the two is held here."""
 
     def __init__(self, linears: dict[str, Linear], *, plain: Callable[[str], PlainLinear]) -> None:

@@ -14,7 +14,7 @@ import torch
 from engine.fused import loading, weights
 from engine.fused.assembly import Model
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import GateRows
@@ -65,7 +65,7 @@ def verify(name: str, options: LoadOptions) -> Verified:
     )
 
 
-def _noise_floor(chosen: Choices) -> Fidelity | None:
+def _noise_floor(chosen: FusedConfig) -> Fidelity | None:
     try:
         rounded, exact = (_plain_rows(chosen, dtype) for dtype in (torch.bfloat16, torch.float32))
     except (torch.OutOfMemoryError, DeviceTrouble):
@@ -73,7 +73,7 @@ def _noise_floor(chosen: Choices) -> Fidelity | None:
     return fidelity(rounded, exact)
 
 
-def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
+def _plain_rows(chosen: FusedConfig, dtype: torch.dtype) -> gate.Rows:
     """Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
     chosen = dataclasses.replace(chosen, dtype=dtype)
     folder = chosen.folder

@@ -1,1 +1,1 @@
-"""Finds a model's task, heads and lengths from its files. The rules and their order are in rules.py."""
+"""Finds a model's task, heads and lengths from its files. Their order is in engine/model/model_folder.py:detect."""

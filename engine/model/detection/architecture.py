@@ -23,7 +23,7 @@ _PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What serves a model."""
+    """The architecture that serves a model."""
 
     config: Json  # config.json in the words of the architecture; its model_type is the architecture's
     is_translated: bool = False  # whether that is not what the file says

@@ -54,7 +54,7 @@ _TEXT = "text_config"
 _MAX_NAMED = 12  # keys in a note
 
 
-# What transformers reads for every architecture, and no engine here: the values without effect, and why it is refused.
+# Read by transformers for every architecture, and by no engine here: the values without effect, and why it is refused.
 _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "per_layer_config": (({},), "it is not computed here"),
     "transformers_weights": ((), "weights are read from model.safetensors, or from the files that its index names"),
@@ -64,7 +64,7 @@ _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
 _SIZES_BY_LAYER = frozenset(("head_dim", "num_key_value_heads"))
 
 
-# Of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
+# Keys of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
 _HARMLESS = frozenset(
     (
         *("directionality", "down_scale_factor", "gap_size", "net_structure_type", "model_name", "output_past"),
@@ -204,7 +204,7 @@ def check_values(config: Json) -> None:
 
 
 def _wanted(key: str, value: object) -> str:
-    """What the value must be and is not, in words; "" if it is well."""
+    """A description of what the value must be and is not; "" if it is well."""
     if key in _OBJECTS:
         return "" if isinstance(value, dict) else "a JSON object"
     if key == "id2label":

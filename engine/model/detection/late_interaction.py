@@ -27,7 +27,7 @@ _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, if a file of PyLate's or St
 
 
 def late_interaction(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError if it can't be served."""
+    """None or one head. Raises ModelError if it can't be served."""
     if files.chain is Chain.LATE:
         config = read_optional(files.folder / CONFIG)
         yield _of_pylate(files, config) if config.get("model_type") == "ColBERT" else _of_modules(files, config)

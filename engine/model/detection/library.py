@@ -1,4 +1,4 @@
-"""What the installed transformers has, read from its source as text: importing it would take seconds."""
+"""The abilities of the installed transformers, read from its source as text: importing it would take seconds."""
 
 import functools
 import importlib.util
@@ -70,7 +70,7 @@ def keys_of_all() -> frozenset[str]:
 
 
 def _source(model_type: str) -> str:
-    """Of an architecture's configuration and modules; "" if it is not found."""
+    """The source of an architecture's configuration and modules; "" if it is not found."""
     folder = _folder()
     found = [file for file in _configurations(folder, model_type) if f'model_type = "{model_type}"' in _text(file)]
     if not found:

@@ -1,4 +1,4 @@
-"""Which files a model's folder must have, as its own files say: for folders that may have been fetched in part, and
+"""The files that a model's folder must have by its own files: for folders that may have been fetched in part, and
 for those in which a file that is read has only its placeholder.
 
 Each is a group of names: one of them is enough, and the first is what its repository is asked for. Reads no weights.
@@ -62,7 +62,7 @@ def telling_files(folder: Path) -> Iterator[Group]:
 
 
 def all_modules(folder: Path) -> tuple[Module, ...]:
-    """Those of modules.json, and of its Routers; one Transformer where there is no modules.json."""
+    """The modules of modules.json, and of its Routers; one Transformer where there is no modules.json."""
     if not (folder / MODULES).is_file():
         return (_PLAIN,)
     entries: tuple[Module, ...] = ()
@@ -75,7 +75,7 @@ def all_modules(folder: Path) -> tuple[Module, ...]:
 
 
 def _weights(folder: Path, path: PurePosixPath) -> Iterator[Group]:
-    """Of one folder: a file, or the shards that an index names; where there are no safetensors, pickles."""
+    """The weights of one folder: a file, or the shards that an index names; where there are no safetensors, pickles."""
     for name in _WEIGHTS:
         index = folder / path / f"{name}.index.json"
         if (folder / path / name).is_file():

@@ -54,7 +54,7 @@ _REWARD = "reward"  # in names of models that score a chat, not a pair
 
 
 def scores(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError for wrong labels or a wrong activation."""
+    """None or one head. Raises ModelError for wrong labels or a wrong activation."""
     name = files.architecture
     if name.endswith("ForSequenceClassification"):
         labels = _labels(files)
@@ -141,7 +141,7 @@ def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str,
 
 
 def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
-    """None or one. wanted: the value of --task, None = auto.
+    """None or one head. wanted: the value of --task, None = auto.
 
     Raises ModelError if it may be such a model and its template is not known.
     """

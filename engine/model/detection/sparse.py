@@ -87,7 +87,7 @@ def _tokenizer(folder: Path) -> list[Any]:
 
 
 def side_heads(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError for a wrong file."""
+    """The heads besides, or none. Raises ModelError for a wrong file."""
     folder = files.folder
     if files.config.get("model_type") != _ARCHITECTURE:
         return

@@ -165,12 +165,12 @@ def asked_for(value: str) -> Family:
 
 
 def choices() -> list[str]:
-    """What --template takes beside a file."""
+    """The values that --template takes beside a file."""
     return [*(family.name for family in FAMILIES), NO_TEMPLATE]
 
 
 def noted_template(noted: Json, where: str) -> PairTemplate:
-    """Of {"parts": […], "instruction": "…"}. where: the file or key, for the error. Raises ModelError."""
+    """The template of {"parts": […], "instruction": "…"}. where: the file or key, for the error. Raises ModelError."""
     parts, instruction = noted.get("parts"), noted.get("instruction", "")
     is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
     joined = "".join(parts) if is_list and parts is not None else ""
@@ -193,7 +193,7 @@ _HEADING = re.compile(r"^#[ \t]+(.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """All in lower case."""
+    """A model's card, all in lower case."""
 
     base_models: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()  # with pipeline_tag

@@ -1,4 +1,4 @@
-"""What is known of one family of code: which files it is, who computes the same, and what each key means to it.
+"""The facts about one family of code: which files it is, who computes the same, and what each key means to it.
 
 By that, config.json is turned from the words of its own code into those of the architecture that serves it. Keys of
 which the user says that they change nothing (--trust-config-key) are passed over.
@@ -77,7 +77,7 @@ class KnownCode:
 
     @property
     def keys(self) -> frozenset[str]:
-        """All that are known."""
+        """All keys that are known."""
         return COMMON | USUAL.keys() | self.same | self.renamed.keys() | self.fixed.keys() | self.without_effect
 
 

@@ -18,7 +18,7 @@ _OF_GPT2 = (
     *("summary_use_proj", "n_ctx"),
 )
 _HOW_IT_RUNS = ("fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy", "last_layer_subset")
-# In files that transformers wrote anew beside the code's own keys, with which they must agree.
+# Keys in files that transformers wrote anew, beside the code's own keys, with which they must agree.
 _OF_TRANSFORMERS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps", "head_dim"),
     "rope_parameters",

@@ -39,7 +39,7 @@ QWEN2_EMBEDDING = KnownCode(
 
 
 def _is_kalm(config: Json) -> bool:
-    """Of the code of this common name only what was described: the class that sees both ways."""
+    """Whether code of this common name is that which was described: the class that sees both ways."""
     return config.get("is_causal") is False and object_in(config, "auto_map").get("AutoModel") == _KALM_CLASS
 
 

@@ -100,5 +100,5 @@ def first_unknown(names: Sequence[str]) -> str:
 
 
 def instead_of(model_type: str) -> str:
-    """What can be served instead of models of this model_type, in words; mostly empty."""
+    """The models that can be served instead of models of this model_type, in words; mostly empty."""
     return next((code.instead for code in KNOWN if model_type in code.model_types and code.instead), "")

@@ -22,7 +22,7 @@ from engine.machine.failures import engine_error, one_line
 from engine.model.json_files import read
 from engine.tensorrt_llm.library import models, private
 from engine.tensorrt_llm.library.private import LibraryLimits
-from engine.tensorrt_llm.offer import Choices
+from engine.tensorrt_llm.offer import TensorRTLLMConfig
 from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
@@ -65,7 +65,7 @@ class Library:
         return self.llm.encode(sequences, return_raw_logits=True, **beside).cpu()
 
 
-def load(chosen: Choices) -> Library:
+def load(chosen: TensorRTLLMConfig) -> Library:
     """Raises ModelError: DeviceTrouble where it is the GPU that fails it."""
     try:
         return _load(chosen)
@@ -79,7 +79,7 @@ def load(chosen: Choices) -> Library:
     raise DeviceTrouble(f"{chosen.gpu.device}: {what}; {instead}")
 
 
-def _load(chosen: Choices) -> Library:
+def _load(chosen: TensorRTLLMConfig) -> Library:
     api = importlib.import_module("tensorrt_llm.llmapi")
     package.check_features(api.LLM, api.TorchLlmArgs)
     _limit_gpu_memory(chosen.memory_share)
@@ -94,7 +94,7 @@ def _load(chosen: Choices) -> Library:
 
 
 def _limit_gpu_memory(share: float) -> None:
-    """Of the memory of the one GPU that this process sees."""
+    """Limit the memory that torch takes of the one GPU that this process sees."""
     import torch
 
     if share < 1.0 and torch.cuda.is_available():
@@ -111,7 +111,7 @@ def _build_llm(llm_class: Any, path: str, wanted: dict[str, Any]) -> Any:
     return llm_class(path, **{**wanted, "skip_tokenizer_init": False})
 
 
-def _graph_config(api: Any, chosen: Choices) -> Any:
+def _graph_config(api: Any, chosen: TensorRTLLMConfig) -> Any:
     """Both num_tokens and seq_lens are given: without either the library stays without graphs, and only warns."""
     if not hasattr(api, "EncodeCudaGraphConfig"):
         raise ModelError(
@@ -128,8 +128,9 @@ def _graph_config(api: Any, chosen: Choices) -> Any:
     )
 
 
-def limits(chosen: Choices, library_limits: LibraryLimits | None) -> EngineLimits:
-    """What was asked for, or less where the library has less. Raises ModelError where a whole text does not fit in."""
+def limits(chosen: TensorRTLLMConfig, library_limits: LibraryLimits | None) -> EngineLimits:
+    """The limits asked for, or less where the library has less. Raises ModelError where a whole text does not fit
+    in."""
     max_seqlen = chosen.folder.max_seqlen
     library_limits = library_limits or LibraryLimits(chosen.max_num_seqs, chosen.max_num_tokens, max_seqlen)
     longest = min(library_limits.max_seq_len, library_limits.max_num_tokens)
@@ -158,7 +159,7 @@ def on_gpu(array: NDArray[np.int32]) -> Any:
 
 
 def release_memory() -> None:
-    """What torch keeps of a batch that ran out of memory is of no use to the next, smaller one."""
+    """Free what torch keeps of a batch that ran out of memory: the next, smaller one has no use for it."""
     import torch
 
     if torch.cuda.is_available():
@@ -186,18 +187,18 @@ def without_code(folder: Path) -> Iterator[Path]:
 
 
 def _names_code(file: Path) -> bool:
-    """By its bytes: most JSON files of a folder are large and say nothing of it."""
+    """Whether it names code, told by its bytes: most JSON files of a folder are large and say nothing of it."""
     return f'"{_NAMES_CODE}"'.encode() in file.read_bytes()
 
 
 def _without(value: Any) -> Any:
-    """The same without the word, at any depth."""
+    """The value without the word, at any depth."""
     if isinstance(value, dict):
         return {key: _without(one) for key, one in value.items() if key != _NAMES_CODE}
     return [_without(one) for one in value] if isinstance(value, list) else value
 
 
-def llm_arguments(choices: Choices, fields: Collection[str], *, graph_config: Any = None) -> dict[str, Any]:
+def llm_arguments(choices: TensorRTLLMConfig, fields: Collection[str], *, graph_config: Any = None) -> dict[str, Any]:
     """Beside the model itself. fields: of TorchLlmArgs; graph_config: an EncodeCudaGraphConfig, None = no graphs.
 
     Raises ModelError where this version lacks one that is needed.
@@ -226,8 +227,8 @@ def llm_arguments(choices: Choices, fields: Collection[str], *, graph_config: An
     return {name: value for name, value in wanted.items() if name in fields}
 
 
-def _of_config(choices: Choices) -> dict[str, Any]:
-    """What is set on the model's configuration, the type that it computes in among it.
+def _of_config(choices: TensorRTLLMConfig) -> dict[str, Any]:
+    """The values that are set on the model's configuration, the type that it computes in among it.
 
     The library checks its own dtype and builds a model by the configuration's: without this, what config.json says.
     """
@@ -248,7 +249,7 @@ class Buckets:
 
 
 def buckets(*, max_num_seqs: int, max_num_tokens: int, max_seqlen: int) -> Buckets:
-    """Those within the limits; where a limit is smaller than all of them, the limit itself."""
+    """The buckets within the limits; where a limit is smaller than all of them, the limit itself."""
     return Buckets(
         _within(_BATCH_SIZES, max_num_seqs), _within(_NUM_TOKENS, max_num_tokens), _within(_SEQ_LENS, max_seqlen)
     )

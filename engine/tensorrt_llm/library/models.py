@@ -123,7 +123,7 @@ Weights = Mapping[str, Any]  # tensors, or what gives one for [:]
 
 
 def with_or_without_prefix(filtered: Callable[[str, Any], dict[str, Any]], prefix: str, weights: Any) -> dict[str, Any]:
-    """What `filtered` finds below a module's name, or below the same in a file of the backbone alone."""
+    """The weights that `filtered` finds below a module's name, or below the same in a file of the backbone alone."""
     found = filtered(prefix, weights)
     return found if found or not prefix.startswith(PREFIX) else filtered(prefix.removeprefix(PREFIX), weights)
 
@@ -144,7 +144,7 @@ def score_rows(weights: Weights, head: PlannedHead, *, is_tied: bool) -> Tensor 
 
 
 def _tensor(weights: Weights, name: str) -> Tensor:
-    """As it is stored: a vocabulary in float32 may be gigabytes more than the two rows that are needed of it."""
+    """The tensor as stored: a vocabulary in float32 may be gigabytes more than the two rows that are needed of it."""
     found = next((each for each in (name, name.removeprefix(PREFIX)) if each in weights), None)
     if found is None:
         raise ModelError(f"the weights have no {name}, which is needed to compute scores")

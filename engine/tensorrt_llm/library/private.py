@@ -22,7 +22,7 @@ _MASKS = (  # new, old
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What a class outside of the library is made of, and how it gets known there."""
+    """The parts of which a class outside of the library is made and made known to it."""
 
     base: Any  # DecoderModelForCausalLM: makes and loads weights, quantized ones too
     mapper: Any  # HfWeightMapper: from a file's names to a module's
@@ -52,7 +52,7 @@ def full_mask() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LibraryLimits:
-    """What the library checks a batch against; upstream's own server reads them in the same place."""
+    """The limits that the library checks a batch against; upstream's own server reads them in the same place."""
 
     max_batch_size: int  # sequences
     max_num_tokens: int
@@ -60,7 +60,7 @@ class LibraryLimits:
 
 
 def limits_of(llm: Any) -> LibraryLimits | None:
-    """None where this version keeps them somewhere else."""
+    """The library's limits; None where this version keeps them somewhere else."""
     model_engine = getattr(getattr(llm, "_encoder_executor", None), "model_engine", None)
     found = [getattr(model_engine, name, None) for name in ("batch_size", "max_num_tokens", "max_seq_len")]
     sizes = [size for size in found if isinstance(size, int)]

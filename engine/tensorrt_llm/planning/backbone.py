@@ -14,7 +14,7 @@ from engine.model.json_files import Json, number_in, object_in
 from engine.tensorrt_llm.planning.families import refusal
 
 _ACTIVATIONS = ("silu", "swish")  # of gated MLPs in the library, whatever hidden_act says
-# Which its tables of angles follow, and transformers' do not.
+# Entries that its tables of angles follow, and transformers' do not.
 _ROTARY_ENTRIES = ("rotary_pct", "rotary_dim", "rotary_emb_base", "qk_rope_head_dim")
 _PLAIN, _LLAMA3 = "default", "llama3"
 _ROPE_TYPES = {

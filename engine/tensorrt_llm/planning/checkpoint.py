@@ -51,7 +51,7 @@ _E4M3, _BYTES = "F8_E4M3", "U8"
 _PLAIN_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
 _BLOCK = 128  # rows and columns of a block of FP8
 _GROUP = 16  # numbers of NVFP4 that share a scale
-# What N and K are multiples of: blocks, since joined grids of scales must fit each other; what the kernels load at once
+# N and K are multiples of it: blocks, since joined grids of scales must fit each other; what the kernels load at once
 _MULTIPLES = {FP8: 16, BLOCKS: _BLOCK, ROWS: 16, NVFP4: _GROUP}
 
 
@@ -108,7 +108,7 @@ def check_dtype(checkpoint: Checkpoint, dtype: str) -> None:
 
 
 def _needs(algorithm: str, capability: tuple[int, int]) -> str:
-    """What such weights need and this compute capability lacks; "" if nothing."""
+    """Abilities that such weights need and this compute capability lacks; "" if nothing."""
     if algorithm == FP8 and not has_fp8(capability):
         return "FP8 begins at 8.9 (Ada, Hopper)"
     if algorithm == BLOCKS and capability not in _OF_BLOCKS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from engine.machine.failures import one_line
 from engine.store import copies, fingerprint
 from engine.tensorrt_llm.quantize import job
-from engine.tensorrt_llm.quantize.plan import BLOCK, Plan, plan
+from engine.tensorrt_llm.quantize.plan import BLOCK, QuantizePlan, plan
 from engine.types import ModelError
 from wire.files import remedy
 
@@ -60,7 +60,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     return copy
 
 
-def _plan(folder: Path) -> Plan:
+def _plan(folder: Path) -> QuantizePlan:
     planned = plan(folder)
     if planned.left_plain:
         raise ModelError(
@@ -70,7 +70,7 @@ def _plan(folder: Path) -> Plan:
     return planned
 
 
-def _key(folder: Path, planned: Plan) -> str:
+def _key(folder: Path, planned: QuantizePlan) -> str:
     others = [folder / name for name in planned.copied]
     try:
         return fingerprint.key(folder, format_number=_FORMAT, packages=(), choices={}, others=others)
@@ -78,7 +78,7 @@ def _key(folder: Path, planned: Plan) -> str:
         raise ModelError(f"{folder} can't be read: {one_line(error)}") from error
 
 
-def _check(copy: Path, planned: Plan) -> None:
+def _check(copy: Path, planned: QuantizePlan) -> None:
     """Raises ValueError or OSError for a file that differs from the plan."""
     for name, layout in planned.layouts.items():
         header = layout.header
@@ -93,7 +93,7 @@ def _check(copy: Path, planned: Plan) -> None:
             raise ValueError(f"{name!r} is not what the model has")
 
 
-def _make(folder: Path, planned: Plan, copy: Path) -> None:
+def _make(folder: Path, planned: QuantizePlan, copy: Path) -> None:
     _check_room(planned, copy.parent)
     num_mib = sum(source.file.stat().st_size for source in planned.sources.values()) / _MIB
     logger.info("quantizing %s to block FP8, %.1f MiB, in %s; later starts find it there", folder, num_mib, copy)
@@ -110,7 +110,7 @@ def _make(folder: Path, planned: Plan, copy: Path) -> None:
     )
 
 
-def _check_room(planned: Plan, root: Path) -> None:
+def _check_room(planned: QuantizePlan, root: Path) -> None:
     """Raises ModelError where the disk has too little of it."""
     needed = sum(layout.header.num_bytes for layout in planned.layouts.values()) + _RESERVE
     needed += sum(path.stat().st_size for path in planned.copied.values())

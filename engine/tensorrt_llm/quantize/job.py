@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.store import copies
 from engine.store.output_folder import new_folder
 from engine.store.tensor_file import bytes_of
-from engine.tensorrt_llm.quantize.plan import BLOCK, CONFIG, Layout, Piece, Plan, plan
+from engine.tensorrt_llm.quantize.plan import BLOCK, CONFIG, Layout, PlannedTensor, QuantizePlan, plan
 from engine.types import ModelError
 
 _MAX = torch.finfo(torch.float8_e4m3fn).max  # 448
@@ -131,7 +131,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _write_files(planned: Plan, target: Path, report: Report) -> dict[str, float]:
+def _write_files(planned: QuantizePlan, target: Path, report: Report) -> dict[str, float]:
     """All files of the new folder but config.json; the relative RMS of each quantized tensor."""
     total = sum(piece.source.num_bytes for layout in planned.layouts.values() for piece in layout.pieces)
     num_done = 0
@@ -203,13 +203,13 @@ class _Shard:
                 errors[piece.name] = self._quantize(piece, piece.scales_begin, advance)
         return errors
 
-    def _copy(self, piece: Piece, advance: Callable[[int], None]) -> None:
+    def _copy(self, piece: PlannedTensor, advance: Callable[[int], None]) -> None:
         for begin in range(0, piece.source.num_bytes, _COPIED_BYTES):
             content = self._read(piece, begin, min(_COPIED_BYTES, piece.source.num_bytes - begin))
             _write(self._new, content, piece.begin + begin)
             advance(len(content))
 
-    def _quantize(self, piece: Piece, scales_begin: int, advance: Callable[[int], None]) -> float:
+    def _quantize(self, piece: PlannedTensor, scales_begin: int, advance: Callable[[int], None]) -> float:
         """The relative RMS error."""
         num_rows, num_columns = piece.source.shape
         rows_a_strip = max(_STRIP_NUMBERS // num_columns // BLOCK, 1) * BLOCK
@@ -229,7 +229,7 @@ class _Shard:
         _write(self._new, bytes_of(torch.cat(scales)).numpy(), scales_begin)
         return math.sqrt(squared_error / squared_sum) if squared_sum else 0.0
 
-    def _read(self, piece: Piece, begin: int, size: int) -> bytearray:
+    def _read(self, piece: PlannedTensor, begin: int, size: int) -> bytearray:
         content = bytearray(size)
         rest, offset = memoryview(content), piece.source.begin + begin
         while rest:
@@ -274,7 +274,7 @@ def quantize_rows(rows_NK: Tensor) -> Quantized:
 
 
 def _float32(values: Tensor) -> Tensor:
-    """The same as torch's own conversion, ten times as fast."""
+    """Convert as torch itself does, ten times as fast."""
     bits = values.view(torch.int8).to(torch.int16)
     return ((bits << _FLOAT16_BITS) & _CLEARED).view(torch.float16).float().mul_(_BIAS)
 

@@ -27,7 +27,7 @@ from engine.types import ModelError
 BLOCK = 128  # rows and columns
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _OUTSIDE = frozenset(("lm_head", "score", "classifier", "pooler", "head", "v_head", "summary"))
-# For classes that have such layers although the checkpoint has none.
+# Layers that some classes have although the checkpoint has none.
 _LAYERS_OUTSIDE = frozenset(("pooler.dense", "classifier.dense", "classifier.out_proj", "head.dense"))
 _NOT_LINEAR = re.compile(r"embed|norm|router|^gate$|^shared_expert_gate$|relative_attention_bias")
 # Engines join each of these groups into one matrix, so all of a group must be stored alike.
@@ -102,7 +102,7 @@ def _spellings(name: str, tensor: Described) -> set[str]:
 
 
 def _bare(module: str) -> str | None:
-    """Without the first part, where the rest still identifies one layer."""
+    """The name without its first part, where the rest still identifies one layer."""
     first, _, rest = module.partition(".")
     return rest if "." in rest and not rest.split(".")[0].isdecimal() and not first.isdecimal() else None
 
@@ -121,7 +121,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PlannedTensor:
     """A tensor, and what becomes of it."""
 
     name: str
@@ -135,7 +135,7 @@ class Layout:
     """The layout of one new file."""
 
     header: NewHeader
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PlannedTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def layout(source: Source, quantized: frozenset[str]) -> Layout:
     """The new file of this one."""
     header = new_header(dict(_new_tensors(source, quantized)))
     pieces = tuple(
-        Piece(name, source.places[name], begin, header.begins[scale_name(name)] if name in quantized else None)
+        PlannedTensor(name, source.places[name], begin, header.begins[scale_name(name)] if name in quantized else None)
         for name, begin in header.begins.items()
         if name in source.places
     )
@@ -173,7 +173,7 @@ def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[st
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuantizePlan:
     """Everything that is decided before the first weight is read."""
 
     sources: dict[str, Source]  # by the file's name, old and new
@@ -183,7 +183,7 @@ class Plan:
     left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
 
 
-def plan(folder: Path) -> Plan:
+def plan(folder: Path) -> QuantizePlan:
     """Raises ModelError with one line where the model can't be quantized."""
     files = copied_files(folder)
     sources = _sources(folder, files)
@@ -199,7 +199,7 @@ def plan(folder: Path) -> Plan:
         written[_INDEX] = _text(_index(layouts))
     left_out = {*written, _OF_PLAIN}
     copied = {name: path for name, path in files.items() if name not in left_out and not _is_of_weights(name, sources)}
-    return Plan(sources, layouts, copied, written, selection.left_plain)
+    return QuantizePlan(sources, layouts, copied, written, selection.left_plain)
 
 
 def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
@@ -238,7 +238,7 @@ def _is_of_weights(name: str, sources: dict[str, Source]) -> bool:
 
 
 def _quantization_config(selection: Selection) -> Json:
-    """As transformers' FineGrainedFP8Config has it."""
+    """The entry of config.json, as transformers' FineGrainedFP8Config has it."""
     return {
         "quant_method": "fp8",
         "fmt": "e4m3",

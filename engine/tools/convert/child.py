@@ -1,4 +1,4 @@
-"""The converting process: `python -P -m engine.tools.convert.child <parent's pid>`, with a Job on its standard input.
+"""The converting process: `python -P -m engine.tools.convert.child <parent's pid>`, a ConversionJob on standard input.
 
 It gives up the network, and limits its memory, CPU time and files, before it imports torch and opens the first file.
 It answers in JSON on its standard output.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.machine.failures import one_line
-from engine.tools.convert.conversion import Converted, Job, Limits
+from engine.tools.convert.conversion import ConversionJob, ConversionLimits, Converted
 from engine.tools.convert.plan import Target
 from engine.types import ModelError
 from wire.process import settle
@@ -38,13 +38,13 @@ def main() -> None:
     settle(int(sys.argv[1]))
     answer_fd = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not get into the answer
-    job = Job.from_json(sys.stdin.read())
+    job = ConversionJob.from_json(sys.stdin.read())
     answer = _answer(job)
     with open(answer_fd, "w") as opened:
         json.dump(answer, opened)
 
 
-def _answer(job: Job) -> dict[str, Any]:
+def _answer(job: ConversionJob) -> dict[str, Any]:
     without_network = isolate(job.limits)
     try:
         converted = [asdict(_convert(target, job)) for target in job.targets]
@@ -59,7 +59,7 @@ def _answer(job: Job) -> dict[str, Any]:
     return {"converted": converted, "without_network": without_network}
 
 
-def _convert(target: Target, job: Job) -> Converted:
+def _convert(target: Target, job: ConversionJob) -> Converted:
     from engine.tools.convert import pickle_to_safetensors  # imports torch
 
     tensors = _tensors(target)
@@ -87,7 +87,7 @@ def _tensors(target: Target) -> "dict[str, torch.Tensor]":
     return {tensor: loaded[shard][tensor] for tensor, shard in target.shards.items()}
 
 
-def isolate(limits: Limits) -> bool:
+def isolate(limits: ConversionLimits) -> bool:
     """Limit this process and its children, and leave the network. Returns whether the kernel permitted the latter.
 
     Call it while the process has one thread: the kernel requires that for a new namespace.

@@ -47,7 +47,7 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Where the rows of the answer are."""
+    """The places of the answer's rows."""
 
     files: tuple[Path, ...]
     file: Path  # one of them

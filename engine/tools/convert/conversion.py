@@ -1,7 +1,7 @@
 """Makes a new model folder without pickles: plans it, starts the converting process, copies the other files.
 
-Knows no tensor and imports no torch. engine/tools/convert/child.py reads the weights. It gets a Job as JSON on its
-standard input and answers in JSON, so that nothing it says is unpickled.
+Knows no tensor and imports no torch. engine/tools/convert/child.py reads the weights. It gets a ConversionJob as JSON
+on its standard input and answers in JSON, so that nothing it says is unpickled.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.store.output_folder import new_folder, unfinished
-from engine.tools.convert.plan import Plan, Target, plan
+from engine.tools.convert.plan import ConversionPlan, Target, plan
 from engine.types import ModelError
 
 _MAX_SHARD_BYTES = 5_000_000_000
@@ -41,8 +41,8 @@ Report = Callable[[int, int], None]  # bytes of new weights that are written, an
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the converting process may use."""
+class ConversionLimits:
+    """The limits of the converting process."""
 
     max_file_bytes: int  # of each file that it writes
     max_memory_bytes: int  # of private writable memory, which includes mapped files
@@ -50,27 +50,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ConversionJob:
     """All that one converting process does."""
 
     targets: tuple[Target, ...]
     folder: Path  # where the new files go, as their stems say
     max_shard_bytes: int
-    limits: Limits
+    limits: ConversionLimits
 
     def to_json(self) -> str:
         """The job as the child reads it."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_json(cls, text: str) -> "Job":
-        """What to_json made."""
+    def from_json(cls, text: str) -> "ConversionJob":
+        """Read what to_json made."""
         fields: dict[str, Any] = json.loads(text)
         targets = tuple(
             Target({name: Path(path) for name, path in each["sources"].items()}, each["shards"], each["stem"])
             for each in fields["targets"]
         )
-        return cls(targets, Path(fields["folder"]), fields["max_shard_bytes"], Limits(**fields["limits"]))
+        return cls(targets, Path(fields["folder"]), fields["max_shard_bytes"], ConversionLimits(**fields["limits"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the converting process did."""
+class ConversionReport:
+    """The answer of the converting process."""
 
     converted: tuple[Converted, ...]
     without_network: bool  # whether the kernel let it leave the network
@@ -114,13 +114,17 @@ def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES)
 
 
 def fill(
-    folder: Path, planned: Plan, *, max_shard_bytes: int = _MAX_SHARD_BYTES, report: Report = lambda done, total: None
-) -> Answer:
+    folder: Path,
+    planned: ConversionPlan,
+    *,
+    max_shard_bytes: int = _MAX_SHARD_BYTES,
+    report: Report = lambda done, total: None,
+) -> ConversionReport:
     """Put the new weights and the copied files of a plan into an empty folder, which is unfinished until this returns.
 
     Raises ModelError with one line, and OSError where a file can't be copied.
     """
-    job = Job(planned.targets, folder, max_shard_bytes, _limits(planned, max_shard_bytes))
+    job = ConversionJob(planned.targets, folder, max_shard_bytes, _limits(planned, max_shard_bytes))
     answer = _run(job, lambda: report(_num_bytes_in(folder), planned.num_source_bytes))
     copy_files(planned.copied, folder)
     return answer
@@ -139,17 +143,17 @@ def copy_files(files: dict[str, Path], target: Path) -> None:
         shutil.copyfile(path, new)
 
 
-def _limits(planned: Plan, max_shard_bytes: int) -> Limits:
+def _limits(planned: ConversionPlan, max_shard_bytes: int) -> ConversionLimits:
     """Enough for honest weights: mapped or read once, made contiguous and written."""
     size = planned.num_source_bytes
-    return Limits(
+    return ConversionLimits(
         max_file_bytes=max(size, max_shard_bytes) + _GIB,
         max_memory_bytes=4 * _GIB + 4 * size,
         max_cpu_seconds=120 + 60 * size // _GIB,
     )
 
 
-def _run(job: Job, look: Callable[[], None]) -> Answer:
+def _run(job: ConversionJob, look: Callable[[], None]) -> ConversionReport:
     """Start a child with this job and wait for it; `look` is called meanwhile. Raises ModelError with one line where it
     does not succeed. An exception, such as a signal handler's, ends the child."""
     try:
@@ -178,7 +182,8 @@ def _run(job: Job, look: Callable[[], None]) -> Answer:
 
 
 def _wait(child: "subprocess.Popen[bytes]", look: Callable[[], None]) -> bytes:
-    """What the child says. It has opened a pickle, so it may say anything. Raises ModelError where that is too long."""
+    """Wait for the answer. The child has opened a pickle and may say anything. Raises ModelError where that is too
+    long."""
     assert child.stdout is not None
     said = bytearray()
     with selectors.DefaultSelector() as selector:
@@ -195,14 +200,14 @@ def _wait(child: "subprocess.Popen[bytes]", look: Callable[[], None]) -> bytes:
                 raise ModelError("the converting process does not end its answer")
 
 
-def _read(said: bytes) -> Answer:
+def _read(said: bytes) -> ConversionReport:
     """Raises ModelError."""
     try:
         answer = json.loads(said)
         if "error" in answer:
             raise ModelError(answer["error"])
         converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
-        return Answer(converted, answer["without_network"])
+        return ConversionReport(converted, answer["without_network"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError("the converting process gave a wrong answer") from error
 

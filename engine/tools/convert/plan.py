@@ -36,8 +36,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """All files of a folder."""
+class ConversionPlan:
+    """The plan for all files of a folder."""
 
     targets: tuple[Target, ...]
     copied: dict[str, Path]  # relative name, with / -> the file itself
@@ -54,7 +54,7 @@ class Plan:
         return sum(path.stat().st_size for path in self.copied.values())
 
 
-def plan(folder: Path) -> Plan:
+def plan(folder: Path) -> ConversionPlan:
     """Raises ModelError where there is nothing to convert, or the folder has something that is not allowed."""
     files = _files(folder)
     if not {"config.json", "modules.json"} & files.keys():
@@ -67,7 +67,7 @@ def plan(folder: Path) -> Plan:
         )
     converted = {name for target in targets for name in target.sources}
     unread = (name for name in files if name not in converted and PurePosixPath(name).suffix in (".bin", ".pt"))
-    return Plan(targets, copied, tuple(sorted(unread)))
+    return ConversionPlan(targets, copied, tuple(sorted(unread)))
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
@@ -103,7 +103,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where files may be: in the folder, and in the repository's blobs, to which the hub's cache links."""
+    """The folders where files may be: the folder itself, and the repository's blobs, to which the hub's cache links."""
     real = folder.resolve()  # people link to a snapshot
     blobs = real.parent.parent / "blobs"
     return (real, blobs.resolve()) if real.parent.name == "snapshots" else (real,)
@@ -159,8 +159,9 @@ def _is_there(stem: str, files: dict[str, Path]) -> bool:
     return f"{stem}.safetensors" in files or f"{stem}.safetensors.index.json" in files
 
 
-def needed(folder: Path) -> Plan | None:
-    """What has to be converted; None = nothing. Raises ModelError if the folder has something that is not allowed."""
+def needed(folder: Path) -> ConversionPlan | None:
+    """Plan what has to be converted; None = nothing. Raises ModelError if the folder has something that is not
+    allowed."""
     stems = [str(path / "model") for path in _paths(folder) if _is_pickled(folder / path)]
     stems += [str(PurePosixPath(name).with_suffix("")) for name in PICKLED_HEADS if _is_pickled_head(folder / name)]
     if not stems:

@@ -29,7 +29,7 @@ class OurConfig(PreTrainedConfig):
 
 
 class OurModel(PreTrainedModel):
-    """What transformers needs to know of a model of ours."""
+    """A model of ours, with what transformers needs to know of it."""
 
     _supports_sdpa = True
     _supports_attention_backend = True

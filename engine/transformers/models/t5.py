@@ -21,7 +21,7 @@ __all__ = ["MT5Config", "T5Config", "T5Encoder"]  # see `OWN`
 
 
 class T5Encoder(T5EncoderModel):
-    """Of T5 and mT5: the encoder of a file that may have a decoder, too."""
+    """The encoder of T5 and mT5 of a file that may have a decoder, too."""
 
     def __init__(self, config: T5Config) -> None:
         """config: of T5, or mT5's MT5Config, which has the same keys."""
@@ -33,7 +33,7 @@ class T5Encoder(T5EncoderModel):
 
 
 class _Attention(T5Attention):
-    """Of a sequence to itself."""
+    """The attention of a sequence to itself."""
 
     def forward(  # type: ignore[override]  # of the library's arguments, the encoder passes these
         self,

@@ -32,7 +32,7 @@ from server.features.jobs.webhooks import MAX_PARALLEL, Outbox, Secret, SecretFi
 from server.features.rpc import Service
 from server.settings.flag import SettingsError
 from wire.child import Child, StartError, run
-from wire.control import Json, Request
+from wire.control import ControlRequest, Json
 
 _STORE, _FILES = "requests", "files"  # the folders in --jobs
 _WEBHOOK_SECONDS = 10.0  # of one attempt
@@ -84,7 +84,7 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     is_shared = start.redis is not None
-    is_ready = bool((await child.request(Request.STATE))["ready"])  # so this process is started again
+    is_ready = bool((await child.request(ControlRequest.STATE))["ready"])  # so this process is started again
     objects = await asyncio.to_thread(_objects, start, folder, checks=not is_ready)
     files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
@@ -146,7 +146,7 @@ async def _follow_state(child: Child, runner: Runner, batches: Batches) -> None:
             runner.may_claim.clear()
 
     child.on_state = changed
-    changed(await child.request(Request.STATE))
+    changed(await child.request(ControlRequest.STATE))
 
 
 @contextlib.asynccontextmanager

@@ -35,7 +35,7 @@ from server.requests.errors import (
     RequestError,
 )
 from wire.child import Child, StartError, run
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.metrics import Recorder
 
 Body = Callable[[], Awaitable[list[bytes]]]  # what makes the body of a run's answer, in parts
@@ -84,7 +84,7 @@ class Runs:
         self.num_open = 0
         self._of_keys: Counter[str] = Counter()
         # None is the connection's, for which one answer of each key waits
-        self._turns = WeakKeyDictionary[Connection, defaultdict[str | None, asyncio.Lock]]()
+        self._turns = WeakKeyDictionary[FrameConnection, defaultdict[str | None, asyncio.Lock]]()
 
     def listing(self) -> list[Listed]:
         """All pipelines."""

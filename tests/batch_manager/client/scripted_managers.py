@@ -10,10 +10,10 @@ import numpy as np
 
 from batch_manager import messages
 from batch_manager.client import BatchManagers, ManagerAddress
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from tests.server_e2e.running import PATIENCE
-from wire.connection import Connection, serve
+from wire.connection import FrameConnection, serve
 from wire.frames import Buffer
 from wire.page import Page
 
@@ -29,7 +29,7 @@ class Manager:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
-        self._connections: list[Connection] = []
+        self._connections: list[FrameConnection] = []
         self._gone = asyncio.Event()
 
     async def start(self) -> None:
@@ -50,16 +50,16 @@ class Manager:
 
     def answer(self, request_id: int, row: float, *, has_joined: bool = False) -> None:
         rows = Rows(np.full((1, 2), row, np.float32))
-        parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0, has_joined))
+        parts = messages.encode_answer(RequestResults({OutputKind.POOLED: rows}, 0.0, 0.0, has_joined))
         self._connections[-1].send(messages.ANSWER, request_id, parts)
 
-    def refuse(self, request_id: int, reason: Refusal) -> None:
+    def refuse(self, request_id: int, reason: RequestRefusal) -> None:
         self.send(messages.REFUSED, request_id, messages.encode_refused(RequestRefused(reason)))
 
     def send(self, kind: int, request_id: int, parts: list[Buffer]) -> None:
         self._connections[-1].send(kind, request_id, parts)
 
-    def _received(self, _: Connection, kind: int, request_id: int, payload: memoryview) -> None:
+    def _received(self, _: FrameConnection, kind: int, request_id: int, payload: memoryview) -> None:
         if kind == messages.SUBMIT:
             self.submitted.put_nowait((request_id, messages.decode_submission(payload)))
         elif kind == messages.REFUTED:
@@ -68,7 +68,7 @@ class Manager:
             assert kind == messages.CANCEL
             self.cancelled.put_nowait(request_id)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: FrameConnection) -> None:
         self._connections.remove(connection)
         if not self._connections:
             self._gone.set()

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from batch_manager import messages
-from batch_manager.messages import Answer, Refusal, RequestRefused
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults
 from engine.types import OutputKind
 from tests.batch_manager.client.scripted_managers import connected
 from tests.batch_manager.peers import submission
 from wire.vocabulary import RequestClass
 
 
-def value(answer: Answer) -> float:
+def value(answer: RequestResults) -> float:
     return float(answer.results[OutputKind.POOLED].values[0, 0])
 
 
@@ -58,7 +58,7 @@ def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> 
                 await manager.start()
             with pytest.raises(RequestRefused) as refused:
                 await asked
-            assert refused.value.reason is Refusal.NO_ENGINE
+            assert refused.value.reason is RequestRefusal.NO_ENGINE
             assert manager.submitted.empty()
 
     asyncio.run(scenario())
@@ -125,7 +125,7 @@ def test_what_one_manager_has_no_engine_for_goes_to_one_that_has(tmp_path: Path)
             asked = asyncio.ensure_future(client.submit(submission(3)))
             request_id, _ = await first.submitted.get()
             page.engines_ready[1, 0] = 1
-            first.refuse(request_id, Refusal.NO_ENGINE)
+            first.refuse(request_id, RequestRefusal.NO_ENGINE)
             second.answer((await second.submitted.get())[0], 1.0)
             assert value(await asked) == 1.0
 
@@ -139,18 +139,20 @@ def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_one(tmp
                 page.engines_ready[0, 0] = has_engine
                 asked = asyncio.ensure_future(client.submit(submission(3)))
                 for _ in range(num_tries):
-                    first.refuse((await first.submitted.get())[0], Refusal.NO_ENGINE)
+                    first.refuse((await first.submitted.get())[0], RequestRefusal.NO_ENGINE)
                 with pytest.raises(RequestRefused) as refused:
                     await asked
-                assert refused.value.reason is Refusal.NO_ENGINE
+                assert refused.value.reason is RequestRefusal.NO_ENGINE
                 assert first.submitted.empty()
                 assert second.submitted.empty()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("reason", [Refusal.ENGINE_FAILED, Refusal.NON_FINITE])
-def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhere(tmp_path: Path, reason: Refusal) -> None:
+@pytest.mark.parametrize("reason", [RequestRefusal.ENGINE_FAILED, RequestRefusal.NON_FINITE])
+def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhere(
+    tmp_path: Path, reason: RequestRefusal
+) -> None:
     async def scenario() -> None:
         async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             page.engines_ready[:, 0] = 1
@@ -182,7 +184,7 @@ def test_one_failure_refutes_an_engine_once_however_many_asked_for_it(tmp_path: 
             page.engines_ready[:, 0] = 1
             asked = [asyncio.ensure_future(client.submit(submission(3))) for _ in range(2)]
             for _ in asked:
-                first.refuse((await first.submitted.get())[0], Refusal.ENGINE_FAILED)
+                first.refuse((await first.submitted.get())[0], RequestRefusal.ENGINE_FAILED)
             for has_joined in (False, True):
                 second.answer((await second.submitted.get())[0], 1.0, has_joined=has_joined)
             assert [value(await one) for one in asked] == [1.0, 1.0]
@@ -197,10 +199,10 @@ def test_one_failure_refutes_an_engine_once_however_many_asked_for_it(tmp_path: 
 
 @pytest.mark.parametrize(
     ("reason", "ready"),
-    [(Refusal.ENGINE_FAILED, [2, 1]), (Refusal.ENGINE_FAILED, [1, 0]), (Refusal.POISON, [1, 1])],
+    [(RequestRefusal.ENGINE_FAILED, [2, 1]), (RequestRefusal.ENGINE_FAILED, [1, 0]), (RequestRefusal.POISON, [1, 1])],
 )
 def test_what_two_engines_failed_on_or_kills_is_not_tried_elsewhere(
-    tmp_path: Path, reason: Refusal, ready: list[int]
+    tmp_path: Path, reason: RequestRefusal, ready: list[int]
 ) -> None:
     async def scenario() -> None:
         async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
@@ -237,7 +239,7 @@ def test_a_malformed_answer_ends_its_request(tmp_path: Path, kind: int) -> None:
             manager.send(kind, (await manager.submitted.get())[0], [b"?"])
             with pytest.raises(RequestRefused) as refused:
                 await asked
-            assert refused.value.reason is Refusal.ENGINE_FAILED
+            assert refused.value.reason is RequestRefusal.ENGINE_FAILED
 
     asyncio.run(scenario())
 
@@ -250,6 +252,6 @@ def test_closing_refuses_what_is_held(tmp_path: Path) -> None:
             client.close()
             with pytest.raises(RequestRefused) as refused:
                 await asked
-            assert refused.value.reason is Refusal.STOPPING
+            assert refused.value.reason is RequestRefusal.STOPPING
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ import pytest
 
 from batch_manager import messages
 from batch_manager.client import even_shares, join, split
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine.types import OutputKind
 from tests.batch_manager.client.scripted_managers import Manager, connected
 from tests.batch_manager.peers import assert_same, expected, submission, until
@@ -17,7 +17,7 @@ LARGE = submission(*[512] * 31, 100, outputs=OutputKind.POOLED | OutputKind.TOKE
 
 
 def answer(manager: Manager, request_id: int, part: Submission) -> None:
-    manager.send(messages.ANSWER, request_id, messages.encode_answer(Answer(expected(part), 1.0, 2.0)))
+    manager.send(messages.ANSWER, request_id, messages.encode_answer(RequestResults(expected(part), 1.0, 2.0)))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_parts_joined_are_the_whole(has_types: bool) -> None:
         assert len(parts) == len(shares)
         assert [length for part in parts for length in part.seqlens] == list(seqlens)
         assert all(memoryview(part.token_ids).nbytes == 4 * sum(part.seqlens) for part in parts)
-        answers = [Answer(expected(part), 0.5, 1.0) for part in parts if part.seqlens]
+        answers = [RequestResults(expected(part), 0.5, 1.0) for part in parts if part.seqlens]
         joined = join(answers)
         assert_same(joined, expected(whole))
         assert (joined.queue_seconds, joined.compute_seconds) == (0.5, len(answers))
@@ -89,11 +89,11 @@ def test_a_refusal_names_the_sequence_of_the_whole_and_ends_the_other_parts(tmp_
             await until(lambda: all(one.is_up for one in client._managers))
             asked = asyncio.ensure_future(client.submit(LARGE))
             (first_id, first), (second_id, _) = [await manager.submitted.get() for manager in managers]
-            refused = RequestRefused(Refusal.TOO_LONG, 3)
+            refused = RequestRefused(RequestRefusal.TOO_LONG, 3)
             managers[1].send(messages.REFUSED, second_id, messages.encode_refused(refused))
             with pytest.raises(RequestRefused) as caught:
                 await asked
-            assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, len(first.seqlens) + 3)
+            assert (caught.value.reason, caught.value.index) == (RequestRefusal.TOO_LONG, len(first.seqlens) + 3)
             assert await managers[0].cancelled.get() == first_id
 
     asyncio.run(scenario())

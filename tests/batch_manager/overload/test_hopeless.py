@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduling import forecast
+from batch_manager.messages import Policy, RequestRefusal
+from batch_manager.scheduling.model import free_at
 from tests.batch_manager.harness import BULK, Harness, limits
 
 pytestmark = pytest.mark.holds("Expired work never reaches an engine", "Deadlines")
@@ -32,7 +32,7 @@ def test_a_batch_that_would_end_too_late_for_it_goes_without_it() -> None:
     harness = busy()
     late, in_time = harness.submit(100, timeout=0.25), harness.submit(100, timeout=0.35)
     done(harness)
-    assert harness.refusal(late) == (Refusal.TOO_LATE, -1)
+    assert harness.refusal(late) == (RequestRefusal.TOO_LATE, -1)
     assert harness.batch() == [(in_time, 0)]
     assert late not in [piece.request.request_id for batch in harness.dispatched for piece in batch.slices]
 
@@ -42,7 +42,7 @@ def test_it_need_not_be_at_the_head() -> None:
     harness.submit(*[100] * 10)
     late = harness.submit(100, timeout=1.0)
     done(harness)
-    assert harness.refusal(late)[0] == Refusal.TOO_LATE
+    assert harness.refusal(late)[0] == RequestRefusal.TOO_LATE
 
 
 def test_of_a_request_that_waits_in_part_too() -> None:
@@ -52,18 +52,18 @@ def test_of_a_request_that_waits_in_part_too() -> None:
     assert harness.batch() == [(request, 0), (request, 1)]
     harness.advance(1.0)
     harness.done(seconds=1.0)
-    assert harness.refusal(request)[0] == Refusal.TOO_LATE
+    assert harness.refusal(request)[0] == RequestRefusal.TOO_LATE
     assert not harness.engines[0].batches
 
 
 def test_behind_a_batch_the_rest_of_that_one_counts() -> None:
     harness = busy(depth=2)
-    free_at = forecast.free_at(harness.scheduler.models[0], BULK, harness.now)
-    assert free_at == pytest.approx(harness.now + SECONDS)
+    at = free_at(harness.scheduler.models[0], BULK, harness.now)
+    assert at == pytest.approx(harness.now + SECONDS)
     harness.advance(0.06)
     late, in_time = harness.offer(100, timeout=0.13), harness.offer(100, timeout=0.3)
     harness.tick()
-    assert harness.refusal(late)[0] == Refusal.TOO_LATE
+    assert harness.refusal(late)[0] == RequestRefusal.TOO_LATE
     assert harness.batch() == [(in_time, 0)]
 
 
@@ -72,7 +72,7 @@ def test_bulk_beside_makes_the_batch_longer() -> None:
     harness.submit(*[100] * 9, request_class=BULK)
     late = harness.submit(10, timeout=0.5)
     done(harness)
-    assert harness.refusal(late)[0] == Refusal.TOO_LATE
+    assert harness.refusal(late)[0] == RequestRefusal.TOO_LATE
 
 
 def test_engines_that_idle_share_what_waits() -> None:
@@ -100,7 +100,7 @@ def test_an_idle_engine_is_tried_where_its_speed_is_old_news() -> None:
     harness = busy()
     done(harness)
     refused = harness.submit(100, timeout=0.05)
-    assert harness.refusal(refused)[0] == Refusal.TOO_LATE
+    assert harness.refusal(refused)[0] == RequestRefusal.TOO_LATE
     harness.advance(1.0)
     tried = harness.submit(100, timeout=0.05)
     assert harness.batch() == [(tried, 0)]
@@ -121,4 +121,4 @@ def test_what_comes_back_from_a_lost_engine_is_watched_again() -> None:
     harness.lose()
     assert harness.scheduler.next_timer() == harness.now + 5.0
     harness.advance(5.0)
-    assert harness.refusal(request)[0] in (Refusal.DEADLINE, Refusal.NO_ENGINE)
+    assert harness.refusal(request)[0] in (RequestRefusal.DEADLINE, RequestRefusal.NO_ENGINE)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from batch_manager.messages import Refusal
+from batch_manager.messages import RequestRefusal
 from tests.batch_manager.overload.loads import (
     BULK,
     CAPACITY,
@@ -60,7 +60,7 @@ def test_deadlines_of_many_lengths_are_met() -> None:
     outcome = run.outcomes[INTERACTIVE]
     assert goodput(run) >= 0.95
     assert outcome.num_late <= 0.01 * outcome.num_admitted
-    assert set(outcome.refusals) <= {Refusal.TOO_LATE}
+    assert set(outcome.refusals) <= {RequestRefusal.TOO_LATE}
 
 
 @pytest.mark.holds("Two classes of work")

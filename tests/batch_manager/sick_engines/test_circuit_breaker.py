@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.scheduling.health import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, SOON_SECONDS, Loss
+from batch_manager.scheduling.engines import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, SOON_SECONDS, Loss
 from engine.types import EngineErrorKind
 from tests.batch_manager.sick_engines.failing import FAILED, NON_FINITE, canary_is_in, fail_in_a_row, with_engines
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch_manager.scheduling.health import CANARY_SECONDS, Loss
+from batch_manager.scheduling.engines import CANARY_SECONDS, Loss
 from tests.batch_manager.harness import Harness, Sequence, sequences
 from tests.batch_manager.sick_engines.failing import FAILED, NON_FINITE
 from tests.batch_manager.simulator import Sickness, Simulator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Refusal
+from batch_manager.messages import RequestRefusal
 from batch_manager.scheduling.batches import Release
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import limits
@@ -38,7 +38,7 @@ def test_a_sequence_that_fails_alone_on_two_engines_is_refused() -> None:
     harness.fail(0)
     assert not harness.refused
     harness.fail(1, kind=NON_FINITE)
-    assert harness.refusal(request) == (Refusal.NON_FINITE, 0)
+    assert harness.refusal(request) == (RequestRefusal.NON_FINITE, 0)
 
 
 def test_a_batch_that_is_too_large_is_halved_at_once_and_a_sequence_tried_elsewhere() -> None:
@@ -68,7 +68,7 @@ def test_a_deadline_that_passes_while_an_engine_is_waited_for_is_told() -> None:
     harness.fail(0)
     assert not harness.engines[0].batches, "it waits for the other engine"
     harness.advance(1.5)
-    assert harness.refusal(late) == (Refusal.DEADLINE, -1)
+    assert harness.refusal(late) == (RequestRefusal.DEADLINE, -1)
     harness.done(1)
     assert harness.finished == [kept]
     assert not harness.engines[1].batches

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Refusal
+from batch_manager.messages import RequestRefusal
 from tests.batch_manager.harness import Harness, limits, sequences
 
 
@@ -23,7 +23,7 @@ def test_the_culprit_among_a_thousand_is_found_by_three_deaths_and_few_batches(o
             harness.ready(engine_limits=large)
         else:
             harness.done()
-    assert harness.refusal(bad[0]) == (Refusal.POISON, bad[1])
+    assert harness.refusal(bad[0]) == (RequestRefusal.POISON, bad[1])
     assert harness.finished == [other if bad[0] == request else request]
     assert num_deaths == 3
     assert len(harness.dispatched) <= 1 + 64

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine.types import EngineLimits, OutputKind
 from tests.batch_manager.peers import (
     LIMITS,
@@ -83,7 +83,7 @@ def test_parts_may_come_in_any_order(run: Run, tmp_path: Path) -> None:
             manager.engine.answer(first, rows_of(first_batch), 0.5)
             result = await answer
             assert_same(result, expected(one))
-            assert isinstance(result, Answer)
+            assert isinstance(result, RequestResults)
             assert result.compute_seconds == 0.75
             assert 0 <= result.queue_seconds < 20
 
@@ -137,7 +137,10 @@ def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
             asked_at = time.monotonic()
 
             async def refused_after(wait: float) -> float:
-                assert refusal(await frontend.ask(submission(5, deadline=asked_at + wait))) == (Refusal.DEADLINE, -1)
+                assert refusal(await frontend.ask(submission(5, deadline=asked_at + wait))) == (
+                    RequestRefusal.DEADLINE,
+                    -1,
+                )
                 return time.monotonic() - asked_at
 
             waits = (0.2, 0.05)  # seconds; on a machine that is busy they can only be longer
@@ -152,7 +155,7 @@ def test_no_engine_for_longer_than_the_grace(run: Run, tmp_path: Path) -> None:
         async with running(tmp_path, has_engines=False, engine_restart_grace=0.05, retry_after=3.0) as manager:
             frontend = await manager.frontend()
             refused = await frontend.ask(submission(5))
-            assert refusal(refused) == (Refusal.NO_ENGINE, -1)
+            assert refusal(refused) == (RequestRefusal.NO_ENGINE, -1)
             assert isinstance(refused, RequestRefused)
             assert refused.retry_after == 3.0
 
@@ -200,7 +203,7 @@ def test_stopping_finishes_what_an_engine_can_do_and_refuses_new_work(run: Run, 
             held = frontend.submit(submission(60, 60))
             frame_id, batch = await manager.engine.batches.get()
             manager.child.stopping.set()
-            assert refusal(await frontend.ask(submission(5))) == (Refusal.STOPPING, -1)
+            assert refusal(await frontend.ask(submission(5))) == (RequestRefusal.STOPPING, -1)
             manager.engine.is_automatic = True
             manager.engine.answer(frame_id, rows_of(batch))
             while not manager.engine.batches.empty():  # those that came before it was automatic
@@ -219,7 +222,7 @@ def test_stopping_without_an_engine_refuses_what_waits(run: Run, tmp_path: Path)
             held = frontend.submit(submission(60, 60))
             await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 120)
             manager.child.stopping.set()
-            assert refusal(await held) == (Refusal.STOPPING, -1)
+            assert refusal(await held) == (RequestRefusal.STOPPING, -1)
 
     run(test())
 
@@ -275,6 +278,6 @@ def test_the_engine_may_come_late(run: Run, tmp_path: Path) -> None:
             manager.engine.is_automatic = True
             await manager.engine.open()
             assert_same(await waiting, expected(submission(60)))
-            assert refusal(await too_long) == (Refusal.TOO_LONG, 1)
+            assert refusal(await too_long) == (RequestRefusal.TOO_LONG, 1)
 
     run(test())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batch_manager import messages
-from batch_manager.messages import Refusal, Submission
+from batch_manager.messages import RequestRefusal, Submission
 from engine import messages as engine_messages
 from engine.types import Batch, EngineErrorKind, OutputKind, Results, Rows
 from tests.batch_manager.peers import (
@@ -66,7 +66,7 @@ def test_a_sequence_that_takes_the_engine_down_twice_is_poison(run: Run, tmp_pat
             good, bad = submission(3, 4, first=100), submission(6, 6, 6)
             answers = await asyncio.gather(frontend.ask(good), frontend.ask(bad))
             assert_same(answers[0], expected(good))
-            assert refusal(answers[1]) == (Refusal.POISON, 2)
+            assert refusal(answers[1]) == (RequestRefusal.POISON, 2)
             script.cancel()
 
     run(test())
@@ -140,7 +140,7 @@ def test_rows_of_tokens_that_are_not_one_for_each_token_are_a_failed_batch(run: 
             asked = [submission(*seqlens, outputs=OutputKind.TOKENS) for seqlens in ((3, 4), (6, 6, 6))]
             answers = await asyncio.gather(*map(frontend.ask, asked))
             assert_same(answers[0], expected(asked[0]))
-            assert refusal(answers[1]) == (Refusal.ENGINE_FAILED, 2)
+            assert refusal(answers[1]) == (RequestRefusal.ENGINE_FAILED, 2)
             script.cancel()
 
     run(test())
@@ -164,7 +164,7 @@ def test_a_malformed_answer_is_a_failed_batch(
             asked = [submission(3, first=100), submission(6, 6, 6), submission(5, 5, first=200)]
             answers = await asyncio.gather(*map(frontend.ask, asked))
             assert_same(answers[0], expected(asked[0]))
-            assert refusal(answers[1]) == (Refusal.ENGINE_FAILED, 2)
+            assert refusal(answers[1]) == (RequestRefusal.ENGINE_FAILED, 2)
             assert_same(answers[2], expected(asked[2]))
             script.cancel()
 
@@ -179,7 +179,7 @@ def test_an_answer_that_says_nothing_is_a_failed_batch(run: Run, tmp_path: Path,
             answer = frontend.submit(submission(6))
             frame_id, _ = await manager.engine.batches.get()
             manager.engine.send(kind, frame_id, [b"?"])
-            assert refusal(await answer) == (Refusal.ENGINE_FAILED, 0)
+            assert refusal(await answer) == (RequestRefusal.ENGINE_FAILED, 0)
 
     run(test())
 
@@ -204,12 +204,12 @@ def test_ragged_rows_that_do_not_add_up_are_malformed(run: Run, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (EngineErrorKind.FAILED, Refusal.ENGINE_FAILED),
-        (EngineErrorKind.NON_FINITE, Refusal.NON_FINITE),
-        (EngineErrorKind.OUT_OF_MEMORY, Refusal.ENGINE_FAILED),
+        (EngineErrorKind.FAILED, RequestRefusal.ENGINE_FAILED),
+        (EngineErrorKind.NON_FINITE, RequestRefusal.NON_FINITE),
+        (EngineErrorKind.OUT_OF_MEMORY, RequestRefusal.ENGINE_FAILED),
     ],
 )
-def test_a_failed_batch_is_bisected(run: Run, tmp_path: Path, kind: EngineErrorKind, reason: Refusal) -> None:
+def test_a_failed_batch_is_bisected(run: Run, tmp_path: Path, kind: EngineErrorKind, reason: RequestRefusal) -> None:
     async def test() -> None:
         async with running(tmp_path) as manager:
             frontend = await manager.frontend()
@@ -345,7 +345,7 @@ def test_a_canary_that_passes_leaves_the_engine_where_it_is(run: Run, tmp_path: 
             frontend = await manager.frontend()
             script = failing(manager.engine, EngineErrorKind.FAILED)
             for _ in range(3):
-                assert refusal(await frontend.ask(submission(3))) == (Refusal.ENGINE_FAILED, 0)
+                assert refusal(await frontend.ask(submission(3))) == (RequestRefusal.ENGINE_FAILED, 0)
             await until(lambda: manager.engine.num_canaries == 1)
             script.cancel()
             manager.engine.is_automatic = True
@@ -370,10 +370,10 @@ def test_an_input_that_took_engines_down_is_refused_without_being_computed(run: 
                     manager.engine.answer(frame_id, rows_of(batch))
 
             script = asyncio.create_task(manager.engine.answer_all(answer))
-            assert refusal(await frontend.ask(bad)) == (Refusal.POISON, 1)
+            assert refusal(await frontend.ask(bad)) == (RequestRefusal.POISON, 1)
             num_batches = manager.engine.num_batches
             for asked, index in ((bad, 1), (submission(6, first=14), 0)):
-                assert refusal(await frontend.ask(asked)) == (Refusal.POISON, index)
+                assert refusal(await frontend.ask(asked)) == (RequestRefusal.POISON, index)
             assert manager.engine.num_batches == num_batches
             assert_same(await frontend.ask(submission(6, first=8)), expected(submission(6, first=8)))
             counts = manager.child.metrics.drain()["counts"]

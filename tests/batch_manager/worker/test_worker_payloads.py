@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batch_manager.messages import Refusal
+from batch_manager.messages import RequestRefusal
 from engine.types import OutputKind
 from tests.batch_manager.peers import Run, assert_same, expected, refusal, running, submission
 from wire import frames
@@ -23,7 +23,7 @@ def test_an_answer_that_no_frame_can_carry_is_refused(
             large = submission(*[50] * 20, outputs=OutputKind.TOKENS)
             small = submission(7, outputs=OutputKind.TOKENS)
             answers = await asyncio.gather(frontend.ask(large), frontend.ask(small))
-            assert refusal(answers[0]) == (Refusal.ANSWER_TOO_LARGE, -1)
+            assert refusal(answers[0]) == (RequestRefusal.ANSWER_TOO_LARGE, -1)
             assert_same(answers[1], expected(small))
             assert not frontend.lost.is_set()
 

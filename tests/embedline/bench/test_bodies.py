@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from embedline.bench.connection import Answer
+from embedline.bench.connection import HttpAnswer
 from embedline.bench.options import Options, parse_url
 from embedline.bench.requests import num_tokens, prepare
 
@@ -53,4 +53,4 @@ def test_key_and_class_are_headers() -> None:
     ],
 )
 def test_tokens_are_what_the_server_says(head: bytes, body: bytes, tokens: int | None) -> None:
-    assert num_tokens(Answer(200, b"http/1.1 200 ok" + head, body)) == tokens
+    assert num_tokens(HttpAnswer(200, b"http/1.1 200 ok" + head, body)) == tokens

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedline.bench.connection import Answer, AnswerParser, BadAnswer, header
+from embedline.bench.connection import AnswerParser, BadAnswer, HttpAnswer, header
 
 BY_LENGTH = b"HTTP/1.1 200 OK\r\nX-Compute-Tokens: 12\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -12,7 +12,7 @@ AFTER_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" + BY_LENGTH
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
-def parse(data: bytes, size: int) -> Answer | None:
+def parse(data: bytes, size: int) -> HttpAnswer | None:
     parser = AnswerParser()
     answers = [parser.feed(data[at : at + size]) for at in range(0, len(data), size)]
     assert answers[:-1] == [None] * (len(answers) - 1)

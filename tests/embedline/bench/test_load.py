@@ -7,14 +7,14 @@ import pytest
 from embedline.bench.connection import ConnectionLost
 from embedline.bench.load import NOT_SENT, Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Target
-from embedline.bench.requests import Request, post
+from embedline.bench.requests import HttpRequest, post
 from tests.embedline.bench.scripted import Server, answer, scripted
 
 SLOW_DOWN = answer(b'{"error":{"message":"slow\x1b[31m down"}}', status=b"429 Too Many Requests")
 
 
-def request(server: Server, text: str = "x") -> Request:
-    return Request(post(server.target, "/v1/embeddings", text.encode()), 2)
+def request(server: Server, text: str = "x") -> HttpRequest:
+    return HttpRequest(post(server.target, "/v1/embeddings", text.encode()), 2)
 
 
 async def run(server: Server, load: Load, *, patience: float = 30.0) -> tuple[Phase, Summary]:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from embedline.client.base_url import read_base_url
-from embedline.client.connection import Connection, Lookup
+from embedline.client.connection import HttpConnection, Lookup
 from embedline.client.failure import Failure, Kind
 from tests.server_e2e.running import PATIENCE
 
@@ -16,7 +16,7 @@ def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
     ended: list[Kind] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         origin = read_base_url(f"https://127.0.0.1:{server.getsockname()[1]}")
-        connection = Connection(origin, ssl.create_default_context(), Lookup(origin.host, origin.port))
+        connection = HttpConnection(origin, ssl.create_default_context(), Lookup(origin.host, origin.port))
 
         def connect() -> None:
             try:
@@ -37,7 +37,7 @@ def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
 def test_a_body_without_a_length_that_we_cut_is_not_taken_for_whole() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         origin = read_base_url(f"http://127.0.0.1:{server.getsockname()[1]}")
-        connection = Connection(origin, None, Lookup(origin.host, origin.port))
+        connection = HttpConnection(origin, None, Lookup(origin.host, origin.port))
         connection.open(30)
         with server.accept()[0] as accepted:
             connection.send("GET", "/", {}, None)

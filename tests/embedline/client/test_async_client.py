@@ -13,7 +13,7 @@ import pytest
 from embedline import AsyncClient, CancellationToken, Cancelled, Client, RequestFailed, RequestProcessingPreference
 from embedline.client import async_client
 from embedline.client.async_client import each_in_a_thread, in_a_thread
-from embedline.client.responses import EmbeddedSlice, EmbedResponse
+from embedline.client.client import EmbeddedSlice, EmbedResponse
 from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
 from tests.server_e2e.running import PATIENCE

@@ -11,7 +11,7 @@ import pytest
 import embedline
 from embedline import CancellationToken, Client, RequestProcessingPreference
 from embedline.client.base_url import read_base_url
-from embedline.client.connection import Connection, Lookup
+from embedline.client.connection import HttpConnection, Lookup
 from embedline.client.failure import Kind
 from embedline.client.pool import ConnectionPool
 from tests.server_e2e.running import PATIENCE
@@ -82,7 +82,7 @@ def test_headers_that_can_not_be_sent_are_refused_without_their_values(name: str
 CANCELS: dict[str, Callable[[], tuple[Any, Callable[[], None]]]] = {
     "token": lambda: (token := CancellationToken(), token.cancel),
     "connection": lambda: (
-        one := Connection(read_base_url("http://h"), None, Lookup("h", 80)),
+        one := HttpConnection(read_base_url("http://h"), None, Lookup("h", 80)),
         lambda: one.abort(Kind.ABORTED),
     ),
     "pool": lambda: (pool := ConnectionPool(read_base_url("http://h"), None, most=1), pool.wake_all),

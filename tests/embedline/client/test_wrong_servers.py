@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, DeadlineExceeded, RequestFailed, RequestProcessingPreference
-from embedline.client.answer import Answer
+from embedline.client.answer import HttpAnswer
 from embedline.client.embed import RowStore
 from embedline.client.failure import Failure, Kind, refused
 from embedline.client.scheduling import has_too_many_items
@@ -219,7 +219,9 @@ def test_a_length_that_is_only_promised_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("read", [lambda answer: answer.read_all(1000), lambda answer: answer.read_start(1000)])
-def test_a_chunk_of_less_than_no_bytes_is_not_all_that_comes(tmp_path: Path, read: Callable[[Answer], object]) -> None:
+def test_a_chunk_of_less_than_no_bytes_is_not_all_that_comes(
+    tmp_path: Path, read: Callable[[HttpAnswer], object]
+) -> None:
     """Python's own client would read until the end of the connection, however much that is."""
     file = tmp_path / "answer"
     file.write_bytes(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n" + bytes(1 << 20))
@@ -227,7 +229,7 @@ def test_a_chunk_of_less_than_no_bytes_is_not_all_that_comes(tmp_path: Path, rea
         response = http_client.HTTPResponse(mock.Mock(makefile=lambda _: sent))
         response.begin()
         with contextlib.suppress(Failure):
-            read(Answer(response, partial(Failure, Kind.CONNECTION)))
+            read(HttpAnswer(response, partial(Failure, Kind.CONNECTION)))
         assert sent.tell() < 100_000
 
 

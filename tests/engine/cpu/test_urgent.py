@@ -13,7 +13,7 @@ from engine.cpu.minibatch import (
     MAX_PADDED_TOKENS,
     MIN_GIVING_WAY,
     MIN_PADDED_TOKENS,
-    Pace,
+    StreamSpeed,
     cut,
 )
 from engine.types import Batch, EngineError
@@ -84,7 +84,7 @@ def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: in
 )
 def test_how_small_is_learned_from_how_long_mini_batches_take(token_seconds: float, most: int) -> None:
     assert GIVING_WAY_SECONDS == 0.012
-    pace = Pace()
+    pace = StreamSpeed()
     assert pace.max_giving_way == MIN_PADDED_TOKENS, "nothing is known"
     pace.observe(400, 1.0)  # once, in a bad moment
     for num_padded in (20, 100, 500) * 40:

@@ -11,7 +11,7 @@ from engine.fused import loading, offer
 from engine.fused import start as fused
 from engine.fused.cuda_device import CudaDevice, Graph, on_recorder
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.packing import Shape
 from engine.messages import LoadOptions
 from engine.selftest import selfcheck
@@ -26,9 +26,9 @@ MAX_QUERY = 64  # tokens
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = offer.choose
 
-    def choose(options: LoadOptions) -> Choices:
+    def choose(options: LoadOptions) -> FusedConfig:
         made = chosen(options)
-        return Choices(folder=made.folder, device=torch.device("cpu"), capability=(9, 0), dtype=torch.float32)
+        return FusedConfig(folder=made.folder, device=torch.device("cpu"), capability=(9, 0), dtype=torch.float32)
 
     PretendedCuda(monkeypatch)
     monkeypatch.setattr(offer, "choose", choose)

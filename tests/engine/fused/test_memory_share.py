@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.fused import loading, offer, weights
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.weights import Memory
 from engine.messages import LoadOptions
 from tests.engine.engines import load_options
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.holds("Engines on a GPU")
 
 
 @pytest.fixture
-def chosen(tmp_path: Path) -> Choices:
+def chosen(tmp_path: Path) -> FusedConfig:
     """For a GPU, of which the process may have a quarter."""
     found = offer.choose(load_options(save("bert", tmp_path / "model"), pooling="mean", memory_share=0.25))
     assert found.memory_share == 0.25
@@ -26,7 +26,7 @@ def chosen(tmp_path: Path) -> Choices:
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_the_process_is_held_to_it(share: float, chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_is_held_to_it(share: float, chosen: FusedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(offer, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
@@ -47,7 +47,7 @@ class Loading:
         self._calls.append("loaded")
 
 
-def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reckoned_with(chosen: FusedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Memory] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
     monkeypatch.setattr(weights, "check_memory", lambda *_, memory, **__: seen.append(memory))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.machine.cuda_driver import Gpu
 from engine.messages import LoadOptions
-from engine.tensorrt_llm.offer import Choices, choose
+from engine.tensorrt_llm.offer import TensorRTLLMConfig, choose
 from engine.tensorrt_llm.planning import package
 from engine.tensorrt_llm.planning.package import Package
 from engine.tensorrt_llm.quantize import cached
@@ -21,7 +21,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "find", lambda: Package("1.4.0rc1"))
 
 
-def chosen(folder: Path, **others: Any) -> Choices:
+def chosen(folder: Path, **others: Any) -> TensorRTLLMConfig:
     gpu = Gpu(0, "NVIDIA H100", (9, 0), 80 << 30)
     fixed = LoadOptions(path=str(folder), device=gpu.device, gpu=gpu, quantization="auto", pooling="last-token")
     return choose(changed(fixed, **others))

@@ -13,7 +13,7 @@ from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Head, Task
 from engine.transformers.loading import load_model
-from engine.transformers.selftest import Choice, choose_forward
+from engine.transformers.selftest import ForwardChoice, choose_forward
 from engine.types import OutputKind, Rows
 from tests.engine import engines
 from tests.engine.tiny_models import batch
@@ -25,13 +25,13 @@ def read(folder: Path, *heads: Head) -> ModelFolder:
     return dataclasses.replace(model_folder.read(folder, task="embed"), task=Task.CLASSIFY, heads=heads)
 
 
-def choose(folder: Path, *heads: Head, prepacks: bool = False, dtype: torch.dtype = torch.float32) -> Choice:
+def choose(folder: Path, *heads: Head, prepacks: bool = False, dtype: torch.dtype = torch.float32) -> ForwardChoice:
     found = read(folder, *heads)
     return choose_forward(load_model(found, dtype=dtype), found, prepacks=prepacks)
 
 
 def compute(
-    choice: Choice, kind: OutputKind, sequences: Sequence[Sequence[int]], types: Sequence[int] | None = None
+    choice: ForwardChoice, kind: OutputKind, sequences: Sequence[Sequence[int]], types: Sequence[int] | None = None
 ) -> Rows:
     some = batch(sequences, types)
     rows = choice.makers[kind](choice.forward(some), some)

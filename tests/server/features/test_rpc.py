@@ -14,7 +14,8 @@ from server.features import rpc
 from server.features.rpc import Answer, Call, Caller, Service
 from server.requests.errors import ERRORS, EngineFailed, NotReady, RequestError
 from tests.server.jobs.connected import listening
-from wire.connection import Connection
+from wire import frames
+from wire.connection import FrameConnection
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,7 +68,7 @@ def caller_of(folder: Path) -> Caller:
     return Caller(str(folder / "some.sock"), "some", lost="is gone")
 
 
-def connection_of(caller: Caller) -> Connection:
+def connection_of(caller: Caller) -> FrameConnection:
     connection = caller._link._connection
     assert connection is not None
     return connection
@@ -96,6 +97,17 @@ async def test_after_a_fault_of_ours_the_next_call_is_answered(tmp_path: Path) -
     async with connected(tmp_path, Process()) as caller:
         with pytest.raises(EngineFailed, match="the some process failed on the call fail"):
             await caller.call("fail", "")
+        assert await caller.call("echo", "") == Answer({"owner": ""})
+
+
+async def test_a_call_that_no_frame_holds_leaves_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "MAX_PAYLOAD", 1000)
+    monkeypatch.setattr(rpc, "_MAX_CALLS", 1)
+    async with connected(tmp_path, Process()) as caller:
+        with pytest.raises(frames.PayloadTooLarge):
+            await caller.call("echo", "", body=bytes(1000))
         assert await caller.call("echo", "") == Answer({"owner": ""})
 
 

@@ -21,7 +21,7 @@ from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, ready_state
 from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 EMBED = "/tei.v1.Embed/Embed"
 REFLECTION = server._REFLECTION_PATH
@@ -59,7 +59,7 @@ def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
 
 
 Case = tuple[Any, Exception | None, Exception | None, grpc.StatusCode, str, int]
-TOO_LONG = TextRefused(Refusal.TOO_LONG, 0, max_tokens=16)
+TOO_LONG = TextRefused(TextRefusal.TOO_LONG, 0, max_tokens=16)
 CASES: list[Case] = [
     (tei_pb2.EmbedRequest(), None, None, grpc.StatusCode.INVALID_ARGUMENT, "`inputs` cannot be empty", 400),
     (
@@ -72,7 +72,7 @@ CASES: list[Case] = [
     ),
     (
         HELLO,
-        TextRefused(Refusal.FAILED, 0),
+        TextRefused(TextRefusal.FAILED, 0),
         None,
         grpc.StatusCode.FAILED_PRECONDITION,
         "inputs can't be tokenized",
@@ -81,7 +81,7 @@ CASES: list[Case] = [
     (
         HELLO,
         None,
-        RequestRefused(batching.Refusal.NO_ENGINE, retry_after=2.0),
+        RequestRefused(batching.RequestRefusal.NO_ENGINE, retry_after=2.0),
         grpc.StatusCode.UNAVAILABLE,
         "no engine is ready",
         503,
@@ -89,7 +89,7 @@ CASES: list[Case] = [
     (
         HELLO,
         None,
-        RequestRefused(batching.Refusal.NON_FINITE, index=0),
+        RequestRefused(batching.RequestRefusal.NON_FINITE, index=0),
         grpc.StatusCode.FAILED_PRECONDITION,
         "the model gives numbers that are not finite for inputs",
         500,

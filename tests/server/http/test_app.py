@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from server.feature import Feature
+from server.features.table import FEATURES
 from tests.server.edge import Called, Edge, call, ready_state
 
 BODY = b'{"input":["one","three"]}'
@@ -75,6 +77,16 @@ def test_a_path_with_two_methods_names_both(path: str) -> None:
 
     assert called.status == 405
     assert called.headers["allow"] == "DELETE, GET"
+
+
+@pytest.mark.parametrize("feature", [one for one in FEATURES if one.routes], ids=lambda one: one.name)
+@pytest.mark.parametrize("body", [b"", b"{", BODY, b"1" * 1_000_000], ids=["none", "broken", "json", "large"])
+def test_each_route_of_a_feature_that_is_off_says_how_to_have_it(feature: Feature, body: bytes) -> None:
+    for method, path in feature.routes:
+        called = answer(method, path, body)
+
+        assert (called.status, called.error()["code"]) == (404, "unknown_url")
+        assert called.error()["message"].startswith(f"start the server with {feature.flag} ")
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v2/embeddings", "/v1/embeddings/x", "//v1/embeddings", "/V1/EMBEDDINGS"])

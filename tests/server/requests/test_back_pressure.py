@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batch_manager.messages import Refusal
+from batch_manager.messages import RequestRefusal
 from server.dialects.table import ROUTES
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything, worked_on
@@ -130,7 +130,7 @@ def test_what_was_let_in_is_not_refused_for_load_later() -> None:
 
     assert with_edge(test) == 200
     # nor has a batch manager a word for it
-    assert {reason.name for reason in Refusal} == {
+    assert {reason.name for reason in RequestRefusal} == {
         "DEADLINE",
         "NO_ENGINE",
         "ENGINE_FAILED",

@@ -36,7 +36,7 @@ from tests.engine.model.detection.shapes import CONFIG, multi_vector, pylate, st
 from tests.engine.tiny_models import save
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
 from tokenizer_pool.tokenizer import Tokenizer as OwnTokenizer
 from wire.vocabulary import RequestClass
@@ -225,5 +225,5 @@ def test_what_must_not_be_cut_is_refused_by_its_number(tmp_path: Path) -> None:
     for num_queries, index, limit in ((1, 2, 11), (2, 1, 9)):
         with pytest.raises(TextRefused) as refused:
             own_ids(tmp_path, texts, num_queries=num_queries, truncation=Truncation.NONE)
-        assert (refused.value.reason, refused.value.index) == (Refusal.TOO_LONG, index)
+        assert (refused.value.reason, refused.value.index) == (TextRefusal.TOO_LONG, index)
         assert refused.value.max_tokens == limit

@@ -44,16 +44,16 @@ SINGLE = a_request(texts=["a"], is_single=True)
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (TextRefused(tokenizing.Refusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), "is longer than 16 tokens and"),
-        (TextRefused(tokenizing.Refusal.TOO_LONG, 1), "is longer than the model's limit and truncation is off"),
-        (TextRefused(tokenizing.Refusal.FAILED, 1), "can't be tokenized"),
-        (TextRefused(tokenizing.Refusal.EMPTY, 1), "has no tokens"),
-        (TextRefused(tokenizing.Refusal.OUT_OF_VOCABULARY, 1), "has a token id that is not from 0 to 99"),
+        (TextRefused(tokenizing.TextRefusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), "is longer than 16 tokens and"),
+        (TextRefused(tokenizing.TextRefusal.TOO_LONG, 1), "is longer than the model's limit and truncation is off"),
+        (TextRefused(tokenizing.TextRefusal.FAILED, 1), "can't be tokenized"),
+        (TextRefused(tokenizing.TextRefusal.EMPTY, 1), "has no tokens"),
+        (TextRefused(tokenizing.TextRefusal.OUT_OF_VOCABULARY, 1), "has a token id that is not from 0 to 99"),
     ],
 )
 def test_a_text_that_is_refused(refused: TextRefused, message: str) -> None:
     error = error_of(MANY, tokenizers_error=refused)
-    kinds = {tokenizing.Refusal.FAILED: NotTokenizable, tokenizing.Refusal.EMPTY: EmptyInput}
+    kinds = {tokenizing.TextRefusal.FAILED: NotTokenizable, tokenizing.TextRefusal.EMPTY: EmptyInput}
     assert type(error) is kinds.get(refused.reason, InvalidRequest)
     assert error.param == "input[1]"
     assert error.message.startswith(f"input[1] {message}")
@@ -67,8 +67,8 @@ def test_a_text_that_is_refused(refused: TextRefused, message: str) -> None:
 
 
 def test_every_refusal_of_a_text_has_words_of_its_own() -> None:
-    said = [error_of(MANY, tokenizers_error=TextRefused(reason, 1)).message for reason in tokenizing.Refusal]
-    assert len(set(said)) == len(tokenizing.Refusal)
+    said = [error_of(MANY, tokenizers_error=TextRefused(reason, 1)).message for reason in tokenizing.TextRefusal]
+    assert len(set(said)) == len(tokenizing.TextRefusal)
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -95,7 +95,9 @@ def test_ids_that_are_none_of_the_models(ids: list[list[int]], param: str, messa
 def test_a_text_may_have_a_field_of_its_own_before_the_others() -> None:
     request = a_request(first_field="source", field="others")
 
-    params = [error_of(request, tokenizers_error=TextRefused(tokenizing.Refusal.FAILED, at)).param for at in (-1, 0, 1)]
+    params = [
+        error_of(request, tokenizers_error=TextRefused(tokenizing.TextRefusal.FAILED, at)).param for at in (-1, 0, 1)
+    ]
 
     assert params == ["others", "source", "others[0]"]
 
@@ -109,16 +111,16 @@ def test_ids_that_are_too_many_where_truncation_is_off() -> None:
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        (batching.Refusal.DEADLINE, DeadlineExceeded),
-        (batching.Refusal.NO_ENGINE, NotReady),
-        (batching.Refusal.ENGINE_FAILED, EngineFailed),
-        (batching.Refusal.POISON, EngineFailed),
-        (batching.Refusal.NON_FINITE, EngineFailed),
-        (batching.Refusal.TOO_LONG, InvalidRequest),
-        (batching.Refusal.STOPPING, NotReady),
+        (batching.RequestRefusal.DEADLINE, DeadlineExceeded),
+        (batching.RequestRefusal.NO_ENGINE, NotReady),
+        (batching.RequestRefusal.ENGINE_FAILED, EngineFailed),
+        (batching.RequestRefusal.POISON, EngineFailed),
+        (batching.RequestRefusal.NON_FINITE, EngineFailed),
+        (batching.RequestRefusal.TOO_LONG, InvalidRequest),
+        (batching.RequestRefusal.STOPPING, NotReady),
     ],
 )
-def test_what_the_batch_manager_refuses(reason: batching.Refusal, kind: type[RequestError]) -> None:
+def test_what_the_batch_manager_refuses(reason: batching.RequestRefusal, kind: type[RequestError]) -> None:
     blamed = error_of(MANY, managers_error=RequestRefused(reason, 1))
     nobody = error_of(MANY, managers_error=RequestRefused(reason))
 
@@ -131,7 +133,7 @@ def test_what_the_batch_manager_refuses(reason: batching.Refusal, kind: type[Req
 
 
 def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> None:
-    error = error_of(MANY, managers_error=RequestRefused(batching.Refusal.ANSWER_TOO_LARGE))
+    error = error_of(MANY, managers_error=RequestRefused(batching.RequestRefusal.ANSWER_TOO_LARGE))
 
     assert type(error) is InvalidRequest
     assert "fewer inputs" in error.message
@@ -170,11 +172,11 @@ def test_what_the_model_does_not_give_is_refused_at_once() -> None:
 
 
 def test_every_refusal_of_the_batch_manager_is_a_request_error() -> None:
-    assert all(error_of(MANY, managers_error=RequestRefused(reason, 0)).message for reason in batching.Refusal)
+    assert all(error_of(MANY, managers_error=RequestRefused(reason, 0)).message for reason in batching.RequestRefusal)
 
 
 def test_when_to_try_again_is_passed_on() -> None:
-    refused = RequestRefused(batching.Refusal.NO_ENGINE, retry_after=4.5)
+    refused = RequestRefused(batching.RequestRefusal.NO_ENGINE, retry_after=4.5)
     assert error_of(MANY, managers_error=refused).retry_after == 4.5
 
 
@@ -188,7 +190,7 @@ def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         edge.managers.gate.set()
-        edge.tokenizers.error = TextRefused(tokenizing.Refusal.FAILED, 0)
+        edge.tokenizers.error = TextRefused(tokenizing.TextRefusal.FAILED, 0)
         for _ in range(3):
             with pytest.raises(NotTokenizable):
                 await edge.pipeline.embed(a_request(), Trace())

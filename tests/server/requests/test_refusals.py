@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from server.requests.refusals import text_error
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 
 @pytest.mark.holds("Limits")
@@ -14,19 +14,19 @@ from tokenizer_pool.messages import Refusal, TextRefused
     ("refused", "is_pair", "message"),
     [
         (
-            TextRefused(Refusal.TOO_MUCH, -1, max_chars=134_217_728),
+            TextRefused(TextRefusal.TOO_MUCH, -1, max_chars=134_217_728),
             True,
             "documents is too large for one request, which may have 134217728 characters together, a query counted "
             "with each document; send fewer items",
         ),
         (
-            TextRefused(Refusal.TOO_MUCH, 2, max_chars=1_048_576),
+            TextRefused(TextRefusal.TOO_MUCH, 2, max_chars=1_048_576),
             False,
             "documents[2] is too large for one request, which may have 1048576 characters together, a prompt counted "
             "with each text; send fewer items",
         ),
         (
-            TextRefused(Refusal.UNCUT, 1, max_tokens=16),
+            TextRefused(TextRefusal.UNCUT, 1, max_tokens=16),
             False,
             "documents[1] has 262144 characters without a place to cut, before there are enough tokens for the limit "
             "of 16",

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batch_manager.messages import Refusal as BatchRefusal
-from batch_manager.messages import RequestRefused
+from batch_manager.messages import RequestRefusal, RequestRefused
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
 from server.requests.errors import DeadlineExceeded, EmptyInput, InvalidRequest, RequestError, UnsupportedTask
@@ -16,7 +15,7 @@ from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.rows import MAX_COMPARISONS
 from server.requests.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 
 PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}
@@ -263,10 +262,10 @@ def test_too_many_comparisons_are_refused_before_they_are_computed() -> None:
 )
 def test_who_is_to_blame_is_named(model: dict[str, Any], index: int, param: str) -> None:
     def refuse_text(edge: Edge) -> None:
-        edge.tokenizers.error = TextRefused(Refusal.TOO_LONG, index, num_tokens=20, max_tokens=16)
+        edge.tokenizers.error = TextRefused(TextRefusal.TOO_LONG, index, num_tokens=20, max_tokens=16)
 
     def refuse_rows(edge: Edge) -> None:
-        edge.managers.error = RequestRefused(BatchRefusal.NON_FINITE, index)
+        edge.managers.error = RequestRefused(RequestRefusal.NON_FINITE, index)
 
     request = a_request(model, documents_field="texts", truncation=Truncation.NONE)
     error = error_of(request, refuse_text)
@@ -279,7 +278,7 @@ def test_a_document_is_named_also_where_the_query_was_tokenized_apart() -> None:
     class Picky(Tokenizers):
         async def tokenize(self, texts: Any, **how: Any) -> TokenizedTexts:
             if how["prompt"] == "P: ":
-                raise TextRefused(Refusal.EMPTY, 1)
+                raise TextRefused(TextRefusal.EMPTY, 1)
             return await super().tokenize(texts, **how)
 
     def prepare(edge: Edge) -> None:
@@ -306,7 +305,7 @@ class WithoutSpecialTokens(Tokenizers):
     async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
         for index, text in enumerate(texts):
             if not text.strip():
-                raise TextRefused(Refusal.EMPTY, index)
+                raise TextRefused(TextRefusal.EMPTY, index)
         return await super().tokenize(texts, **how)
 
 

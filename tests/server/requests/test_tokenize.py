@@ -15,7 +15,7 @@ from server.requests.trace import Trace
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Token
 from wire.vocabulary import RequestClass
 
@@ -107,7 +107,7 @@ def test_many_ids_are_bulk() -> None:
     assert [asked["request_class"] for asked in pool.asked] == [INTERACTIVE, BULK]
 
 
-def refused(reason: Refusal, index: int) -> TextRefused:
+def refused(reason: TextRefusal, index: int) -> TextRefused:
     return TextRefused(reason, index, max_tokens=16)
 
 
@@ -116,32 +116,32 @@ def refused(reason: Refusal, index: int) -> TextRefused:
     ("reason", "index", "message"),
     [
         (
-            Refusal.TOO_MUCH,
+            TextRefusal.TOO_MUCH,
             -1,
             "inputs is too large for one request, which may have 1048576 characters together; "
             "send fewer or shorter ones",
         ),
-        (Refusal.FAILED, 1, "inputs[1] can't be tokenized"),
+        (TextRefusal.FAILED, 1, "inputs[1] can't be tokenized"),
     ],
 )
-def test_a_text_that_is_refused(reason: Refusal, index: int, message: str) -> None:
+def test_a_text_that_is_refused(reason: TextRefusal, index: int, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         tokenize(Pool(refused(reason, index)))
-    assert type(caught.value) is (NotTokenizable if reason is Refusal.FAILED else InvalidRequest)
+    assert type(caught.value) is (NotTokenizable if reason is TextRefusal.FAILED else InvalidRequest)
     assert (caught.value.message, caught.value.param) == (message, message.split()[0])
 
 
 @pytest.mark.parametrize(
     ("reason", "message"),
     [
-        (Refusal.OUT_OF_VOCABULARY, "ids has an id that the tokenizer has no token for"),
-        (Refusal.FAILED, "ids can't be decoded"),
+        (TextRefusal.OUT_OF_VOCABULARY, "ids has an id that the tokenizer has no token for"),
+        (TextRefusal.FAILED, "ids can't be decoded"),
     ],
 )
-def test_ids_that_are_refused(reason: Refusal, message: str) -> None:
+def test_ids_that_are_refused(reason: TextRefusal, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         decode(Pool(refused(reason, 0)), token_ids=[[5]], is_single=True)
-    assert type(caught.value) is (NotTokenizable if reason is Refusal.FAILED else InvalidRequest)
+    assert type(caught.value) is (NotTokenizable if reason is TextRefusal.FAILED else InvalidRequest)
     assert (caught.value.message, caught.value.param) == (message, "ids")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from server.settings.flag import SettingsError
 from server.supervisor.listeners import MONITOR_NAME, Listeners, inherited
-from server.supervisor.shutdown import empty_queues
+from server.supervisor.supervisor import empty_queues
 from tests.structure.sources import ROOT
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from engine.store.model_source import ResolvedModel
-from engine.tools.convert import cached
-from engine.tools.convert.conversion import Answer, Report
-from engine.tools.convert.plan import Plan
+from engine.tools.convert.conversion import ConversionReport, Report
+from engine.tools.convert.plan import ConversionPlan
 from engine.types import ModelError
+from server.features.convert import start
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import model_files
@@ -35,14 +35,14 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tupl
     """Stands in for the converting process: what it converted."""
     jobs: list[tuple[str, ...]] = []
 
-    def fill(folder: Path, planned: Plan, *, max_shard_bytes: int, report: Report) -> Answer:
+    def fill(folder: Path, planned: ConversionPlan, *, max_shard_bytes: int, report: Report) -> ConversionReport:
         jobs.append(tuple(target.stem for target in planned.targets))
         for name, path in planned.copied.items():
             shutil.copyfile(path, folder / name)
         save_file({"a": torch.ones(3)}, folder / "model.safetensors")
-        return Answer((), without_network=True)
+        return ConversionReport((), without_network=True)
 
-    monkeypatch.setattr(cached, "fill", fill)
+    monkeypatch.setattr(start, "fill", fill)
     yield jobs
     end_of_processes(tmp_path / "cache")
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from server.supervisor.stderr_relay import StderrRelay
+from server.frontend.log_writer import StderrRelay
 
 LINE = b"x" * 1000
 

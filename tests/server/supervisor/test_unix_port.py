@@ -11,7 +11,7 @@ import pytest
 
 from server.settings.flag import SettingsError
 from server.supervisor.listeners import UnixPort
-from server.supervisor.shutdown import empty_queues
+from server.supervisor.supervisor import empty_queues
 
 
 @pytest.fixture

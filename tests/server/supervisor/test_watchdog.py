@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.supervisor import watchdog
+from server.supervisor import supervisor
 from server.supervisor.child import ChildProcess
-from server.supervisor.watchdog import Watchdog
+from server.supervisor.supervisor import Watchdog
 from wire import control
 from wire.page import Page
 
@@ -81,8 +81,8 @@ class Clock:
         self.now = NOW
         self._naps = naps
         self._children = children
-        monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(watchdog, "asyncio", types.SimpleNamespace(sleep=self._sleep))
+        monkeypatch.setattr(supervisor, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(supervisor, "asyncio", types.SimpleNamespace(sleep=self._sleep))
 
     async def _sleep(self, seconds: float) -> None:
         assert seconds == control.HEARTBEAT_SECONDS

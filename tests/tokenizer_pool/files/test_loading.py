@@ -1,5 +1,6 @@
 """Model folders become the tokenizers that transformers 4 makes of them, or 5 where it saved them."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
 from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool import config_files
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
+from wire import files
 
 MAX_SEQLEN = 32
 
@@ -247,6 +250,36 @@ def test_a_broken_configuration_is_an_error(tmp_path: Path, content: str) -> Non
     (folder / "tokenizer_config.json").write_text(content)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_configuration_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    write_json(bert_folder(tmp_path) / name, {})
+    (tmp_path / name).write_bytes(b"[" * 100_000)
+    with pytest.raises(TokenizerError, match=rf"{name} is nested too deeply$"):
+        load(tmp_path)
+    (tmp_path / name).write_bytes(b" " * 100_000 + b"{}")
+    load(tmp_path)
+    monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 100_000)
+    with pytest.raises(TokenizerError, match=rf"{name} is too large: at most 0 MiB are read$"):
+        load(tmp_path)
+
+
+def test_a_tokenizer_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 10)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json can't be read by .*: at most 0 MiB are read$"):
+        load(bert_folder(tmp_path))
+
+
+def test_a_configuration_that_this_process_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "tokenizer_config.json", {})
+
+    def refused(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(config_files, "read_whole", refused)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json can't be read: Permission denied$"):
+        config_files.read_config(tmp_path / "tokenizer_config.json")
 
 
 @pytest.mark.parametrize(

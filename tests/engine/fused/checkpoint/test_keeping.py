@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.fused import loading, offer
-from engine.fused.offer import Choices
+from engine.fused.offer import FusedConfig
 from engine.fused.quantization import cache
 from engine.fused.quantization.cache import cache_for
 from engine.fused.start import Phases
@@ -24,7 +24,7 @@ def options(folder: Path, cache_dir: Path | None) -> LoadOptions:
     return load_options(folder, quantization="fp8", cache_dir=None if cache_dir is None else str(cache_dir))
 
 
-def on_gpu(chosen: Choices, capability: tuple[int, int] = (9, 0)) -> Choices:
+def on_gpu(chosen: FusedConfig, capability: tuple[int, int] = (9, 0)) -> FusedConfig:
     return dataclasses.replace(chosen, capability=capability)
 
 
@@ -62,7 +62,7 @@ def test_kernels_are_kept_where_there_are_any(
     is_gpu: bool, has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path] = []
-    choose: Callable[[LoadOptions], Choices] = offer.choose
+    choose: Callable[[LoadOptions], FusedConfig] = offer.choose
 
     def stop(*_: object, **__: object) -> NoReturn:
         raise Reached

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.model import json_files, model_folder
+from engine.model import model_folder
 from engine.model.model_folder import check_special_tokens
 from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 from tests.engine.model.sentence_folder import refusal
+from wire import files
 
 pytestmark = pytest.mark.holds("What a model is for")
 
@@ -52,7 +53,7 @@ def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.Mon
     assert "is not a safetensors file" in refusal(tmp_path)
     (tmp_path / "config.json").write_bytes(deep)
     assert "config.json is nested too deeply" in refusal(tmp_path)
-    monkeypatch.setattr(json_files, "_MAX_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 10)
     assert "config.json is too large" in refusal(tmp_path)
 
 

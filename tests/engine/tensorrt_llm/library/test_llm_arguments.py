@@ -8,7 +8,7 @@ import pytest
 
 from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm.library.loading import NO_TELEMETRY, Buckets, buckets, llm_arguments
-from engine.tensorrt_llm.offer import Choices
+from engine.tensorrt_llm.offer import TensorRTLLMConfig
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.package import Package
 from engine.tensorrt_llm.planning.plan import ours
@@ -32,9 +32,9 @@ FIELDS = frozenset(
 
 
 @pytest.fixture
-def chosen(tmp_path: Path) -> Choices:
+def chosen(tmp_path: Path) -> TensorRTLLMConfig:
     folder = dataclasses.replace(write_model(tmp_path), max_seqlen=96)
-    return Choices(
+    return TensorRTLLMConfig(
         folder=folder,
         model_class=ours(folder),
         weights=folder.weights_folder,
@@ -50,7 +50,7 @@ def chosen(tmp_path: Path) -> Choices:
     )
 
 
-def test_what_is_said(chosen: Choices) -> None:
+def test_what_is_said(chosen: TensorRTLLMConfig) -> None:
     """Sequences are whole: what is a batch's limit here is one there, under the library's names."""
     assert llm_arguments(chosen, FIELDS) == {
         "encode_only": True,
@@ -66,13 +66,13 @@ def test_what_is_said(chosen: Choices) -> None:
     }
 
 
-def test_what_it_computes_in_is_said_where_the_library_reads_it(chosen: Choices) -> None:
+def test_what_it_computes_in_is_said_where_the_library_reads_it(chosen: TensorRTLLMConfig) -> None:
     """It builds layers in the type that the configuration has, under one name or the other, and not in its argument."""
     config = llm_arguments(dataclasses.replace(chosen, dtype="float16"), FIELDS)["model_kwargs"]
     assert (config["dtype"], config["torch_dtype"]) == ("float16", "float16")
 
 
-def test_a_class_that_computes_in_a_type_of_its_own_is_left_to_it(chosen: Choices) -> None:
+def test_a_class_that_computes_in_a_type_of_its_own_is_left_to_it(chosen: TensorRTLLMConfig) -> None:
     model_class = dataclasses.replace(chosen.model_class, takes_token_types=True)
     assert (
         llm_arguments(dataclasses.replace(chosen, model_class=model_class), FIELDS)["model_kwargs"]
@@ -80,18 +80,18 @@ def test_a_class_that_computes_in_a_type_of_its_own_is_left_to_it(chosen: Choice
     )
 
 
-def test_graphs_are_handed_on(chosen: Choices) -> None:
+def test_graphs_are_handed_on(chosen: TensorRTLLMConfig) -> None:
     graph_config = object()
     assert llm_arguments(chosen, FIELDS, graph_config=graph_config)["cuda_graph_config"] is graph_config
 
 
-def test_nothing_else_that_a_version_knows_is_touched(chosen: Choices) -> None:
+def test_nothing_else_that_a_version_knows_is_touched(chosen: TensorRTLLMConfig) -> None:
     assert set(llm_arguments(chosen, {*FIELDS, "kv_cache_config", "telemetry_config"})) == FIELDS
 
 
 @pytest.mark.parametrize("name", ["skip_tokenizer_init", "attn_backend", "cuda_graph_config"])
 def test_what_a_version_does_not_know_is_left_out_and_told(
-    name: str, chosen: Choices, caplog: pytest.LogCaptureFixture
+    name: str, chosen: TensorRTLLMConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "embedline.engine"):
         assert set(llm_arguments(chosen, FIELDS - {name})) == FIELDS - {name}
@@ -99,7 +99,7 @@ def test_what_a_version_does_not_know_is_left_out_and_told(
 
 
 @pytest.mark.parametrize("name", ["encode_only", "model_kwargs", "max_seq_len", "trust_remote_code"])
-def test_without_what_is_needed_it_is_refused(name: str, chosen: Choices) -> None:
+def test_without_what_is_needed_it_is_refused(name: str, chosen: TensorRTLLMConfig) -> None:
     with pytest.raises(ModelError, match=rf"^tensorrt_llm 1\.4\.0rc1 takes no {name}; "):
         llm_arguments(chosen, FIELDS - {name})
 

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model import model_folder
-from engine.tools.convert import cached
-from engine.tools.convert.conversion import Answer, Report
-from engine.tools.convert.plan import Plan, needed
+from engine.tools.convert.conversion import ConversionReport, Report
+from engine.tools.convert.plan import ConversionPlan, needed
 from engine.types import ModelError
+from server.features.convert import start
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm.quantize.models import contents, end_of_processes
 from tests.engine.tools.convert.pickles import Touch, pickled, small
@@ -47,14 +47,14 @@ class Child:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_calls = 0
-        monkeypatch.setattr(cached, "fill", self._fill)
+        monkeypatch.setattr(start, "fill", self._fill)
 
-    def _fill(self, folder: Path, planned: Plan, *, max_shard_bytes: int, report: Report) -> Answer:
+    def _fill(self, folder: Path, planned: ConversionPlan, *, max_shard_bytes: int, report: Report) -> ConversionReport:
         self.num_calls += 1
         for name, path in planned.copied.items():
             shutil.copyfile(path, folder / name)
         save_file({"a": torch.ones(3)}, folder / "model.safetensors")
-        return Answer((), without_network=True)
+        return ConversionReport((), without_network=True)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def copy_of(folder: Path, cache: Path, **others: Any) -> Path:
     planned = needed(folder)
     assert planned is not None
-    found = cached.converted(folder, planned, cache_dir=str(cache), **{"progress": unseen, **others})
+    found = start.converted(folder, planned, cache_dir=str(cache), **{"progress": unseen, **others})
     assert found is not None
     return found
 
@@ -92,7 +92,7 @@ def test_it_is_made_once_and_keeps_the_models_name(
     folder = small(tmp_path / "bge-reranker-v2-gemma")
     planned = needed(folder)
     assert planned is not None
-    assert cached.converted(folder, planned, cache_dir=str(cache), progress=None) is None
+    assert start.converted(folder, planned, cache_dir=str(cache), progress=None) is None
     assert not cache.exists()
 
     first = copy_of(folder, cache)
@@ -121,7 +121,7 @@ def test_another_model_is_converted_anew(
         case "name":
             folder = folder.rename(tmp_path / "other")
         case "format":
-            monkeypatch.setattr(cached, "_FORMAT", cached._FORMAT + 1)
+            monkeypatch.setattr(start, "_FORMAT", start._FORMAT + 1)
     assert copy_of(folder, cache) != first
     assert child.num_calls == 2
 
@@ -166,7 +166,7 @@ def test_what_ends_it_leaves_nothing(ending: Any, tmp_path: Path, cache: Path, m
         (folder / "model.safetensors").write_text("unfinished")
         raise ending
 
-    monkeypatch.setattr(cached, "fill", fill)
+    monkeypatch.setattr(start, "fill", fill)
     with pytest.raises((KeyboardInterrupt, ModelError)):
         copy_of(small(tmp_path / "model"), cache)
     assert entries(cache) == []

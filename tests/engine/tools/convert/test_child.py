@@ -16,13 +16,13 @@ from tests.structure.sources import ROOT
 TRY = """
 import json, resource, socket, sys
 from engine.tools.convert.child import isolate
-from engine.tools.convert.conversion import Limits
+from engine.tools.convert.conversion import ConversionLimits
 def reaches(port):
     with socket.socket() as one:
         one.settimeout(10)
         return one.connect_ex(("127.0.0.1", port)) == 0
 before = reaches(int(sys.argv[1]))
-left = isolate(Limits(max_file_bytes=1000, max_memory_bytes=1 << 30, max_cpu_seconds=1))
+left = isolate(ConversionLimits(max_file_bytes=1000, max_memory_bytes=1 << 30, max_cpu_seconds=1))
 found = {"before": before, "left": left, "after": reaches(int(sys.argv[1]))}
 try:
     bytearray(2 << 30)

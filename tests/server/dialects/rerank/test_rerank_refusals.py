@@ -15,7 +15,7 @@ from server.requests.errors import Overloaded, RequestError
 from server.settings.api_keys import ApiKey, digest
 from tests.server.dialects.rerank.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
 from tests.server.edge import ERROR_KEYS, Called, Edge, call, new_call, state_with
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 
 def problem(called: Called, family: dict[str, Any]) -> str:
@@ -197,10 +197,10 @@ def test_texts_are_never_repeated(path: str) -> None:
 @pytest.mark.parametrize(
     ("where", "error", "status"),
     [
-        ("tokenizers", TextRefused(Refusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), (422, 400)),
-        ("tokenizers", TextRefused(Refusal.FAILED, 1), (422, 400)),
-        ("managers", RequestRefused(batching.Refusal.NO_ENGINE, -1), (503, 503)),
-        ("managers", RequestRefused(batching.Refusal.NON_FINITE, 1), (424, 500)),
+        ("tokenizers", TextRefused(TextRefusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), (422, 400)),
+        ("tokenizers", TextRefused(TextRefusal.FAILED, 1), (422, 400)),
+        ("managers", RequestRefused(batching.RequestRefusal.NO_ENGINE, -1), (503, 503)),
+        ("managers", RequestRefused(batching.RequestRefusal.NON_FINITE, 1), (424, 500)),
         ("managers", ZeroDivisionError("an inner detail"), (424, 500)),
     ],
 )

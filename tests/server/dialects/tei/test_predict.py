@@ -13,7 +13,7 @@ from server.requests.classify import ClassifyRequest
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, new_call, one_model
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from wire.vocabulary import RequestClass
 
 CLASSIFIER = {"task": "classify", "labels": ["bad", "so-so", "good"], "activation": "softmax"}
@@ -115,7 +115,7 @@ def test_texts_and_pairs_in_one_request_keep_their_places() -> None:
 @pytest.mark.parametrize(("refused", "named"), [(0, "inputs[1]"), (1, "inputs[2]"), (-1, "inputs")])
 def test_a_text_among_pairs_is_refused_with_its_place(refused: int, named: str) -> None:
     def before(edge: Edge) -> None:
-        edge.tokenizers.error = TextRefused(Refusal.FAILED, refused)
+        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, refused)
 
     called = predict({"inputs": [["a", "b"], ["c"], ["d"]]}, before=before)
     assert tei_error(called) == (422, "Tokenizer", f"{named} can't be tokenized")

@@ -13,7 +13,7 @@ from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
 from server.dialects.tei import embed, tokens
 from tests.server.edge import Called, Edge, call, ready_state
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 TEXTS = b'{"inputs":["one","three"]}'
 SIMILAR = b'{"inputs":{"source_sentence":"one","sentences":["two","three"]}}'
@@ -174,12 +174,12 @@ def test_too_many_items() -> None:
 @pytest.mark.parametrize(
     ("where", "error", "status", "kind"),
     [
-        ("tokenizers", TextRefused(Refusal.FAILED, 0), 422, "Tokenizer"),
-        ("tokenizers", TextRefused(Refusal.TOO_LONG, 0, num_tokens=20, max_tokens=16), 422, "Validation"),
-        ("tokenizers", TextRefused(Refusal.EMPTY, 0), 400, "Empty"),
-        ("managers", RequestRefused(batching.Refusal.NO_ENGINE, -1), 503, "Unhealthy"),
-        ("managers", RequestRefused(batching.Refusal.NON_FINITE, 0), 424, "Backend"),
-        ("managers", RequestRefused(batching.Refusal.DEADLINE, -1), 504, "Overloaded"),
+        ("tokenizers", TextRefused(TextRefusal.FAILED, 0), 422, "Tokenizer"),
+        ("tokenizers", TextRefused(TextRefusal.TOO_LONG, 0, num_tokens=20, max_tokens=16), 422, "Validation"),
+        ("tokenizers", TextRefused(TextRefusal.EMPTY, 0), 400, "Empty"),
+        ("managers", RequestRefused(batching.RequestRefusal.NO_ENGINE, -1), 503, "Unhealthy"),
+        ("managers", RequestRefused(batching.RequestRefusal.NON_FINITE, 0), 424, "Backend"),
+        ("managers", RequestRefused(batching.RequestRefusal.DEADLINE, -1), 504, "Overloaded"),
         ("managers", ZeroDivisionError("an inner detail"), 424, "Backend"),
     ],
 )
@@ -197,7 +197,7 @@ def test_failures(path: str, where: str, error: Exception, status: int, kind: st
 @pytest.mark.parametrize("path", ["/tokenize", "/decode"])
 def test_failures_of_the_tokenizer(path: str) -> None:
     async def test(edge: Edge) -> Called:
-        edge.tokenizers.error = TextRefused(Refusal.FAILED, 0)
+        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 0)
         return await call(edge.app, "POST", path, GOOD[path])
 
     called = with_edge(test)

@@ -16,7 +16,7 @@ from engine.types import OutputKind
 from tests.server.asking import ask
 from tests.server.dialects.vllm.test_peer_assertions import CHAT, CLASSIFY, EMBED, LATE, RANK, RERANK, TEXT
 from tests.server.edge import DIMENSIONS, Called, Edge
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 
 TOKENS: dict[str, Any] = {"outputs": OutputKind.TOKEN_LOGITS, "task": "token-classify", "labels": ["a", "b"]}
 TOKENS |= {"num_labels": 2}
@@ -265,7 +265,7 @@ def refused(body: dict[str, Any], error: Exception | None = None) -> Called:
 
 
 def test_v2_embed_refuses() -> None:
-    too_long = TextRefused(Refusal.TOO_LONG, 0, num_tokens=2000, max_tokens=16)
+    too_long = TextRefused(TextRefusal.TOO_LONG, 0, num_tokens=2000, max_tokens=16)
 
     assert refused({}).status == 400
     assert refused({"texts": [TEXT], "truncate": "NONE"}, too_long).status == 400

@@ -10,7 +10,7 @@ from server.dialects.vllm.tokenize import decode_tokenize
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.asking import ask
 from tests.server.edge import Edge, new_call, one_model
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -87,7 +87,7 @@ def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
 @pytest.mark.holds("Chats")
 def test_a_model_without_a_template_says_so() -> None:
     async def render(*_: Any, **__: Any) -> list[str]:
-        raise TextRefused(Refusal.NO_TEMPLATE, -1)
+        raise TextRefused(TextRefusal.NO_TEMPLATE, -1)
 
     def prepare(edge: Edge) -> None:
         edge.tokenizers.render = render  # type: ignore[method-assign]

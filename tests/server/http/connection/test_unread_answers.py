@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from batch_manager.messages import Refusal, RequestRefused
+from batch_manager.messages import RequestRefusal, RequestRefused
 from server.http.body import WRITE_BUFFER_BYTES
 from server.requests.row_memory import Room
 from tests.server.edge import Edge, ready_state
@@ -156,7 +156,7 @@ def test_who_waits_for_room_keeps_out_nobody_who_needs_none() -> None:
 def test_a_request_that_fails_gives_its_room_back() -> None:
     async def test() -> None:
         served = Edge(max_held_bytes=1, loaded=state_of_large_rows())
-        served.managers.error = RequestRefused(Refusal.ENGINE_FAILED)
+        served.managers.error = RequestRefused(RequestRefusal.ENGINE_FAILED)
         server = Bare(served.app)
         for _ in range(2):
             client = server.connect()

@@ -12,7 +12,7 @@ from server.requests.errors import NotTokenizable
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import Token
 
@@ -82,7 +82,7 @@ def test_of_a_long_document_only_what_can_matter_is_looked_at(truncation: Trunca
 def test_a_document_that_is_refused_is_named(model: dict[str, Any], named: str) -> None:
     async def run() -> None:
         edge = Edge()
-        edge.tokenizers.error = TextRefused(Refusal.FAILED, 1)
+        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 1)
         request = RerankRequest(
             model=served_model(**model), queries=["who"], documents=DOCUMENTS, max_document_tokens=3
         )

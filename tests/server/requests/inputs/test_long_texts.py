@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batch_manager import messages as batching
-from batch_manager.messages import Answer, RequestRefused, Submission
+from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from server.requests.embeddings import averages, embed
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
@@ -17,7 +17,7 @@ from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
 from tests.server.requests.embed_requests import a_request
-from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import PROMPT_TOKEN, TokenizedTexts
 
@@ -46,7 +46,7 @@ class Framing(Tokenizers):
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._work(texts, how)
         if "?" in "".join(texts):
-            raise TextRefused(Refusal.FAILED, ["?" in text for text in texts].index(True))
+            raise TextRefused(TextRefusal.FAILED, ["?" in text for text in texts].index(True))
         first, last = (Token(special, "", True, None, None) for special in (FIRST, LAST))
         return [
             [first, *(Token(ord(c), c, False, at, at + 1) for at, c in enumerate(how["prompt"] + text)), last]
@@ -69,7 +69,7 @@ class Computing(Managers):
 
     is_mean = True
 
-    async def submit(self, submission: Submission) -> Answer:
+    async def submit(self, submission: Submission) -> RequestResults:
         await super().submit(replace(submission, outputs=OutputKind.POOLED))
         self.submitted[-1] = submission
         ids = np.frombuffer(submission.token_ids, np.int32).tolist()
@@ -81,7 +81,7 @@ class Computing(Managers):
             rows = rows[:, ::-1].copy()
         of_tokens = [[i, i % 7, i % 5, at, 0] for a, b in spans for at, i in enumerate(ids[a:b])]
         results = {OutputKind.POOLED: Rows(rows), OutputKind.TOKENS: Rows(np.array(of_tokens, np.float32), offsets)}
-        return Answer({kind: results[kind] for kind in submission.outputs}, 0.0, 0.0)
+        return RequestResults({kind: results[kind] for kind in submission.outputs}, 0.0, 0.0)
 
 
 def run(chunking: Chunking, *, is_mean: bool = True, error: Exception | None = None, **fields: Any) -> Any:
@@ -175,7 +175,7 @@ def test_what_can_not_be_tokenized_is_named(chunking: Chunking) -> None:
 
 
 def test_an_engine_that_fails_on_a_window_names_the_text() -> None:
-    error = RequestRefused(batching.Refusal.ENGINE_FAILED, 3)
+    error = RequestRefused(batching.RequestRefusal.ENGINE_FAILED, 3)
     with pytest.raises(EngineFailed) as refused:
         run(Chunking.WINDOWS, texts=["a", "abcdefgh", "b"], error=error)
     assert refused.value.param == "input[2]"

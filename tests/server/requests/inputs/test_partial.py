@@ -16,7 +16,7 @@ from server.requests.trace import Trace
 from server.requests.work import Embedded
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers
 from tests.server.requests.embed_requests import a_request
-from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 
 LONG = "x" * 17  # one more than the model takes
@@ -29,7 +29,7 @@ class Refusing(Tokenizers):
         for index, text in enumerate(texts):
             if "?" in text:
                 self.asked.append((texts, how))
-                raise TextRefused(Refusal.FAILED, index)
+                raise TextRefused(TextRefusal.FAILED, index)
         return await super().tokenize(texts, **how)
 
 
@@ -118,7 +118,7 @@ def test_rows_are_cut_and_scaled_as_without() -> None:
 def test_a_refusal_that_names_no_item_fails_the_request() -> None:
     async def run() -> None:
         edge = Edge()
-        edge.tokenizers.error = TextRefused(Refusal.FAILED, -1)
+        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, -1)
         await embeddings.embed(edge.pipeline, a_request(allows_errors=True), Trace())
 
     with pytest.raises(NotTokenizable):
@@ -128,7 +128,7 @@ def test_a_refusal_that_names_no_item_fails_the_request() -> None:
 def test_an_engines_error_fails_the_request_and_names_the_right_item() -> None:
     async def run() -> None:
         edge = Edge()
-        edge.managers.error = RequestRefused(batching.Refusal.NON_FINITE, 1)
+        edge.managers.error = RequestRefused(batching.RequestRefusal.NON_FINITE, 1)
         await embeddings.embed(edge.pipeline, a_request(texts=["", "one", "two"], allows_errors=True), Trace())
 
     with pytest.raises(EngineFailed) as refused:

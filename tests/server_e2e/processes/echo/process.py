@@ -11,9 +11,9 @@ from server.settings.settings import Settings
 from server.supervisor.child import Need, Plan
 from server.supervisor.socket_folder import Sidecar
 from wire.child import Child, run
-from wire.connection import Connection
+from wire.connection import FrameConnection
 from wire.connection import serve as serve_connections
-from wire.control import Json, Request
+from wire.control import ControlRequest, Json
 
 logger = logging.getLogger("embedline.server")
 
@@ -43,12 +43,12 @@ def plan(settings: Settings, sidecar: Sidecar) -> Plan:
 async def serve(child: Child, start: EchoStart) -> None:
     tasks = set[asyncio.Task[None]]()
 
-    async def answer(connection: Connection, number: int, owner: str) -> None:
+    async def answer(connection: FrameConnection, number: int, owner: str) -> None:
         child.metrics.count("embedline_echoes_total")
         status = await asked(start, owner)
         connection.send(1, number, [f"{start.word} {status}".encode()])
 
-    def received(connection: Connection, kind: int, number: int, payload: memoryview) -> None:
+    def received(connection: FrameConnection, kind: int, number: int, payload: memoryview) -> None:
         task = asyncio.create_task(answer(connection, number, bytes(payload).decode()))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -58,7 +58,7 @@ async def serve(child: Child, start: EchoStart) -> None:
             logger.info("echo: the server drains")
 
     child.on_state = changed
-    changed(await child.request(Request.STATE))
+    changed(await child.request(ControlRequest.STATE))
     listener = socket.socket(fileno=start.listener_fd)
     server = await serve_connections(listener, received, lambda _: None, lambda _: None)
     child.ready()

@@ -13,8 +13,8 @@ from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import DeadlineExceeded, RequestFailed
 from embedline.client.failure import Failure, Kind, read_retry_after
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.scheduling import Batches, Job, Jobs
-from embedline.client.tasks import Part
+from embedline.client.scheduling import Batches, PendingBatch, PendingBatches
+from embedline.client.tasks import AnswerPart
 
 INFINITE = float("inf")
 
@@ -26,35 +26,37 @@ class Course:
         self.endpoints = [Endpoint(read_base_url(url), None, max_connections=32) for url in urls]
         self.now = 1000.0
         self.preference = RequestProcessingPreference(batch_size=2, timeout_s=50)
-        self.jobs = self._jobs(num_inputs, deadline)
+        self.batches = self._pending(num_inputs, deadline)
 
-    def _jobs(self, num_inputs: int, deadline: float) -> Jobs:
+    def _pending(self, num_inputs: int, deadline: float) -> PendingBatches:
         task = EmbedTask({}, new_array, dimensions=None, extra={})
         batches = Batches(task, ["text"] * num_inputs, batch_size=2, max_chars=None)
         self.deadline = 1000 + deadline
-        return Jobs(task, batches, Endpoints(self.endpoints), self.preference, request_id="id", deadline=self.deadline)
+        return PendingBatches(
+            task, batches, Endpoints(self.endpoints), self.preference, request_id="id", deadline=self.deadline
+        )
 
-    def take(self) -> list[Job]:
-        return list(self.jobs.take(self.now))
+    def take(self) -> list[PendingBatch]:
+        return list(self.batches.take(self.now))
 
-    def take_one(self) -> Job:
-        (job,) = self.take()
-        return job
+    def take_one(self) -> PendingBatch:
+        (pending,) = self.take()
+        return pending
 
-    def wait_and_take(self) -> list[Job]:
-        """The jobs that may begin next, at whatever time that is."""
+    def wait_and_take(self) -> list[PendingBatch]:
+        """The batches that may begin next, at whatever time that is."""
         for _ in range(9):
             self.wait()
-            if jobs := self.take():
-                return jobs
+            if batches := self.take():
+                return batches
         raise AssertionError("nothing may begin")
 
-    def fail(self, job: Job, failure: Failure) -> None:
-        self.jobs.failed(job, failure, self.now)
+    def fail(self, pending: PendingBatch, failure: Failure) -> None:
+        self.batches.failed(pending, failure, self.now)
 
     def wait(self) -> float:
         """Go on to the next time at which something may begin; how long that took."""
-        before, self.now = self.now, self.jobs.wakes_at(self.now)
+        before, self.now = self.now, self.batches.wakes_at(self.now)
         return self.now - before
 
 
@@ -69,20 +71,20 @@ def test_once_the_calls_time_is_over_only_the_end_of_an_attempt_wakes_it() -> No
     course = Course(deadline=20)
     course.take_one()
     assert course.wait() == 20
-    assert course.jobs.wakes_at(course.now) == INFINITE
+    assert course.batches.wakes_at(course.now) == INFINITE
 
 
 @pytest.mark.parametrize("failure", [status(500), status(503), status(429), status(408), LOST], ids=str)
 def test_waits_grow_by_four_with_jitter_and_end_after_the_retries(failure: Failure) -> None:
     course = Course()
-    waits, job = [], course.take_one()
+    waits, pending = [], course.take_one()
     for _ in range(5):
-        course.fail(job, failure)
+        course.fail(pending, failure)
         before = course.now
-        (job,) = course.wait_and_take()
+        (pending,) = course.wait_and_take()
         waits.append(course.now - before)
     with pytest.raises(RequestFailed, match=f"{failure.words}; 6 attempts"):
-        course.fail(job, failure)
+        course.fail(pending, failure)
 
     most = [0.125 * 4**number for number in range(4)] + [30.0]
     assert all(limit / 2 <= wait <= limit + 1e-6 for wait, limit in zip(waits, most, strict=True)), waits
@@ -90,18 +92,18 @@ def test_waits_grow_by_four_with_jitter_and_end_after_the_retries(failure: Failu
 
 def test_jitter_differs_from_job_to_job() -> None:
     course = Course(8)
-    jobs = course.take()
-    for job in jobs:
-        course.fail(job, status(500))
-    times = [course.now for _ in jobs if course.wait_and_take()]
-    assert len(set(times)) == len(jobs) == 4
+    batches = course.take()
+    for pending in batches:
+        course.fail(pending, status(500))
+    times = [course.now for _ in batches if course.wait_and_take()]
+    assert len(set(times)) == len(batches) == 4
 
 
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 413, 422, 424, 501, 307])
 def test_what_another_try_would_not_change_is_final(number: int) -> None:
     course = Course()
-    job = course.take_one()
-    course.jobs.finished(job, Part(form="bytes"), 0.1)  # so that the form of the request is not to blame
+    pending = course.take_one()
+    course.batches.finished(pending, AnswerPart(form="bytes"), 0.1)  # so that the form of the request is not to blame
     course = Course(1)
     course.endpoints[0].learn("embed", 0, is_sure=True)
     with pytest.raises(RequestFailed, match=f"HTTP {number}"):
@@ -162,10 +164,10 @@ def test_a_failed_request_goes_to_another_server_at_once() -> None:
     course = Course(urls=["http://a", "http://b", "http://c"])
     visited = []
     for _ in range(3):
-        job = course.take_one()
-        assert job.endpoint is not None
-        visited.append(job.endpoint.origin.host)
-        course.fail(job, status(503, retry_after=20))
+        pending = course.take_one()
+        assert pending.endpoint is not None
+        visited.append(pending.endpoint.origin.host)
+        course.fail(pending, status(503, retry_after=20))
     assert sorted(visited) == ["a", "b", "c"]
     assert course.take() == []  # all have refused it: now it waits
     assert course.wait() >= 20
@@ -174,23 +176,25 @@ def test_a_failed_request_goes_to_another_server_at_once() -> None:
 def test_a_server_that_fails_is_left_alone_while_others_work_and_comes_back() -> None:
     course = Course(200, urls=["http://a", "http://b"])
     first, second = course.endpoints
-    jobs = course.take()
-    for job in jobs:
-        if job.endpoint is first:
-            course.fail(job, LOST)
+    batches = course.take()
+    for pending in batches:
+        if pending.endpoint is first:
+            course.fail(pending, LOST)
         else:
-            course.jobs.finished(job, Part(form="bytes"), 0.1)
-    assert {job.endpoint for job in course.take()} == {second}
+            course.batches.finished(pending, AnswerPart(form="bytes"), 0.1)
+    assert {pending.endpoint for pending in course.take()} == {second}
     course.now += 1.0
-    (probe,) = [job for job in course.take() if job.endpoint is first]  # one request tries whether it works again
-    course.jobs.finished(probe, Part(form="bytes"), 0.1)
-    assert sum(job.endpoint is first for job in course.take()) > 1
+    (probe,) = [
+        pending for pending in course.take() if pending.endpoint is first
+    ]  # one request tries whether it works again
+    course.batches.finished(probe, AnswerPart(form="bytes"), 0.1)
+    assert sum(pending.endpoint is first for pending in course.take()) > 1
 
 
 def test_while_the_only_server_is_gone_one_request_at_a_time_tries_it() -> None:
     course = Course(100)
-    for job in course.take():
-        course.fail(job, LOST)
+    for pending in course.take():
+        course.fail(pending, LOST)
     for _ in range(3):
         (probe,) = course.wait_and_take()
         course.fail(probe, LOST)
@@ -199,24 +203,24 @@ def test_while_the_only_server_is_gone_one_request_at_a_time_tries_it() -> None:
 def test_refusals_make_the_client_send_less_at_a_time() -> None:
     course = Course(400)
     before = course.take()
-    for job in before:
-        course.fail(job, status(429, retry_after=1))
+    for pending in before:
+        course.fail(pending, status(429, retry_after=1))
     course.now += 5
     assert 1 <= len(course.take()) < len(before)
 
 
 def test_the_deadline_of_the_call_bounds_attempts_and_waits() -> None:
     course = Course(deadline=10)
-    job = course.take_one()
-    assert job.deadline == course.deadline
+    pending = course.take_one()
+    assert pending.deadline == course.deadline
     with pytest.raises(DeadlineExceeded, match=r"not tried again, for that would be after 2\d"):
-        course.fail(job, status(503, retry_after=20))
+        course.fail(pending, status(503, retry_after=20))
 
     course = Course(deadline=10)
-    job = course.take_one()
+    pending = course.take_one()
     course.now += 10
     with pytest.raises(DeadlineExceeded, match="no answer"):
-        course.fail(job, Failure(Kind.TIMEOUT, "no answer"))
+        course.fail(pending, Failure(Kind.TIMEOUT, "no answer"))
     assert not course.endpoints[0].is_failing  # the time was ours, not the server's
 
 
@@ -227,7 +231,7 @@ def test_what_was_never_sent_is_named_when_the_time_is_over() -> None:
     assert course.take() == []
     assert course.wait() == 1.0
     with pytest.raises(DeadlineExceeded, match=r"inputs 0 to 1 .*total_timeout_s is over\. 0 of 4 inputs are done"):
-        course.jobs.check_deadline(course.now)
+        course.batches.check_deadline(course.now)
 
 
 def test_a_call_never_waits_for_other_calls_of_its_client() -> None:
@@ -241,8 +245,8 @@ def test_requests_go_to_the_server_with_the_least_to_do() -> None:
     course = Course(20, urls=["http://a", "http://b"])
     for _ in range(4):
         assert course.endpoints[0].try_begin(course.now, is_first=False)
-    jobs = list(itertools.islice(course.jobs.take(course.now), 4))
-    assert {job.endpoint for job in jobs} == {course.endpoints[1]}
+    batches = list(itertools.islice(course.batches.take(course.now), 4))
+    assert {pending.endpoint for pending in batches} == {course.endpoints[1]}
 
 
 def test_a_stream_is_read_no_further_than_requests_need() -> None:
@@ -256,6 +260,8 @@ def test_a_stream_is_read_no_further_than_requests_need() -> None:
     course = Course()
     task = EmbedTask({}, new_array, dimensions=None, extra={})
     batches = Batches(task, stream(), batch_size=2, max_chars=None)
-    jobs = Jobs(task, batches, Endpoints(course.endpoints), course.preference, request_id="id", deadline=INFINITE)
-    begun = list(jobs.take(course.now))
+    pending = PendingBatches(
+        task, batches, Endpoints(course.endpoints), course.preference, request_id="id", deadline=INFINITE
+    )
+    begun = list(pending.take(course.now))
     assert len(read) == 2 * len(begun) == 8
