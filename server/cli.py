@@ -120,7 +120,7 @@ def doctor(
 
 
 def _of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
-    """What a start would find. Raises SettingsError."""
+    """The settings that a start would find. Raises SettingsError."""
     environment, spelled = of_platform(os.environ, is_sagemaker=is_sagemaker)
     file = config or environment.get(CONFIG_VARIABLE) or None
     return settings_from(words, environment, config=file, spelled=spelled)
@@ -156,7 +156,7 @@ def _exit_with(message: str) -> NoReturn:
 
 
 def make_app(*, only: str | None = None) -> typer.Typer:
-    """All commands, or only the one of this name: each costs the time to build its options."""
+    """The program with all commands, or only the one of this name: each costs the time to build its options."""
     app = typer.Typer(
         help="A self-hosted embedding inference server.",
         add_completion=False,
@@ -268,7 +268,7 @@ def _help(flag: Flag) -> str:
 
 
 def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list[str]:
-    """With `--name false` and `--name=true`, as text-embeddings-inference takes them, as `--no-name` and `--name`.
+    """Spells `--name false` and `--name=true`, as text-embeddings-inference takes them, as `--no-name` and `--name`.
 
     For a command that takes nothing but flags. What is no word for true or false stays as it is.
     """
@@ -290,7 +290,7 @@ def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list
 
 
 def _switched(flag: Flag, word: str) -> bool | None:
-    """None where the word says neither."""
+    """Returns None where the word says neither."""
     try:
         value: bool = flag.from_text(word)
     except ValueError:
@@ -299,7 +299,7 @@ def _switched(flag: Flag, word: str) -> bool | None:
 
 
 def names_of(flags: Sequence[Flag]) -> set[str]:
-    """All names of these flags on the command line."""
+    """The names of these flags on the command line."""
     return {name for flag in flags for name in flag.spellings}
 
 

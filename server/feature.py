@@ -37,7 +37,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What a feature brings. The module that makes it imports nothing that a server without the feature does not need.
+    """One feature of a server. The module that makes it imports nothing that a server without the feature does not
+    need.
 
     name       as people write it: in logs, on pages, and as the role of its process
     commands   its commands of `embedline`, by their names
@@ -78,6 +79,6 @@ class Feature:
 
 
 def loaded(place: str) -> Any:
-    """What stands at `module:name`."""
+    """The object at `module:name`."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

@@ -32,7 +32,7 @@ from server.supervisor.model_plan import check_engine_python, find_cuda, plan_mo
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
 
-# What engines and the server are made of, beside what the table of engines says; the first names of modules.
+# What engines and the server are made of, beside what the table of engines says: the first names of modules.
 _MODULES = (
     "torch",
     "transformers",
@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is known of the model named, without loading it."""
+    """What `doctor` knows of the model named, without loading it."""
 
     findings: tuple[Finding, ...]
     folder: ModelFolder | None = None  # None = it is not on this machine, or can't be served by anything
@@ -96,7 +96,7 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
 
 
 def _model(asked: ModelSettings, settings: Settings) -> Model:
-    """From a folder, the hub's cache or a package. Nothing is fetched from the hub."""
+    """The model from a folder, the hub's cache or a package. Nothing is fetched from the hub."""
     cache = settings.huggingface_hub_cache
     name = Finding("name", asked.name)
     try:
@@ -146,7 +146,7 @@ def _read(here: ResolvedModel, asked: ModelSettings, findings: Iterable[Finding]
 
 
 def _outcome(model: Model, found: list[Verdict], settings: Settings, cuda: Cuda) -> Outcome:
-    """As at a start, except for what shows only when the model is loaded."""
+    """The outcome of a start, except for what shows only when the model is loaded."""
     asked = settings.models[0]
     if model.folder is None or model.trouble:
         return Outcome(engine=None, reason=model.trouble, can_serve=False)
@@ -226,7 +226,7 @@ def _verdict_lines(verdict: Verdict, *, knows_model: bool) -> Iterator[str]:
 
 
 def modules() -> tuple[str, ...]:
-    """What a Python is asked for."""
+    """The modules that a Python is asked for."""
     of_engines = (package for row in registry.ENGINES.values() for package in row.packages)
     return tuple(dict.fromkeys((*_MODULES, *of_engines)))
 
@@ -253,7 +253,7 @@ def examine(settings: Settings) -> Machine:
 
 
 def _asked(python: str) -> Environment:
-    """What another Python says of itself. Raises SettingsError where engines can't run under it."""
+    """The environment that another Python says it has. Raises SettingsError where engines can't run under it."""
     check_engine_python(python)
     try:
         ended = subprocess.run(
@@ -321,7 +321,7 @@ def _of_python(name: str, environment: Environment) -> list[Finding]:
 
 
 def chosen_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
-    """What `--engine auto` chooses on devices of this kind; None where none can serve the model."""
+    """The engine that `--engine auto` chooses on devices of this kind; None where none can serve the model."""
     # The static engine can serve only tables of static embeddings, which no other engine serves.
     tried = (registry.STATIC, *registry.tried_by_auto(kind))
     by_name = {verdict.engine: verdict for verdict in found}

@@ -1,4 +1,5 @@
-"""What `inspect` and `doctor` find: facts with their sources, as JSON or as lines of text. Also aligned labels."""
+"""The findings of `inspect` and `doctor`: facts with their sources, as JSON or as lines of text. Also aligned
+labels."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ def facts(findings: Iterable[Finding]) -> dict[str, Any]:
 
 
 def lines(findings: Iterable[Finding], shown: Callable[[Finding], list[str]]) -> Iterator[str]:
-    """Each finding as text; `shown` gives the lines of its value."""
+    """The lines of text of each finding; `shown` gives the lines of its value."""
     for finding in findings:
         source = f"  ({finding.source})" if finding.source else ""
         first, *others = shown(finding)

@@ -12,8 +12,8 @@ _TIMEOUT = 2.0  # seconds; for the connection, and again for the answer
 
 
 def local_urls(port: int | None = None) -> tuple[str, str]:
-    """Where a server started on this machine answers: on this port, or on the environment's, or on 8080; by TLS where
-    the environment has its certificate. A machine need not know both addresses by one name."""
+    """The URLs where a server started on this machine answers: on this port, or on the environment's, or on 8080; by
+    TLS where the environment has its certificate. A machine need not know both addresses by one name."""
     scheme = "https" if os.environ.get("EMBEDLINE_SSL_CERTFILE") else "http"
     # what a user sets outranks what Vertex AI does, and that outranks an image's
     names = ("EMBEDLINE_PORT", "AIP_HTTP_PORT", "PORT")
@@ -40,7 +40,7 @@ def health(url: str, *others: str) -> int:
 
 
 def _connection(url: str) -> http.client.HTTPConnection:
-    """Not open yet. Raises ValueError for what is no address."""
+    """A connection that is not open yet. Raises ValueError for what is no address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("an address is http://host:port or https://host:port")

@@ -48,7 +48,7 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
 
 
 def _unconverted(model: ModelSettings, error: NotConvertedError, *, as_json: bool) -> str:
-    """What can be said of a model whose weights nobody has converted yet: its heads are in them."""
+    """The text for a model whose weights nobody has converted yet: its heads are in them."""
     found = [Finding("name", model.name), Finding("weights", str(error))]
     if as_json:
         return json.dumps({**facts(found), "warnings": []}, indent=2, ensure_ascii=False)
@@ -56,7 +56,7 @@ def _unconverted(model: ModelSettings, error: NotConvertedError, *, as_json: boo
 
 
 def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
-    """In the order in which they are shown."""
+    """The findings in the order in which they are shown."""
     folder = plan.folder
     return [
         Finding("name", plan.name),
@@ -86,7 +86,7 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
 
 
 def _cut_findings(folder: ModelFolder) -> list[Finding]:
-    """What is kept of rows where a request does not say."""
+    """The findings about how rows are cut where a request does not say."""
     cuts = {"truncate_dim": folder.truncate_dim, "max_active_dims": folder.max_active_dims}
     return [Finding(key, most, CONFIG) for key, most in cuts.items() if most is not None]
 
@@ -96,7 +96,7 @@ def _architecture_source(folder: ModelFolder) -> str:
 
 
 def _task_findings(folder: ModelFolder) -> list[Finding]:
-    """In the order in which they are shown; of an embedding model, its task and outputs."""
+    """The findings about the task, in the order in which they are shown; of an embedding model, its outputs too."""
     found = [
         Finding("task", str(folder.task), folder.task_source),
         Finding("outputs", [kind.name.lower() for kind in folder.outputs if kind.name]),
@@ -118,7 +118,7 @@ def _task_findings(folder: ModelFolder) -> list[Finding]:
 
 
 def _late_in_words(late: LateInteraction) -> dict[str, Any]:
-    """What differs from doing nothing."""
+    """The settings of late interaction that differ from doing nothing."""
     usual = LateInteraction()
     changed = {
         field.name: value
@@ -153,7 +153,7 @@ def _beside(folder: ModelFolder) -> list[Step]:
 
 
 def _of_this_machine(plan: ModelPlan, settings: Settings) -> list[Finding]:
-    """What a start here would find beside the model. Raises SettingsError where --compiled-cache can't be."""
+    """The findings that a start here would add to the model's. Raises SettingsError where --compiled-cache can't be."""
     found = []
     if plan.engine == registry.AUTO and settings.engine_python == sys.executable:
         tried = registry.tried_by_auto(plan.devices.kind)
@@ -172,7 +172,7 @@ def _state(engine: str, tried: dict[str, bool]) -> str:
 
 
 def warnings(plan: ModelPlan, weights: Weights) -> list[str]:
-    """What its operator may want to change."""
+    """The warnings for its operator, who may want to change something."""
     model, folder = plan.settings, plan.folder
     found = []
     if folder.prompts and not plan.default_prompt:

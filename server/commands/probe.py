@@ -1,4 +1,4 @@
-"""What a Python has installed, found without importing any of it. Imports the standard library alone.
+"""Finds what a Python has installed, without importing any of it. Imports the standard library alone.
 
 Also run as a program, by another Python than the server's: names of modules in, JSON out.
 """
@@ -20,12 +20,12 @@ class Environment:
     versions: dict[str, str] = field(default_factory=dict)  # of the modules that are there; "" = not known
 
     def lacks(self, modules: Iterable[str]) -> list[str]:
-        """Those that are not there."""
+        """The modules that are not there."""
         return [module for module in modules if module not in self.versions]
 
 
 def probe(modules: Iterable[str]) -> Environment:
-    """Of the Python that this runs in. modules: names without a dot."""
+    """The environment of the Python that this runs in. modules: names without a dot."""
     versions = {}
     distributions = importlib.metadata.packages_distributions()
     for module in modules:

@@ -1,4 +1,5 @@
-"""From settings to a running server: find the models, choose engines, bind the ports, hand over to the supervisor."""
+"""Turns settings into a running server: find the models, choose engines, bind the ports, hand over to the
+supervisor."""
 
 import asyncio
 import atexit
@@ -93,7 +94,7 @@ def _check_vocabulary(path: str | None) -> None:
 
 
 def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
-    """How many there are at most: without --batch-managers each engine has one at most."""
+    """The most processes that there can be: without --batch-managers each engine has one at most."""
     num_engines = sum(len(model.devices.names) for model in models)
     num_managers = settings.batch_managers or num_engines
     return settings.frontends + settings.tokenization_workers + num_managers + num_engines

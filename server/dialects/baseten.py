@@ -118,7 +118,7 @@ async def _in_json(labelled: ScoredTokens, request: _Request) -> bytes:
 def _of_tokens(
     tokens: Sequence[Token], scores: NDArray[np.float32], labels: Sequence[str], *, has_all: bool
 ) -> Iterator[bytes]:
-    """Each with every label, or with its best one."""
+    """The predictions of each text, with every label, or with its best one."""
     names = [msgspec.json.encode(label) for label in labels]
     for token, row in zip(tokens, scores, strict=True):
         chosen = range(len(names)) if has_all else [int(row.argmax())]

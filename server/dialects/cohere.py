@@ -90,7 +90,7 @@ _BODIES = forms_of(CohereEmbedBody, ["texts"], ["inputs"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohereRequest(EmbedRequest):
-    """What is to be embedded, and how the answer looks."""
+    """The texts to be embedded, and how the answer looks."""
 
     version: int
     types: Sequence[str]  # names in _FORMS; () = rows without a name
@@ -162,7 +162,7 @@ def _joined(parts: list[_Part], name: str) -> str:
 
 
 def _read_types(wanted: list[str] | None, *, version: int) -> Sequence[str]:
-    """Each type once. Raises InvalidRequest."""
+    """The embedding types asked for, each once. Raises InvalidRequest."""
     if not wanted:
         return () if version == 1 else ("float",)
     for index, name in enumerate(wanted):
@@ -174,7 +174,7 @@ def _read_types(wanted: list[str] | None, *, version: int) -> Sequence[str]:
 
 
 def _read_class(priority: int | None, call: Call) -> RequestClass | None:
-    """All but the highest priority is bulk, unless the header says otherwise. Raises InvalidRequest."""
+    """Every priority but the highest is bulk, unless the header says otherwise. Raises InvalidRequest."""
     if priority is None:
         return call.options.request_class
     if not 0 <= priority <= _MAX_PRIORITY:
@@ -235,7 +235,7 @@ async def _rows(embedded: Embedded, form: RowForm, ranges: Ranges | None = None)
 
 
 def _meta(request: CohereRequest, embedded: Embedded) -> _Meta:
-    """With a warning for each text that failed alone."""
+    """The field `meta`, with a warning for each text that failed alone."""
     failed = [error.message for error in (embedded.failed or {}).values()]
     num_tokens = _Tokens(embedded.num_tokens)
     return _Meta(ApiVersion(str(request.version)), num_tokens, num_tokens, failed or msgspec.UNSET)

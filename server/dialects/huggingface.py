@@ -80,7 +80,7 @@ class _TokenRequest(ClassifyTokensRequest):
 
 
 def decode_texts(call: Call, body: bytes) -> _TextRequest:
-    """Text classification. Raises RequestError, naming the field or index."""
+    """Decode a request for text classification. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     parameters = _read(_TEXT_PARAMETERS, fields.parameters, _TextParameters())
     model = call.models.choose(fields.model)
@@ -105,7 +105,7 @@ def decode_texts(call: Call, body: bytes) -> _TextRequest:
 
 
 def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
-    """Token classification. Raises RequestError, naming the field or index."""
+    """Decode a request for token classification. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     parameters = _read(_TOKEN_PARAMETERS, fields.parameters, _TokenParameters())
     model = call.models.choose(fields.model)

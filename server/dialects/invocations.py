@@ -28,32 +28,32 @@ from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import ROWS, as_list
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
-from server.requests.row_memory import JointRoom
+from server.requests.row_memory import JointRoom, RequestContext
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What another route made of the body."""
+    """The request that another route made of the body."""
 
     route: Route
     request: Any
 
 
 def decode_as(route: Route, call: Call, body: bytes) -> Chosen:
-    """Errors get this route's shape. Raises RequestError."""
+    """Decode as this route, in whose shape errors are. Raises RequestError."""
     call.error_shape = route.error_shape
     return Chosen(route, route.decode(call, body))
 
 
 async def run_chosen(pipeline: Pipeline, chosen: Chosen, trace: Trace) -> Any:
-    """As the route that was chosen."""
+    """Does what the route that was chosen does."""
     return await chosen.route.run(pipeline, chosen.request, trace)
 
 
 async def encode_chosen(call: Call, chosen: Chosen, result: Any) -> Answer:
-    """As the route that was chosen."""
+    """Does what the route that was chosen does."""
     return await chosen.route.encode(call, chosen.request, result)
 
 
@@ -124,7 +124,7 @@ _MARKS_DECODER = msgspec.json.Decoder(_Marks)
 
 
 class _NoParameters(msgspec.Struct):
-    """What routes take that have their parameters at the top."""
+    """The parameters of routes that take them at the top."""
 
 
 _PARAMETERS = BodyReader(_NoParameters)
@@ -134,7 +134,8 @@ Choose = Callable[[Call, bytes], Route]  # raises RequestError
 
 
 def chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Choose:
-    """What says which of the routes answers a body, perhaps with a single text as Hugging Face's clients send it."""
+    """A function that says which of the routes answers a body, perhaps with a single text as Hugging Face's clients
+    send it."""
     by_path = {route.path: route for route in routes}
 
     def choose(call: Call, body: bytes) -> Route:
@@ -218,7 +219,7 @@ class VertexBody(msgspec.Struct):
 
 
 class _AnyObject(msgspec.Struct):
-    """Whose fields are passed over."""
+    """An object whose fields are passed over."""
 
 
 _VERTEX_BODY = BodyReader(VertexBody)
@@ -232,10 +233,11 @@ class _Instance:
 
     call: Call
     chosen: Chosen
+    whole: RequestContext  # of the request that it is a part of
 
 
 def vertex_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
-    """`routes` are those that instances can be for."""
+    """The routes for instances; `routes` are those that instances can be for."""
     choose = chooser(routes, hugging_faces, takes_texts=False)
 
     def decode(call: Call, body: bytes) -> list[_Instance]:
@@ -290,13 +292,13 @@ def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> li
     options = replace(call.options, request_class=request_class, accepts=Container.JSON)
     found, num_items = list[_Instance](), 0
     for index, body in enumerate(map(bytes, bodies)):
-        trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.trace.key)
-        own = replace(call, options=options, trace=trace, form=None)
+        trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.context.key)
+        own = replace(call, options=options, trace=trace, context=RequestContext(call.context.key), form=None)
         try:
-            instance = _Instance(own, decode_as(choose(own, body), own, body))
+            instance = _Instance(own, decode_as(choose(own, body), own, body), call.context)
             if own.form and own.form.has_rows_alone:
                 raise InvalidRequest("encoding_format must not be bytes here", param="encoding_format")
-            trace.encoding = own.form.label if own.form else ""
+            trace.encoding = own.context.encoding = own.form.label if own.form else ""
         except RequestError as error:
             raise _of_instance(error, index) from None
         num_items += instance.chosen.request.num_items
@@ -306,44 +308,45 @@ def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> li
 
 
 def _of_instance(error: RequestError, index: int) -> RequestError:
-    """The same error, with the instance named."""
+    """This error, with the instance named."""
     name = f"instances[{index}]"
     param = f"{name}.{error.param}" if error.param else name
     return type(error)(f"{name}: {error.message}", param=param, retry_after=error.retry_after, reason=error.reason)
 
 
 async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:
-    """Results in order. The first error ends the others. They take room for their rows as one."""
+    """The results of the instances, in order. The first error ends the others. They take room for their rows as one."""
     parts, room = [each.call.trace for each in instances], JointRoom(len(instances))
-    for part in parts:
-        part.joint_room = room
+    for each in instances:
+        each.call.context.joint_room = room
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_run_one(pipeline, each, index)) for index, each in enumerate(instances)]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
-        trace.held = room.held
+        whole, classes = instances[0].whole, [each.call.context.request_class for each in instances]
+        whole.held, whole.request_class = room.held, "bulk" if "bulk" in classes else classes[0]
+        trace.request_class = whole.request_class
         _sum_up(trace, parts)
     return [task.result() for task in tasks]
 
 
 async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
-    trace = instance.call.trace
+    context = instance.call.context
     try:
-        result = await run_chosen(pipeline, instance.chosen, trace)
+        result = await run_chosen(pipeline, instance.chosen, instance.call.trace)
     except RequestError as error:
         raise _of_instance(error, index) from None
-    if trace.joint_room is not None:  # it has computed nothing
-        trace.joint_room.needs_none()
+    if context.joint_room is not None:  # it has computed nothing
+        context.joint_room.needs_none()
     return result
 
 
 def _sum_up(trace: Trace, parts: Sequence[Trace]) -> None:
-    """What is known of the whole request."""
+    """Adds to the whole request's trace what is known of its parts."""
     first = parts[0]
     trace.model, trace.stage = first.model, first.stage
-    trace.request_class = "bulk" if any(part.request_class == "bulk" for part in parts) else first.request_class
     trace.is_prediction = any(part.is_prediction for part in parts)
     trace.are_ids_decoded = any(part.are_ids_decoded for part in parts)
     trace.num_items = sum(part.num_items for part in parts)

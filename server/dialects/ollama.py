@@ -243,12 +243,12 @@ def decode_show(call: Call, body: bytes) -> ServedModel:
 
 
 async def show(pipeline: Pipeline, model: ServedModel, trace: Trace) -> ServedModel:
-    """Nothing is computed."""
+    """Finds the model; nothing is computed."""
     return model
 
 
 async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Answer:
-    """What is known of the model, under llama.cpp's names."""
+    """Writes what is known of the model, under llama.cpp's names."""
     family = _family(model)
     model_info = {
         "general.architecture": family,
@@ -279,7 +279,7 @@ def tags(state: ServerState) -> Answer:
 
 
 def version(state: ServerState) -> Answer:
-    """Ours: Ollama's own says nothing about this server."""
+    """Answers with our version: Ollama's own says nothing about this server."""
     return json_answer(OllamaVersion(__version__))
 
 

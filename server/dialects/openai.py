@@ -222,7 +222,7 @@ class Line:
 
 
 def read_line(data: bytes, index: int) -> Line:
-    """What is wrong with a line is its `error`."""
+    """Reads one line; what is wrong with it is its `error`."""
     own_id = b""
     try:
         if data.startswith(b'"'):
@@ -294,7 +294,7 @@ def check_lines(lines: Sequence[Line], work: EmbedRequest, form: RowForm | None)
 
 
 def answer_line(line: Line, content: bytes) -> bytes:
-    """`content` are the members of the object after its `index` and `id`."""
+    """One line of the answer; `content` are the members of its object after `index` and `id`."""
     own_id = b',"id":' + line.id if line.id else b""
     return b'{"index":%d%b,%b}\n' % (line.index, own_id, content)
 
@@ -304,7 +304,7 @@ def error_line(line: Line, error: RequestError) -> bytes:
 
 
 def last_line(error: RequestError) -> bytes:
-    """What ends the answer early: no line's own error, so it has no index."""
+    """The line that ends the answer early: no line's own error, so it has no index."""
     return b'{"error":%b}\n' % msgspec.json.encode(error_fields(error))
 
 
@@ -340,7 +340,7 @@ ROUTES = tuple(
 
 
 def _refuse(what: str, state: ServerState) -> Answer:
-    """Whatever the body says."""
+    """Refuse, whatever the body says."""
     return openai_error(UnsupportedTask(f"{what} can't be embedded here; POST /embeddings embeds texts", param="input"))
 
 

@@ -61,7 +61,7 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What clients of one path expect where their body does not say it."""
+    """The defaults that clients of one path expect where their body does not say it."""
 
     family: Family  # whose errors they get
     repeats_documents: bool = False  # whether `results` have their documents unasked, as vLLM's and Jina's do
@@ -71,7 +71,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRequest(RerankRequest):
-    """What is to be ranked, and how the answer looks."""
+    """The texts to be ranked, and how the answer looks."""
 
     family: Family
     version: int  # of Cohere's API
@@ -268,13 +268,15 @@ def _read_top_n(fields: RerankBody) -> int | None:
 
 
 def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Sequence[str]:
-    """Texts alone. Any may be empty. As all functions here, raises InvalidRequest, EmptyInput and MalformedBody."""
+    """Read texts alone. Any may be empty. As all functions here, raises InvalidRequest, EmptyInput and
+    MalformedBody."""
     texts = parse(_TEXTS, _counted(value, field, max_items), field)
     return _checked(texts, field, max_items)
 
 
 def read_documents(value: msgspec.Raw, field: str, *, rank_fields: msgspec.Raw, max_items: int) -> Sequence[str]:
-    """Texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its own.
+    """Read texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its
+    own.
 
     Without `rank_fields` an image or another part beside the text is refused. A `url` tells where a text is from.
     """
@@ -310,7 +312,7 @@ def _checked(documents: Sequence[str], field: str, max_items: int) -> Sequence[s
 
 
 def _read_rank_fields(value: msgspec.Raw) -> list[str]:
-    """Each once; none if the text is meant."""
+    """The fields to rank by, each once; none if the text is meant."""
     if not is_given(value):
         return []
     raw = bytes(value)

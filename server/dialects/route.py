@@ -1,4 +1,4 @@
-"""What a dialect is made of: a `Route` describes one POST path, a `Call` is one request as its decoder sees it, and a
+"""The pieces of a dialect: a `Route` describes one POST path, a `Call` is one request as its decoder sees it, and a
 `PlainRoute` is a path that needs no body. `forms_of` gives the forms of a body that needs one of several fields.
 
 Knows no dialect, and of HTTP only status codes and headers.
@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
 
@@ -20,6 +20,7 @@ from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, Row
 from server.requests.errors import ERRORS, BodyTooSlow, NotReady, RequestError, Unauthorized
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
@@ -41,7 +42,7 @@ ErrorShape = Callable[[RequestError], Answer]
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What the headers ask for."""
+    """The options that a request's headers ask for."""
 
     request_class: RequestClass | None = None  # None = it says nothing
     deadline: float = math.inf  # time.monotonic() seconds
@@ -49,11 +50,12 @@ class RequestOptions:
 
 
 class Common(TypedDict):
-    """What every request has of its call."""
+    """The part of its call that every request has."""
 
     model: ServedModel
     request_class: RequestClass | None
     deadline: float
+    context: RequestContext
 
 
 @dataclass(slots=True)
@@ -65,12 +67,19 @@ class Call:
     max_items: int  # texts, pairs or lists of ids that one request may have
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
+    context: RequestContext = field(default_factory=RequestContext)
     form: RowForm | None = None  # of the rows in the answer; None = it has no rows
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 
     def common(self, model: ServedModel) -> Common:
-        """For a request to this model."""
-        return {"model": model, "request_class": self.options.request_class, "deadline": self.options.deadline}
+        """The common part of a request to this model."""
+        options = self.options
+        return {
+            "model": model,
+            "request_class": options.request_class,
+            "deadline": options.deadline,
+            "context": self.context,
+        }
 
     def set_form(self, wanted: RowForm = FLOATS, *, offers: frozenset[Container] = WITH_ROWS_ONLY) -> None:
         """Uses the body's form, in what the `accept` header prefers of the containers that the route offers."""
@@ -97,12 +106,12 @@ class Route:
 
     @property
     def bodies(self) -> tuple[type[msgspec.Struct], ...]:
-        """All forms of the body."""
+        """Every form of the body."""
         return (self.body, *self.more_bodies)
 
     @property
     def all_error_shapes(self) -> tuple[ErrorShape, ...]:
-        """Each once, the route's own first."""
+        """The error shapes of the route, each once, its own first."""
         return tuple(dict.fromkeys((self.error_shape, *self.other_error_shapes)))
 
 
@@ -150,7 +159,8 @@ def error_answer(status: int, content: dict[str, Any], error: RequestError) -> A
 
 
 def forms_of(body: type[msgspec.Struct], *choices: Collection[str]) -> Forms:
-    """For each choice of fields the body that must have them, and that lacks the fields of the others."""
+    """The forms of a body: for each choice of fields one that must have them, and that lacks the fields of the
+    others."""
     chosen = {name for names in choices for name in names}
     return tuple(_form(body, names, without=chosen.difference(names)) for names in choices)
 

@@ -49,6 +49,7 @@ _PLAIN_SHAPES = {route.path: route.error_shape for route in PLAIN_ROUTES}
 
 
 def plain_error_shape(path: str) -> ErrorShape:
-    """How errors look at a path of no POST route: as OpenAI's, unless a dialect has it, or all that begin like it."""
+    """The shape of errors at a path of no POST route: as OpenAI's, unless a dialect has it, or all that begin like
+    it."""
     usual = text_error if path.startswith(_OLLAMAS) else openai_error
     return _PLAIN_SHAPES.get(path, usual)

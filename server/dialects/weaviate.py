@@ -89,7 +89,7 @@ def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
 
 
 def pooling_words(model: ServedModel) -> list[str]:
-    """What `config.pooling_strategy` may be."""
+    """The words that `config.pooling_strategy` may be."""
     return [*_UNASKED, model.facts["info"]["pooling"]] if "info" in model.facts else [*_UNASKED]
 
 
@@ -158,7 +158,7 @@ class Meta(msgspec.Struct):
 
 
 def meta(state: ServerState) -> Answer:
-    """What is served; the first model is the one that requests without a name get."""
+    """Describes what is served; the first model is the one that requests without a name get."""
     models = state.models.models if state.models else []
     told = [
         {
@@ -174,7 +174,7 @@ def meta(state: ServerState) -> Answer:
 
 
 def live(state: ServerState) -> Answer:
-    """While the process answers."""
+    """Answers as long as the process does."""
     return Answer(204, [], b"")
 
 

@@ -1,4 +1,4 @@
-"""How a frontend calls the process of a feature: by name, with fields and bytes, over a Unix socket.
+"""Calls from a frontend to the process of a feature: by name, with fields and bytes, over a Unix socket.
 
 `Caller` is the frontend's end: each call is answered, or refused in time with an error of a request. `Service` is the
 process's end: each call is a task, whose errors go back as they are. Fields and values are msgpack. Larger things than
@@ -35,8 +35,8 @@ _CLASSES = {kind.__name__: kind for kind in ERRORS}
 logger = logging.getLogger("embedline.server")
 
 
-class Answer(NamedTuple):
-    """What a call is answered with: a value of msgpack, and bytes."""
+class Reply(NamedTuple):
+    """The answer to a call: a value of msgpack, and bytes."""
 
     value: Any = None
     body: Buffer = b""
@@ -72,7 +72,7 @@ class Caller:
         self._lost_words = lost
         self._link = Link(path, on_frame=self._received, on_up=lambda: None, on_down=self._lost)
         self._lives = asyncio.Event()  # the process has said that it is there
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
@@ -81,13 +81,13 @@ class Caller:
         self._link.open()
 
     def close(self) -> None:
-        """What waits for an answer is refused."""
+        """Closes the caller: what waits for an answer is refused."""
         self._link.close()
         self._lost()
 
     async def call(
         self, what: str, owner: str, *, body: Buffer = b"", timeout_s: float | None = ANSWER_SECONDS, **fields: object
-    ) -> Answer:
+    ) -> Reply:
         """Ask the process. Raises RequestError: NotReady where it is down or does not answer in time.
 
         timeout_s  None where whoever calls bounds the wait
@@ -96,7 +96,7 @@ class Caller:
         if len(self._calls) >= _MAX_CALLS:
             raise self._unavailable(f"too many calls wait for the {self._process} process")
         number = next(self._numbers)
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[Reply] = self._loop.create_future()
         self._calls[number] = future
         try:
             self._link.send(CALL, number, _payload((what, owner, fields), [body]))
@@ -134,7 +134,7 @@ class Caller:
             return
         head, body = _parts(payload)
         if kind == ANSWER:
-            future.set_result(Answer(head, body))
+            future.set_result(Reply(head, body))
         else:
             name, message, param, retry_after, reason = head
             kind_of_error = _CLASSES.get(name, EngineFailed)

@@ -108,7 +108,7 @@ _MAX_LINE_BYTES = 64 * 1024  # more is cut, so that what never ends a line does 
 
 
 class StderrRelay:
-    """Begins at once.
+    """Passes on standard error by a thread. Begins at once.
 
     on_dropped  called by its thread with the number of lines that found no room
     original    a descriptor of what standard error was before
@@ -136,7 +136,8 @@ class StderrRelay:
         return os.fdopen(os.dup(self.original), "w") if os.isatty(self.original) else None
 
     def close(self, seconds: float = 2.0) -> None:
-        """Put things back. Returns when all was written; a process that still runs, or no reader, costs `seconds`."""
+        """Put standard error back. Returns when all was written; a process that still runs, or no reader, costs
+        `seconds`."""
         os.dup2(self.original, self._fd)
         self._thread.join(seconds)
         self._writer.close(seconds)
@@ -166,7 +167,7 @@ class StderrRelay:
             self.on_dropped(num_lines)
 
     def _notice(self) -> bytes:
-        """Made by hand: to log it would be to write into the pipe that this thread reads."""
+        """A notice made by hand: to log it would be to write into the pipe that this thread reads."""
         message = (
             f"{self._num_missing} lines are missing here: standard error could not be written fast enough, or at all"
         )

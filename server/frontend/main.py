@@ -148,7 +148,7 @@ def _make_fallback(child: Child, start: FrontendStart, shared: Shared, parts: Se
 
 
 class _Finished:
-    """What becomes of a request's trace: metrics and a line of the log."""
+    """Reports the trace of each finished request: metrics and a line of the log."""
 
     def __init__(self, recorder: Recorder, log: RequestLog) -> None:
         self._metrics = RequestMetrics(recorder)

@@ -1,4 +1,4 @@
-"""What features do in a frontend: the part of each, and what a frontend's parts share."""
+"""The parts of features in a frontend, and what a frontend's parts share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from server.requests.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What HTTP and the parts of features have in common."""
+    """The objects that HTTP and the parts of features have in common."""
 
     start: FrontendStart
     state: ServerState
@@ -33,7 +33,7 @@ class Shared:
 
 
 class Part:
-    """What a feature does in a frontend. A part has those of these methods that do something for it.
+    """The part of a feature in a frontend. A part has those of these methods that do something for it.
 
     listeners  sockets that HTTP is served on beside the server's own, as one of them
     passed_on  the route that is answered in front of FastAPI
@@ -73,13 +73,13 @@ class Off(Part):
         self.route = feature.passed_on
 
     def at(self, method: str, path: str) -> PassOn | None:
-        """As PassedOn has it."""
+        """The answer to a request there; None if it is not this route."""
         before, name, _ = self.route.partition("{")
         is_there = path.startswith(before) if name else path == before
         return self._answer if method == "POST" and is_there else None
 
     def add_routes(self, app: FastAPI) -> None:
-        """With the same paths and methods."""
+        """Add routes with the same paths and methods."""
         for method, path in self._feature.routes:
             app.add_api_route(path, self._refuse, methods=[method], response_model=None)
 

@@ -1,4 +1,4 @@
-"""What is reported of every finished request: metrics, and a line of JSON in the log, which makes no request wait.
+"""The report of every finished request: metrics, and a line of JSON in the log, which makes no request wait.
 
 Knows no text, only what a Trace has. docs/decisions/0010-request-log.md says what the log costs.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger("embedline.server")
 
 
 class Logged(enum.StrEnum):
-    """Which requests get a line."""
+    """Chooses the requests that get a line."""
 
     ALL = "all"
     ERRORS = "errors"  # status 400 and above
@@ -74,13 +74,13 @@ class _Kind:
 
 
 class _Failures:
-    """Which failed requests get a line. There are as many kinds as reasons, so they are never forgotten."""
+    """Chooses the failed requests that get a line. There are as many kinds as reasons, so they are never forgotten."""
 
     def __init__(self) -> None:
         self._kinds: defaultdict[tuple[int, str], _Kind] = defaultdict(_Kind)
 
     def admit(self, name: tuple[int, str]) -> int | None:
-        """None if this one gets no line, else how many got none since the last."""
+        """Returns None if this request gets no line, else how many got none since the last."""
         kind, second = self._kinds[name], int(time.monotonic())
         if second != kind.second:
             kind.second, kind.num_lines = second, 0
@@ -136,7 +136,7 @@ class RequestLog:
         self._count_dropped(0)
 
     def _num_left_out(self, trace: Trace) -> int | None:
-        """What the line's `left_out` says; None if there is to be no line."""
+        """The number that the line's `left_out` says; None if there is to be no line."""
         if trace.status >= 400:
             return self._failures.admit((trace.status, trace.reason))
         return 0 if self._sample_rate == 1 or random.random() < self._sample_rate else None
@@ -172,7 +172,8 @@ class RequestLog:
         )
 
     def _now(self) -> str:
-        """RFC 3339 in UTC. All but the milliseconds is made once a second, because it is the slowest part."""
+        """The time by RFC 3339 in UTC. All but the milliseconds is made once a second, because it is the slowest
+        part."""
         now = time.time()
         second = int(now)
         if second != self._second:

@@ -10,7 +10,7 @@ from tokenizer_pool.messages import TokenizerStart
 
 @dataclass(frozen=True, slots=True)
 class ProcessAddress:
-    """How a frontend reaches the process of a feature, and knows its requests."""
+    """The address by which a frontend reaches the process of a feature, and knows its requests."""
 
     path: str  # of a Unix socket
     secret: str  # which its requests carry
@@ -28,7 +28,7 @@ class FeatureStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may use the server, and what it shows them."""
+    """The keys that may use the server, and what it shows them."""
 
     keys: list[ApiKey] = field(default_factory=list)  # none = no key is needed
     key_file: KeyFile | None = None  # where some of them come from

@@ -23,7 +23,7 @@ logger = logging.getLogger("embedline.server")
 
 
 class Share:
-    """How many connections a frontend has, beside the others that accept."""
+    """Notes how many connections a frontend has, beside the others that accept."""
 
     def __init__(self, page: Page, frontend: int) -> None:
         self._cells = page.num_connections
@@ -31,12 +31,12 @@ class Share:
         self._num = 0
 
     def set(self, num: int) -> None:
-        """So many are open now."""
+        """Note that so many are open now."""
         self._num = num
         self._cells[self._frontend] = num + 1
 
     def leave(self) -> None:
-        """This frontend accepts no more."""
+        """Note that this frontend accepts no more."""
         self._cells[self._frontend] = 0
 
     def is_exceeded(self) -> bool:
@@ -112,7 +112,8 @@ class Acceptor:
         self._accepted(connection)
 
     def _failed(self, error: OSError) -> None:
-        """No descriptor is left, or no memory: it would fail again at once, for as long as a connection waits."""
+        """Accepts none for a while: no descriptor is left, or no memory: it would fail again at once, for as long as a
+        connection waits."""
         if not self._has_failed:
             logger.error("connections wait, as none can be accepted: %s", error.strerror)
         self._has_failed = True

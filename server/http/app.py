@@ -50,7 +50,7 @@ from server.requests.errors import (
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import Room
+from server.requests.row_memory import RequestContext, Room
 from server.requests.trace import CLIENT_LEFT, Trace
 
 _PIECE_BYTES = 256 * 1024
@@ -108,7 +108,7 @@ class App:
 
     @property
     def fallback_routes(self) -> list[BaseRoute]:
-        """What FastAPI answers."""
+        """The routes that FastAPI answers."""
         return self._fallback.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,11 +121,11 @@ class App:
             path = place.path
             route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        is_streamed = False
+        context, is_streamed = RequestContext(), False
         try:
             with OpenRequest(self._admission.requests) as opened:
                 timed = TimedReceive(receive, opened, is_whole=WHOLE_BODY in scope)
-                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, place)
+                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, context, place)
                 if route is None:
                     assert place is not None
                     await self._answer_other(request, place)
@@ -136,7 +136,7 @@ class App:
                     if answer is not None:
                         await self._send(request, answer)
         finally:
-            trace.release()
+            context.release()
             trace.status = trace.status or CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
             if not is_streamed:  # the groups of its lines have been reported
@@ -150,25 +150,25 @@ class App:
 
     async def _answer(self, route: Route, request: HttpRequest) -> Answer | None:
         """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
-        trace, call = request.trace, None
+        trace, context, call = request.trace, request.context, None
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
-            trace.key = self._keys.check(trace.method, trace.route, request.headers)
+            trace.key = context.key = self._keys.check(trace.method, trace.route, request.headers)
             call = self._new_call(route, request)
             if route.takes_lines and has_lines(request.headers):
                 await self._answer_lines(route, call, request)
                 return None
-            request.open.let_in(trace.key)
-            bodies = self._bodies.of(trace.key)
+            request.open.let_in(context.key)
+            bodies = self._bodies.of(context.key)
             work = await _decoded(route, call, request, bodies)
             with bodies.held(request.num_decoded_bytes):  # the decoder has copied what it needs
                 if call.form is not None:
-                    trace.encoding = call.form.label
+                    trace.encoding = context.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
                 answer = await route.encode(call, work, result)
                 if self._compresses:
                     answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
-            trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(answer.body)))
+            context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(answer.body)))
             return answer
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
@@ -182,19 +182,25 @@ class App:
             models = models.named(request.place.model)
         are_objects = self._has_documents_in_objects
         return Call(
-            options, models, self._max_items, request.trace, route.error_shape, has_documents_in_objects=are_objects
+            options,
+            models,
+            self._max_items,
+            request.trace,
+            route.error_shape,
+            request.context,
+            has_documents_in_objects=are_objects,
         )
 
     async def _answer_lines(self, route: Route, call: Call, request: HttpRequest) -> None:
         """Raises what fails before the answer has begun."""
         with OpenRequest(self._admission.streams) as stream:
-            stream.let_in(request.trace.key)
+            stream.let_in(request.context.key)
             check_head(request.headers, request.scope.get("http_version", "1.1"))
-            more = self._more_headers(request.trace)
+            more = self._more_headers(request)
             await self._lines.answer(route, call, request.receive.of_stream, request.send, more)
 
     async def _answer_other(self, request: HttpRequest, place: Place) -> None:
-        """Of a route that another process answers, or FastAPI."""
+        """Answers a request for a route of another process, or of FastAPI."""
         for one in self._passed_on:
             if (answer := one.at(request.trace.method, place.path)) is not None:
                 request.trace.route = one.route
@@ -204,16 +210,16 @@ class App:
 
     async def _answer_of(self, request: HttpRequest, answer: PassOn) -> Answer:
         """The answer of another process: that it has kept the request, or what it made of it."""
-        trace = request.trace
+        trace, context = request.trace, request.context
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
-            trace.key = self._keys.check(trace.method, trace.route, request.headers)
-            request.open.let_in(trace.key)
-            owner, held = self._keys.owner(trace.key), contextlib.ExitStack()
+            trace.key = context.key = self._keys.check(trace.method, trace.route, request.headers)
+            request.open.let_in(context.key)
+            owner, held = self._keys.owner(context.key), contextlib.ExitStack()
             with held:
-                read = request.holding(self._bodies.of(trace.key), held)
+                read = request.holding(self._bodies.of(context.key), held)
                 found = await answer(read, request.scope["headers"], owner)
-            trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(found.body)))
+            context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(found.body)))
             return found
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
@@ -221,22 +227,22 @@ class App:
             return _failed(error, trace, openai_error)
 
     async def _fall_back(self, request: HttpRequest, place: Place) -> None:
-        """FastAPI's answer."""
+        """Answer with what FastAPI answers."""
         trace = request.trace
         try:
             self._hosts.check(trace.method, place.path, request.headers)
-            trace.key = self._keys.check(trace.method, place.path, request.headers)
+            trace.key = request.context.key = self._keys.check(trace.method, place.path, request.headers)
         except (Forbidden, Unauthorized) as error:
             return await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
         scope = {
             **request.scope,
-            OWNER: self._keys.owner(trace.key),
+            OWNER: self._keys.owner(request.context.key),
             IS_HEAD: trace.method == "HEAD",
             "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
             "path": place.prefix + place.path,
             "root_path": place.prefix,
         }
-        send = HeldSend(request.send, trace, self._admission.room_of("bulk"))
+        send = HeldSend(request.send, trace, request.context, self._admission.room_of("bulk"))
         try:
             await self._fallback(scope, request.receive, send)
         except Exception:
@@ -252,7 +258,7 @@ class App:
         trace, headers = request.trace, answer.headers
         trace.status, trace.num_bytes = answer.status, len(answer.body)
         headers.append((b"content-length", b"%d" % len(answer.body)))
-        headers += self._more_headers(trace)
+        headers += self._more_headers(request)
         if trace.are_ids_decoded:
             headers.append((b"x-embedline-token-ids", b"cl100k"))
         if trace.has_joined:
@@ -263,10 +269,10 @@ class App:
             trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
             raise
 
-    def _more_headers(self, trace: Trace) -> Headers:
-        """Of every answer."""
-        headers = [(b"x-request-id", trace.request_id.encode())]
-        if trace.key and (allowance := self._admission.allowance(trace.key)) is not None:
+    def _more_headers(self, request: HttpRequest) -> Headers:
+        """The headers of every answer."""
+        headers, key = [(b"x-request-id", request.trace.request_id.encode())], request.context.key
+        if key and (allowance := self._admission.allowance(key)) is not None:
             headers += rate_limit_headers(allowance)
         return headers
 
@@ -279,7 +285,7 @@ class App:
 
 
 async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> Any:
-    """What the body asks for; it is not kept. Raises what the decoders raise."""
+    """The request that the body asks for; the body is not kept. Raises what the decoders raise."""
 
     def decode(body: bytes, num_marks: int = 0) -> Any:
         work = route.decode(call, body)
@@ -310,7 +316,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
 
 
 async def _send_pieces(send: Send, content: bytes | bytearray | memoryview) -> None:
-    """In pieces, since TLS encrypts at once what it gets, and then nobody sees how much of it has not left."""
+    """Sends in pieces, since TLS encrypts at once what it gets, and then nobody sees how much of it has not left."""
     body = memoryview(content)
     for start in range(0, len(body), _PIECE_BYTES):
         piece = body[start : start + _PIECE_BYTES]
@@ -323,11 +329,12 @@ class HeldSend:
     refused  why an answer did not begin: another one may. Its route has got the same as an exception.
     """
 
-    def __init__(self, send: Send, trace: Trace, room: Room) -> None:
-        """The trace holds the room."""
+    def __init__(self, send: Send, trace: Trace, context: RequestContext, room: Room) -> None:
+        """The context holds the room."""
         self.refused: NotReady | None = None
         self._send = send
         self._trace = trace
+        self._context = context
         self._room = room
         self._start: Message | None = None  # until there is something of the body
         self._num_held = 0
@@ -353,7 +360,7 @@ class HeldSend:
         if num_bytes <= self._num_held:
             return
         try:
-            self._trace.hold_answer(self._room, num_bytes)
+            self._context.hold_answer(self._room, num_bytes)
         except NotReady as error:
             self.refused = error if self._start is not None else None
             raise

@@ -46,7 +46,7 @@ class Keys:
         self._watched = WatchedFiles({file.path: file.version} if file else {})
 
     def let_act(self, authority: Authority) -> None:
-        """From now on a process of this server may act for keys: of requests that it accepted with them."""
+        """Let a process of this server act for keys from now on: for requests that it accepted with them."""
         self._authorities.append(authority)
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
@@ -68,11 +68,12 @@ class Keys:
         return found
 
     def owner(self, name: str) -> str:
-        """What async requests of the key with this name are kept under; "" where none is needed."""
+        """The owner that async requests of the key with this name are kept under; "" where none is needed."""
         return next((key.owner for key in self._keys if key.name == name), "")
 
     def _name_of_owner(self, owner: bytes) -> str:
-        """Of the key that another process acts for. Raises Unauthorized, also where that key is accepted no more."""
+        """The name of the key that another process acts for. Raises Unauthorized, also where that key is accepted no
+        more."""
         name = next((key.name for key in self._keys if key.owner.encode() == owner), None)
         if name is None:
             raise Unauthorized("the API key that this request acts for is not accepted any more")
@@ -92,7 +93,7 @@ class Keys:
 
 
 def given_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
-    """All values that may be keys: in `authorization` (Bearer, Api-Key or bare), `x-api-key` and `api-key`.
+    """The values that may be keys: in `authorization` (Bearer, Api-Key or bare), `x-api-key` and `api-key`.
 
     All of them, since a proxy in between may need an `authorization` of its own.
     """

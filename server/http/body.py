@@ -26,7 +26,7 @@ IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
-# What a client may keep the server waiting for its body; each _BYTES_PER_SECOND bytes that come give back a second.
+# A client may keep the server waiting for its body so long; each _BYTES_PER_SECOND bytes that come give a second back.
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
 _LARGE_BYTES = 1 << 20  # of larger decompressed bodies one is in memory at a time
@@ -115,7 +115,7 @@ class _Open:
             await self._has_less.wait()
 
     def are_too_many(self, key: str, *, more: int = 0, but: int = 0) -> bool:
-        """With so many more, where there are others but so many."""
+        """Whether so many more bytes are too many, where more than `but` are open already."""
         of_all, of_key = self.num_bytes, self._of_key[key]
         return (of_all + more > self._max_bytes and of_all > but) or (of_key + more > self.max_of_key and of_key > but)
 
@@ -228,7 +228,7 @@ class BodyReader:
 
     @contextlib.contextmanager
     def whole(self, body: bytes | bytearray) -> Iterator[None]:
-        """The same of a body that came in one piece however large it is. Raises Overloaded."""
+        """Counts a body that came in one piece however large it is. Raises Overloaded."""
         with self.held(len(body)):
             if len(body) > SMALL_BYTES:
                 self._check(len(body))
@@ -266,12 +266,13 @@ def to_hold(num_bytes: int) -> int:
 
 
 def decoded_bytes(body: bytes) -> int:
-    """What the texts of a body take at most once it is decoded: of a text with one wide character all take as much."""
+    """The bytes that a body's texts take at most once it is decoded: of a text with one wide character all take as
+    much."""
     return len(body) if len(body) <= SMALL_BYTES else _widest(body, 0, len(body)) * len(body)
 
 
 async def decoded_bytes_of_large(body: bytes) -> int:
-    """The same of a body of more than SMALL_BYTES. Lets other requests run meanwhile."""
+    """Does as `decoded_bytes` for a body of more than SMALL_BYTES. Lets other requests run meanwhile."""
     widest, time_slice = 1, TimeSlice()
     for start in range(0, len(body), SMALL_BYTES):
         stop = min(start + SMALL_BYTES + 2, len(body))  # an escape may begin in the last byte of the slice

@@ -80,7 +80,7 @@ if zstd is not None:
 
 
 def coding_of(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """How a body is compressed; None if it is not. Raises UnsupportedMedia."""
+    """The coding by which a body is compressed; None if it is not. Raises UnsupportedMedia."""
     coding = headers.get(b"content-encoding")
     if coding is None or (coding := coding.lower()) == b"identity":
         return None

@@ -80,7 +80,7 @@ class Exchange:
             self.scope[WHOLE_BODY] = bytes(self.body)
 
     async def receive(self) -> Message:
-        """See ASGI."""
+        """Receives a message of ASGI."""
         if self._expects_continue and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._expects_continue = False
@@ -94,7 +94,8 @@ class Exchange:
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        """See ASGI. Waits while the client does not read. Raises RuntimeError for messages that make no answer."""
+        """Sends a message of ASGI. Waits while the client does not read. Raises RuntimeError for messages that make no
+        answer."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -174,14 +175,14 @@ class AnswerClock:
         self.written()
 
     def written(self) -> None:
-        """More waits than the buffer should have: it runs."""
+        """Run: more waits to be read than the buffer should have."""
         self._num_unread = self._transport.get_write_buffer_size()
         if self._timer is None:
             self._ends = self._loop.time() + self._seconds
             self._timer = self._loop.call_at(self._ends, self._check)
 
     def stand(self) -> None:
-        """The buffer has room again."""
+        """Stand: the buffer has room again."""
         self.read()
         self._seconds = self._ends - self._loop.time()
         self.stop()
@@ -225,7 +226,7 @@ class Flow(FlowControl):
         self.resume_reading()
 
     def resume_reading(self) -> None:
-        """As uvicorn asks for it, unless it is held."""
+        """Resumes reading as uvicorn asks for it, unless it is held."""
         if self.read_paused and not self.is_held:
             super().resume_reading()
 
@@ -263,7 +264,7 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _wait_for_head(self, *, has_begun: bool) -> None:
-        """No request is open. Empty lines count as the beginning of a head."""
+        """Waits for the next head: no request is open. Empty lines count as the beginning of a head."""
         if not has_begun:
             self._keep_alive(self.timeout_keep_alive)
         elif self._timer is None:
@@ -353,5 +354,5 @@ class Connection(HttpToolsProtocol):
         self._limit_unread()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing has come for so long."""
+        """Closes the connection: nothing has come for so long."""
         self._close()

@@ -63,7 +63,7 @@ def make_app(
 
 
 def _documented(state: ServerState, metrics: MetricsSource) -> list[BaseRoute]:
-    """All routes, as the page shows them: those of features too that are off, and of which little is loaded else."""
+    """The routes as the page shows them: those of features too that are off, and of which little is loaded else."""
     page = FastAPI()
     _add_routes(page, state, metrics, [loaded(feature.documents) for feature in FEATURES if feature.documents])
     return page.routes
@@ -105,7 +105,8 @@ def _add_routes(app: FastAPI, state: ServerState, metrics: MetricsSource, featur
 
 
 def _add_openapi(app: FastAPI) -> None:
-    """In place of FastAPI's own route, which writes the page anew for each request: that takes as long as 50 others."""
+    """Add the page in place of FastAPI's own route, which writes the page anew for each request: that takes as long as
+    50 others."""
     app.router.routes[:] = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
     written: tuple[Any, bytes] = (None, b"")
 
@@ -197,7 +198,7 @@ def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
-    """What any of the routes raises, in the shape of every other error of the path."""
+    """Answers what any of the routes raises, in the shape of every other error of the path."""
     assert isinstance(error, RequestError)
     refused = plain_error_shape(request.scope["path"].removeprefix(request.scope["root_path"]))(error)
     headers = {name.decode(): value.decode() for name, value in refused.headers}

@@ -61,13 +61,13 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def request_ids() -> Iterator[str]:
-    """For requests without one. No two are the same, in all processes."""
+    """Ids for requests without one. No two are the same, in all processes."""
     prefix = secrets.token_hex(6)
     return (f"{prefix}{number:x}" for number in itertools.count())
 
 
 def rate_limit_headers(allowance: Allowance) -> Headers:
-    """What an API key may still send, in OpenAI's words."""
+    """Headers of what an API key may still send, in OpenAI's words."""
     minutes, seconds = divmod(math.ceil(allowance.reset_seconds), 60)
     return [
         (b"x-ratelimit-limit-tokens", b"%d" % allowance.limit),
@@ -108,7 +108,8 @@ def _read_class(headers: Mapping[bytes, bytes]) -> RequestClass | None:
 
 @lru_cache(maxsize=64)  # a client sends the same value each time
 def accepted_container(accept: bytes) -> Container:
-    """What rows are wanted in: what has the highest weight, of several the first; JSON where nothing is named."""
+    """The container that rows are wanted in: the one with the highest weight, of several the first; JSON where nothing
+    is named."""
     best, best_weight = Container.JSON, 0.0
     for name, weight in _weights(accept):
         if weight > 0 and name in _CONTAINERS:
@@ -120,14 +121,14 @@ def accepted_container(accept: bytes) -> Container:
 
 @lru_cache(maxsize=64)
 def accepted_coding(accept_encoding: bytes, known: tuple[bytes, ...]) -> bytes | None:
-    """Which of the known codings an answer may have: the one with the highest weight, of several the first known."""
+    """The known coding that an answer may have: the one with the highest weight, of several the first known."""
     weights = dict(_weights(accept_encoding))
     best = max(known, key=lambda name: weights.get(name, 0.0))
     return best if weights.get(best, 0.0) > 0 else None
 
 
 def _weights(value: bytes) -> Iterator[tuple[bytes, float]]:
-    """Each name in lower case, with its weight; 0 where the weight is nonsense."""
+    """The names of a header in lower case, each with its weight; 0 where the weight is nonsense."""
     for item in value.lower().split(b","):
         name, *parameters = item.split(b";")
         weight = 1.0

@@ -22,7 +22,7 @@ _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:[0-9]*)?")
 _ORIGIN = re.compile(rb"https?://(.+)")
 _CACHED = 64
 _CORS_METHODS = ("GET", "POST", "DELETE")
-# What a web page may read of an answer, beside the body.
+# The headers of an answer that a web page may read.
 _CORS_HEADERS = (
     "metadata",
     "retry-after",
@@ -65,7 +65,7 @@ def answered_hosts(allowed: Sequence[str], *, hostname: str, address: str, has_k
 
 
 class Hosts:
-    """Which requests may come in. Health is for everybody."""
+    """Decides which requests may come in. Health is for everybody."""
 
     def __init__(self, names: Sequence[str] | None, *, origins: Sequence[str] = ()) -> None:
         """`names` as `answered_hosts` has them; `origins` are web pages that may send requests, or *."""

@@ -49,7 +49,8 @@ class _State(ServerState):
         self._on_number = on_number
 
     def opened(self, connection: "_Protocol", accepted: socket.socket) -> None:
-        """Where there is one too many, the oldest gives way that has no request, else that waits for its client."""
+        """Note a new connection. Where there is one too many, the oldest gives way that has no request, else that waits
+        for its client."""
         self.by_age[connection] = accepted
         if len(self.by_age) > self._max_connections:
             *others, _ = self.by_age
@@ -68,7 +69,7 @@ class _State(ServerState):
             accepted.shutdown(socket.SHUT_RDWR)
 
     def closed(self, connection: "_Protocol") -> None:
-        """It counts no more."""
+        """Count the connection no more."""
         if self.by_age.pop(connection, None) is not None:
             self._on_number(len(self.by_age))
         if not self.by_age:
@@ -248,14 +249,14 @@ class HttpServer:
             self._state.end(connection)
 
     async def _wait_empty(self, seconds: float) -> None:
-        """Until all connections are closed, at most so long."""
+        """Waits until all connections are closed, at most so long."""
         self._state.empty.clear()
         if self._state.by_age:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.empty.wait(), seconds)
 
     def _connections(self) -> list[_Protocol]:
-        """Those that are established."""
+        """The connections that are established."""
         return [cast(_Protocol, connection) for connection in self._state.connections]
 
 

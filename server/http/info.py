@@ -1,4 +1,5 @@
-"""What the server says of its models: in GET /info, with TEI's fields first, and in OpenAI's list of models."""
+"""The page on which a server describes its models: in GET /info, with TEI's fields first, and in OpenAI's list of
+models."""
 
 from typing import Any
 
@@ -29,7 +30,7 @@ def info(state: ServerState) -> dict[str, Any]:
 
 
 def model_cards(state: ServerState) -> list[dict[str, Any]]:
-    """Every served model, as OpenAI lists them, with more that other servers say."""
+    """The served models as OpenAI lists them, with more that other servers say."""
     loaded = {model.name: model for model in state.models.models} if state.models else {}
     return [
         {
@@ -76,13 +77,13 @@ def _stats(state: ServerState, name: str) -> dict[str, float]:
 
 
 def _tasks(model: ServedModel) -> list[str]:
-    """What the model is for, and what else it gives."""
+    """The tasks of a model: what it is for, and what else it gives."""
     beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
     return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
 
 def _with_names(model: dict[str, Any]) -> dict[str, Any]:
-    """With names instead of the numbers that processes send each other."""
+    """The fields with names instead of the numbers that processes send each other."""
     outputs = output_names(OutputKind(model["info"]["outputs"]))
     truncation = Truncation(model["truncation"]).name.lower()
     ranges = model.get("int8_ranges")
@@ -96,7 +97,7 @@ def output_names(outputs: OutputKind) -> list[str]:
 
 
 def _of_model(model: dict[str, Any]) -> dict[str, Any]:
-    """Of the first model."""
+    """The part of the page that describes the first model."""
     known = model["info"]
     return {
         "model_id": model["model_id"],
@@ -114,7 +115,8 @@ def _of_model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(model: dict[str, Any]) -> dict[str, Any]:
-    """TEI's name for it. A task that TEI does not know is a classifier if it has labels, else an embedding model."""
+    """TEI's name for the model's type. A task that TEI does not know is a classifier if it has labels, else an
+    embedding model."""
     task, labels = Task(model.get("task", Task.EMBED)), model.get("labels", ())
     if task not in _SCORING:
         pooling = "splade" if task is Task.SPARSE else model["info"]["pooling"]

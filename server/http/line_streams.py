@@ -34,7 +34,7 @@ from server.requests.errors import (
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import SMALL_BYTES
+from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
 from server.requests.trace import CLIENT_LEFT, Trace
 from server.requests.work import Embedded, EmbedRequest
@@ -71,7 +71,7 @@ def check_head(headers: Mapping[bytes, bytes], http_version: str) -> None:
 
 
 class LineReader:
-    """Of one body. `is_stopping` says whether the server is; lines are taken out in slices of time.
+    """Reads the lines of one body. `is_stopping` says whether the server is; lines are taken out in slices of time.
 
     num_answered  groups whose answers have left; who reads says so. A client may wait for them before it sends more.
     """
@@ -139,7 +139,8 @@ class LineReader:
         return self._line
 
     def _next_whole(self) -> bytes:
-        """What has come of the body up to the end of the next line that is not blank; b"" if none has ended."""
+        """The part of the body that has come up to the end of the next line that is not blank; b"" if none has
+        ended."""
         data = b""
         while not data and self._at <= len(self._piece):
             if not self._rest:
@@ -214,21 +215,21 @@ class LineStreams:
     time_slice: SharedSlice = field(default_factory=SharedSlice)
 
     async def answer(self, route: Route, call: Call, receive: Receive, send: Send, headers: Headers) -> None:
-        """`headers` are more of the answer's. Raises what fails before the answer has begun; later that is its last
-        line."""
+        """Answers the stream; `headers` are more of the answer's. Raises what fails before the answer has begun; later
+        that is its last line."""
         given = call.options.request_class
         own = replace(call.options, accepts=Container.JSON, request_class=RequestClass.BULK if given is None else given)
         call, has_begun = replace(call, options=own), False
         reader = LineReader(
             receive,
-            self.bodies.of(call.trace.key),
+            self.bodies.of(call.context.key),
             max_lines=_lines_together(call),
             is_stopping=lambda: self.state.draining,
             time_slice=self.time_slice,
         )
 
         async def work(lines: list[Line]) -> list[_Done]:
-            with self.bodies.of(call.trace.key).held(sum(map(_num_held, lines))):
+            with self.bodies.of(call.context.key).held(sum(map(_num_held, lines))):
                 return await self._embed(route, call, lines)
 
         try:
@@ -260,7 +261,8 @@ class LineStreams:
         await send({"type": "http.response.body", "body": b""})
 
     async def _embed(self, route: Route, call: Call, lines: list[Line]) -> list[_Done]:
-        """Together. Those that fail, and all if nothing else is known, are tried alone: that shows their own errors.
+        """Embeds lines together. Those that fail, and all if nothing else is known, are tried alone: that shows their
+        own errors.
 
         Lines that can't be read are not tried. Raises what ends the answer.
         """
@@ -286,7 +288,7 @@ class LineStreams:
         gives_up = min(call.options.deadline, time.monotonic() + _MAX_WAIT_SECONDS)
         while True:
             trace = _trace_of(call.trace)
-            own = replace(call, trace=trace)
+            own = replace(call, trace=trace, context=RequestContext(call.context.key))
             try:
                 work, embedded = await self._once(route, own, lines)
                 return _Done(trace, _without_inputs(lines), own, work.ranges, embedded)
@@ -298,7 +300,7 @@ class LineStreams:
                 if time.monotonic() + wait >= gives_up:
                     raise
             except Exception as error:
-                trace.release()
+                own.context.release()
                 if isinstance(error, _ENDING):
                     raise
                 return _Done(trace, _without_inputs(lines), own, error=_known(error, trace))
@@ -313,21 +315,21 @@ class LineStreams:
         work = route.decode(call, body)
         check_lines(lines, work, call.form)
         if call.form is not None:
-            call.trace.encoding = call.form.label
+            call.trace.encoding = call.context.encoding = call.form.label
         return work, await route.run(self.pipeline, work, call.trace)
 
     def _report(self, group: Sequence[_Done]) -> None:
-        """Those without a status have lost their client."""
+        """Report the traces of a group. Those without a status have lost their client."""
         for done in group:
             trace = done.trace
-            trace.release()
+            done.call.context.release()
             trace.status = trace.status or CLIENT_LEFT
             trace.end()
             self.finished(trace)
 
 
 def _trace_of(stream: Trace) -> Trace:
-    """Of a group."""
+    """A trace for a group of lines."""
     return Trace(stream.method, stream.route, stream.request_id, key=stream.key)
 
 
@@ -337,7 +339,7 @@ def _num_held(line: Line) -> int:
 
 
 def _without_inputs(lines: Sequence[Line]) -> Sequence[Line]:
-    """For their answers, which a client may not read."""
+    """The lines without inputs, for their answers, which a client may not read."""
     return [replace(line, input=b"", options=b"") for line in lines]
 
 
@@ -346,11 +348,14 @@ def _unread(call: Call, lines: Sequence[Line]) -> _Done:
     trace = _trace_of(call.trace)
     first = lines[0].error
     assert first is not None
-    return _Done(trace, lines, replace(call, trace=trace), error=_known(first, trace))
+    return _Done(
+        trace, lines, replace(call, trace=trace, context=RequestContext(call.context.key)), error=_known(first, trace)
+    )
 
 
 def _lines_together(call: Call) -> int:
-    """As many as have rows so small that they need not wait for room: who waited could wait for a group behind it."""
+    """The number of lines whose rows are so small that they need not wait for room: who waited could wait for a group
+    behind it."""
     row_bytes = 4 * max((model.dimensions for model in call.models.models), default=1)
     return max(1, min(_MAX_LINES, call.max_items, SMALL_BYTES // row_bytes))
 

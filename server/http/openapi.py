@@ -216,7 +216,7 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def _describe_own_routes(paths: Schema) -> None:
-    """What FastAPI can't know of its own routes."""
+    """Adds what FastAPI can't know of its own routes."""
     of_dialects = {route.path for route in PLAIN_ROUTES if route.method == "GET"}
     for path, methods in paths.items():
         operation = methods.get("get")
@@ -311,7 +311,7 @@ def _limit(name: str, field: str, part: Schema, model: ServedModel | None) -> No
 
 
 def _fill(part: Schema, *, max_items: int | None, vocab_size: int | None) -> None:
-    """No empty text or list, not too many items, and ids of the vocabulary."""
+    """Fills in bounds: no empty text or list, not too many items, and ids of the vocabulary."""
     match part.get("type"):
         case "string":
             part["minLength"] = 1
@@ -341,14 +341,14 @@ def _may_be_empty(part: Schema) -> None:
 
 
 def component_name(shape: ErrorShape) -> str:
-    """`openai_error` is OpenaiError."""
+    """The name of a component: of `openai_error` it is OpenaiError."""
     return "".join(word.capitalize() for word in shape.__name__.strip("_").split("_"))
 
 
 def error_statuses(
     shapes: Sequence[ErrorShape], *, of: Sequence[type[RequestError]] = _ERRORS_OF_DIALECTS
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """By status what it means, and the names of the components that its body may be."""
+    """The meaning of each status, and the names of the components that its body may be."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for kind in of:
         for shape in (*shapes, openai_error) if kind in _BEFORE_A_ROUTE else shapes:

@@ -20,7 +20,7 @@ _VERSION = "/v1"
 
 
 class Place(NamedTuple):
-    """Where a path leads."""
+    """The place that a path leads to."""
 
     path: str  # a route's own; of a path that no route has, what is left without a prefix
     prefix: str = ""  # what stood before it

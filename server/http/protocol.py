@@ -37,12 +37,13 @@ OnRefused = Callable[[RequestError], None]
 
 
 def after_empty_lines(data: bytes, start: int) -> int:
-    """Where the request line begins. Clients may send empty lines before it (RFC 9112, 2.2)."""
+    """The position where the request line begins. Clients may send empty lines before it (RFC 9112, 2.2)."""
     return len(data) - len(data[start:].lstrip(b"\r\n"))
 
 
 def end_of_head(data: bytes, start: int) -> int:
-    """Where the head ends that begins at `start`; 0 if its end has not come. Raises HeadTooLarge and MalformedBody.
+    """The position where the head ends that begins at `start`; 0 if its end has not come. Raises HeadTooLarge and
+    MalformedBody.
 
     The parser gets heads whole: then an endless one costs no more than the bytes that it has.
     """
@@ -134,7 +135,7 @@ class ChunkedBody:
         self._trailers_after = math.inf  # the end of the piece with the length after which no data has come yet
 
     def piece(self, data: bytes, start: int) -> bytes:
-        """What the parser gets next. A body ends with an empty line, so no piece goes on after one.
+        """The bytes that the parser gets next. A body ends with an empty line, so no piece goes on after one.
 
         After many empty lines no more are looked for, and a piece may have a part of the next request. Many small
         chunks come in slices: the parser would hold the event loop until it has all 40,000 of a read.
@@ -365,7 +366,7 @@ class Protocol(Connection):
         self._chunked.meets_length()
 
     def on_body(self, body: bytes) -> None:
-        """As uvicorn's, which also asks each time whether the request is for a WebSocket."""
+        """Does what uvicorn's method does, which also asks each time whether the request is for a WebSocket."""
         if self._chunked is not None:
             self._chunked.meets_data()
         cycle = self.cycle
@@ -433,7 +434,8 @@ class Protocol(Connection):
             self._task.cancel()
 
     def _end_after_answer(self) -> None:
-        """Where the next request begins is not known, so it is not read. Its client sends it again."""
+        """Ends the connection: where the next request begins is not known, so it is not read. Its client sends it
+        again."""
         self._is_over = True
         self.cycle.keep_alive = False
         if self.cycle.response_complete:

@@ -8,7 +8,7 @@ alone where the request allows it. That costs bodies nothing that are right. Som
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from server.http.paths import Place
 from server.requests.concurrency import OpenRequest
 from server.requests.embeddings import UNREADABLE
 from server.requests.errors import MalformedBody, RequestError
-from server.requests.row_memory import SMALL_BYTES
+from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
@@ -33,7 +33,7 @@ _MAX_VALUES = 1 << 17  # of a body that are looked at
 _MAX_WRONG = 4096  # of them that may fail alone
 _MARK = b'"%b"' % UNREADABLE.encode()
 _Decoded = TypeVar("_Decoded")
-# What a body asks for; its texts have so many marks that stand for what can't be read.
+# A function that reads what a body asks for; its texts have so many marks that stand for what can't be read.
 DecodeMarked = Callable[[bytes, int], _Decoded]
 HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there twice
 
@@ -47,8 +47,8 @@ class BodyDecoder:
     async def decoded(
         self, body: bytes, decode: Callable[[bytes], _Decoded], decode_marked: DecodeMarked[_Decoded] | None
     ) -> _Decoded:
-        """What `decode` makes of JSON, or `decode_marked` if it has wrong texts. Raises MalformedBody, and what the two
-        raise."""
+        """The result of `decode` for JSON, or `decode_marked` if it has wrong texts. Raises MalformedBody, and what the
+        two raise."""
         try:
             if len(body) > LARGE_BYTES:
                 await check_large(body)
@@ -63,7 +63,7 @@ class BodyDecoder:
         refused: MalformedBody,
         decode_marked: DecodeMarked[_Decoded] | None,
     ) -> _Decoded:
-        """What is made of a body that was refused. Raises RequestError, if it can with the place of a value."""
+        """The result for a body that was refused. Raises RequestError, if it can with the place of a value."""
         if body.startswith(BOM):
             body = body[len(BOM) :]
             try:
@@ -82,7 +82,7 @@ class BodyDecoder:
             raise named from None
 
     async def _wrong_values(self, body: bytes) -> list[Value]:
-        """At most one more than may fail alone. Lets other requests run meanwhile."""
+        """The wrong values, at most one more than may fail alone. Lets other requests run meanwhile."""
         found, plain = list[Value](), bytearray()
         for piece in pieces(body):
             plain += without_escapes(piece)
@@ -135,6 +135,7 @@ class HttpRequest:
     trace: Trace
     open: OpenRequest
     decoder: BodyDecoder
+    context: RequestContext = field(default_factory=RequestContext)
     place: Place | None = None  # None = the path is a POST route's own
     num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
 
@@ -146,7 +147,7 @@ class HttpRequest:
         is_json: bool = True,
         decode_marked: DecodeMarked[_Decoded] | None = None,
     ) -> _Decoded:
-        """What `decode` makes of the body, or `decode_marked` if it has wrong texts. `bodies` are those of the key.
+        """The result of `decode` for the body, or `decode_marked` if it has wrong texts. `bodies` are those of the key.
 
         Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
         errors.
@@ -157,7 +158,7 @@ class HttpRequest:
         body = await bodies.read(self.scope, self.receive, None if length is None else int(length))
         trace.num_body_bytes = len(body)
         if WHOLE_BODY not in self.scope:
-            self.open.let_in(trace.key)  # others were, while it waited for its body
+            self.open.let_in(self.context.key)  # others were, while it waited for its body
         trace.read_seconds = time.perf_counter() - began
         if coding is not None:
             async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:

@@ -52,7 +52,7 @@ class Certificate:
 
 
 def load(certfile: str, keyfile: str | None) -> ssl.SSLContext:
-    """For a server that speaks TLS 1.2 or newer. Raises SettingsError, which names the flag."""
+    """The context for a server that speaks TLS 1.2 or newer. Raises SettingsError, which names the flag."""
     contents(certfile, keyfile)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -76,8 +76,8 @@ def copied(certfile: str, keyfile: str | None) -> list[int]:
 
 
 def contents(certfile: str, keyfile: str | None) -> list[bytes]:
-    """Of the certificate, and of the key where that is in a file of its own. Raises SettingsError for what can't be
-    read."""
+    """The contents of the certificate, and of the key where that is in a file of its own. Raises SettingsError for what
+    can't be read."""
     files = [(certfile, "--ssl-certfile"), (keyfile, "--ssl-keyfile")]
     return [_content(path, flag) for path, flag in files if path is not None]
 
@@ -99,5 +99,5 @@ def _in_memory(content: bytes) -> int:
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask at the terminal, and wait."""
+    """Answers with no password: without it OpenSSL would ask at the terminal, and wait."""
     raise SettingsError("--ssl-keyfile is encrypted: a server that starts by itself needs a key without a password")

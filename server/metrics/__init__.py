@@ -1,1 +1,2 @@
-"""What is counted and shown: declarations, the supervisor's registry, gauges read when asked, and TEI's names."""
+"""Counts what a server does and shows it: declarations, the supervisor's registry, gauges read when asked, and TEI's
+names."""

@@ -146,7 +146,7 @@ FOR_TEI = (
 
 
 def processes(roles: Iterable[str]) -> tuple[Declared, ...]:
-    """Of each process; the server may have some of these roles."""
+    """The metrics of each process; the server may have some of these roles."""
     return (
         counter("embedline_process_restarts_total", ("role",),
             "Processes restarted after they died.", "more than 3 within 15 minutes", zeros=tuple(roles)),

@@ -81,7 +81,7 @@ class ServerGauges(Collector):
         self._expected_wait = expected_wait
 
     def collect(self) -> Iterator[Metric]:
-        """Read now."""
+        """Reads the numbers now."""
         yield _family(_READY, [((), self._is_ready())])
         yield _family(_BUILD, [((__version__,), 1)])
         page, now = self._page, time.monotonic()
@@ -109,13 +109,13 @@ class ServerGauges(Collector):
 
 
 class ModelGauges(Collector):
-    """How each model is served; `models` gives the entries of a STATE."""
+    """Gauges of how each model is served; `models` gives the entries of a STATE."""
 
     def __init__(self, models: Callable[[], Sequence[Json]]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Read now."""
+        """Reads the numbers now."""
         entries = self._models()
         yield _family(_INFO, [(_labels(entry), 1) for entry in entries])
         infos = [entry["info"] for entry in entries]
@@ -137,7 +137,7 @@ def _family(declared: Declared, samples: Sequence[tuple[Sequence[str], float]]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """What the supervisor knows of a child process."""
+    """The state of a child process that the supervisor knows."""
 
     title: str
     pid: int | None
@@ -161,7 +161,7 @@ class ProcessGauges(Collector):
         self._children = children
 
     def collect(self) -> Iterator[Metric]:
-        """Read now."""
+        """Reads the numbers now."""
         children, now = self._children(), time.monotonic()
         up, beat, busy = _gauge(_UP), _gauge(_BEAT), _gauge(_BUSY)
         for child in children:
@@ -186,7 +186,7 @@ def _usages(usages: dict[str, _Usage]) -> Iterator[Metric]:
 
 
 def _usage(pid: int) -> _Usage | None:
-    """None if it has just ended, or we may not read it. proc(5) has the fields."""
+    """Returns None if the process has just ended, or we may not read it. proc(5) has the fields."""
     folder = _PROC / str(pid)
     try:
         pages = int((folder / "statm").read_bytes().split()[1])

@@ -20,7 +20,7 @@ from wire.control import Json
 Labels = tuple[str, ...]  # values, in the order of the declaration
 # A page takes some 6 ms to make, and whoever asks needs no key by default.
 PAGES_AT_ONCE, _PAGES_PER_SECOND = 30, 10.0
-# Of all processes that a server may have, in the order of starting.
+# The roles of all processes that a server may have, in the order of starting.
 ROLES = ("engine", "tokenizer", "batch manager", *(one.name for one in FEATURES if one.process), "frontend")
 PROCESSES = processes(ROLES)
 OF_FEATURES: dict[str, Sequence[Declared]] = {one.name: one.metrics() for one in FEATURES if one.metrics is not None}
@@ -74,7 +74,8 @@ class Registry(Collector):
                 del values[labels]
 
     def text(self) -> str:
-        """Prometheus's text format. Who asks too often gets the last page again, at most a tenth of a second old."""
+        """The page in Prometheus's text format. Who asks too often gets the last page again, at most a tenth of a
+        second old."""
         now = time.monotonic()
         self._pages_left = min(PAGES_AT_ONCE, self._pages_left + (now - self._asked_at) * _PAGES_PER_SECOND)
         self._asked_at = now
@@ -86,7 +87,7 @@ class Registry(Collector):
         return self._page
 
     def collect(self) -> Iterator[Metric]:
-        """What was counted and sent."""
+        """The metrics that were counted and sent."""
         for declared in ALL:
             name, labels = declared.name, declared.labels
             if declared.kind == "counter":

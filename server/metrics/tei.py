@@ -25,7 +25,7 @@ _CELLS = {declared.name: declared.cells for declared in (*REQUESTS, *TOKENIZING,
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the registry holds: by metric, then by label values."""
+    """The numbers that the registry holds: by metric, then by label values."""
 
     sums: Mapping[str, Mapping[tuple[str, ...], float]]
     cells: Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]
@@ -42,7 +42,7 @@ class _Shown:
 
 
 def tei_text(counted: Counted) -> str:
-    """Prometheus's text format."""
+    """The page in Prometheus's text format."""
     return "".join(_lines(counted))
 
 
@@ -85,7 +85,7 @@ def _queue_size(counted: Counted) -> _Samples:
 
 
 def _histogram(name: str, help: str, *, of: str, labels: tuple[str, ...] = (), shown: Edges = _DURATIONS) -> _Shown:
-    """Ours with these label values, or with any, in TEI's buckets."""
+    """Our histogram with these label values, or with any, in TEI's buckets."""
 
     def samples(counted: Counted) -> _Samples:
         edges = _CELLS[of]

@@ -44,7 +44,7 @@ class WaitBudgets:
 
 
 class Asked(NamedTuple):
-    """What a request asks for."""
+    """The work that a request asks for."""
 
     model: int  # index
     request_class: RequestClass
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 class Admission:
-    """Admission of one frontend. `clock` gives time.monotonic() seconds."""
+    """Decides in one frontend which requests come in. `clock` gives time.monotonic() seconds."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Admission:
         return self._keys.are_several
 
     def _room(self, max_bytes: int, max_wait: float) -> Room:
-        """What one of several keys may take: half."""
+        """A room of which one of several keys may take half."""
         return Room(max_bytes, max_wait=max_wait, max_of_key=max_bytes // 2 if self.are_keys_several else None)
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:
@@ -129,7 +129,7 @@ class Admission:
         ratios[""] = of_all + (ratio - of_all) * weight
 
     def room_of(self, request_class: str) -> Room:
-        """Where large rows and answers of a class are counted; "" is of what no engine computes."""
+        """The room where large rows and answers of a class are counted; "" is of what no engine computes."""
         return self._rooms["bulk" if request_class == "bulk" else "interactive"]
 
     def admit(self, asked: Asked) -> "Admitted":
@@ -148,7 +148,7 @@ class Admission:
         return Admitted(self, asked, key)
 
     def allowance(self, key_name: str) -> Allowance | None:
-        """What the key of this name may still send; None where it has no ceiling."""
+        """The tokens that the key of this name may still send; None where it has no ceiling."""
         key = self._keys.of(key_name)
         return None if key.tokens_per_minute is None else self._ceilings.allowance(key, self._clock())
 
@@ -185,7 +185,7 @@ class Admission:
         raise self._overloaded(asked, ahead, over, key, turn, now)
 
     def _seconds_over(self, asked: Asked, ahead: Ahead, now: float, *, part: float) -> float:
-        """By how much the request would wait too long; 0 or less where it would not."""
+        """The seconds by which the request would wait too long; 0 or less where it would not."""
         rate = ahead.tokens_per_second
         tokens = ahead.tokens(asked.request_class, part)
         wait = ahead.busy_seconds + tokens / rate
@@ -248,8 +248,8 @@ class Admitted:
 
     @contextlib.contextmanager
     def kept_back(self) -> Iterator[None]:
-        """While the block runs it waits for room. Its tokens go to no engine, so only others that wait there too
-        are behind them."""
+        """Counts a request as waiting for room while the block runs. Its tokens go to no engine, so only others that
+        wait there too are behind them."""
         self._admission.keep_back(self.asked, self.key, self._num_tokens)
         try:
             yield

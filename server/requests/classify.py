@@ -44,7 +44,7 @@ class ClassifyRequest(Work):
 
 
 async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -> Embedded:
-    """Scores float32 [items, labels]. Raises RequestError; cancelling it drops the work everywhere."""
+    """Computes scores, float32 [items, labels]. Raises RequestError; cancelling it drops the work everywhere."""
     has_pairs = bool(request.pair_texts)
     has_texts_alone = not has_pairs or bool(request.alone)
     if has_texts_alone and request.model.instruction is not None and request.texts is not None:
@@ -126,7 +126,7 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
 
 
 def fitting(tokens: Sequence[Token], max_seqlen: int, truncation: Truncation) -> Sequence[Token]:
-    """As many tokens as the model takes, the special ones around the text among them; all where truncation is off."""
+    """The tokens that the model takes, the special ones around the text among them; all where truncation is off."""
     num_too_many = len(tokens) - max_seqlen
     if num_too_many <= 0 or truncation is Truncation.NONE:
         return tokens
@@ -136,7 +136,7 @@ def fitting(tokens: Sequence[Token], max_seqlen: int, truncation: Truncation) ->
 
 
 def _moved(tokens: Sequence[Token], skipped: int) -> Sequence[Token]:
-    """With places in the whole text, whose first characters were skipped."""
+    """The tokens with places in the whole text, whose first characters were skipped."""
     return [
         token
         if token.start is None or token.stop is None
@@ -146,7 +146,7 @@ def _moved(tokens: Sequence[Token], skipped: int) -> Sequence[Token]:
 
 
 class Aggregation(enum.StrEnum):
-    """How tokens become spans."""
+    """The ways in which tokens become spans."""
 
     NONE = "none"  # each token is a span
     SIMPLE = "simple"  # neighbours with the same label are one, also within a word
@@ -185,7 +185,7 @@ def _tokens(tokens: Sequence[Token]) -> Iterator[list[int]]:
 
 
 def _words(tokens: Sequence[Token]) -> Iterator[list[int]]:
-    """The same, with the tokens of a word together."""
+    """The indices of the tokens of each word."""
     word: list[int] = []
     for (index,) in _tokens(tokens):
         if word and not tokens[index].is_subword:

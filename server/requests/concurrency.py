@@ -1,4 +1,4 @@
-"""How much a frontend works on at a time: open requests, by API key, and messages of one stream, in their order.
+"""Bounds how much a frontend works on at a time: open requests, by API key, and messages of one stream, in their order.
 
 Knows no request's content and no protocol.
 """
@@ -62,7 +62,7 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def one_of(self, key: str) -> Iterator[None]:
-        """While the block runs one more of this key is worked on; `check` is for those that come."""
+        """Counts one more request of this key as worked on while the block runs; `check` is for those that come."""
         self.begin(key)
         try:
             yield
@@ -71,7 +71,7 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def waiting(self, key: str, clock: asyncio.Timeout) -> Iterator[None]:
-        """While the block runs one more of this key waits for its body, until `clock` says that it is late.
+        """Counts one more request of this key as waiting for its body, until `clock` says that it is late.
 
         With one too many the clock of the one that has waited longest says so now: a client that sends is never that.
         """
@@ -111,7 +111,7 @@ class OpenRequest:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the block runs it waits for its client."""
+        """Counts the request as waiting for its client while the block runs."""
         was_in_work = self._is_in_work
         self.end_work()
         try:
@@ -123,12 +123,13 @@ class OpenRequest:
 
     @contextlib.contextmanager
     def waiting_for_body(self, clock: asyncio.Timeout) -> Iterator[None]:
-        """The same, until `clock` says that it is late, or that it gives way to others of its key."""
+        """Counts the request as waiting for its body while the block runs, until `clock` says that it is late, or that
+        it gives way to others of its key."""
         with self.waiting(), self._all.waiting(self._key, clock):
             yield
 
     def end_work(self) -> None:
-        """Its answer is made: what is left is that its client reads it."""
+        """Note that the answer is made: what is left is that its client reads it."""
         if self._is_in_work:
             self._is_in_work = False
             self._all.end(self._key)

@@ -82,7 +82,7 @@ async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: T
     given = {field.name: getattr(request, field.name) for field in fields(EmbedRequest)}
     part = _Part(**given, places=[], failed={})
     try:
-        computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize_part, pipeline, part, key=trace.key))
+        computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize_part, pipeline, part))
     except _NothingLeft:
         return _without_rows(part)
     rows = computed.results[request.outputs]
@@ -98,7 +98,7 @@ async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: T
 
 
 def _without_rows(part: _Part) -> Embedded:
-    """Where every item has an error."""
+    """The result where every item has an error."""
     truncated = np.zeros(part.num_items, np.uint8)
     if part.outputs is OutputKind.POOLED:
         rows = np.zeros((part.num_items, part.width or part.model.dimensions), np.float32)
@@ -107,8 +107,8 @@ def _without_rows(part: _Part) -> Embedded:
     return Embedded(rows, 0, truncated, np.zeros(part.num_items + 1, np.int32), failed=part.failed)
 
 
-async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: RequestClass, *, key: str) -> TokenizedTexts:
-    """Ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
+async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: RequestClass) -> TokenizedTexts:
+    """Make ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
     texts, ids = part.texts, part.token_ids
     for place in range(part.num_items):
         param, text = EmbedRequest.name_of(part, place), texts[place] if texts is not None else ""
@@ -119,7 +119,7 @@ async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: Request
     places = [place for place in range(part.num_items) if place not in part.failed]
     # Texts that are too long are found by what would be cut off: a refusal names only one of them.
     asked = replace(part, truncation=Truncation.RIGHT) if part.truncation is Truncation.NONE else part
-    found = await _tokenize_places(pipeline, asked, places, request_class, key=key)
+    found = await _tokenize_places(pipeline, asked, places, request_class)
     if not found:
         raise _NothingLeft
     tokens = join(found)
@@ -128,16 +128,16 @@ async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: Request
 
 
 async def _tokenize_places(
-    pipeline: Pipeline, part: _Part, places: Sequence[int], request_class: RequestClass, *, key: str
+    pipeline: Pipeline, part: _Part, places: Sequence[int], request_class: RequestClass
 ) -> list[TokenizedTexts]:
-    """Ids of the items at these places. If one is refused, the others are tried again in two halves."""
+    """Make ids of the items at these places. If one is refused, the others are tried again in two halves."""
     if not places:
         return []
     texts = [part.texts[place] for place in places] if part.texts is not None else []
     ids = [part.token_ids[place] for place in places] if part.token_ids is not None else []
     asked = replace(part, texts=texts if any(texts) else None, token_ids=ids if any(ids) else None)
     try:
-        return [await pipeline.token_ids(asked, request_class, key=key)]
+        return [await pipeline.token_ids(asked, request_class)]
     except TextRefused as refused:
         if refused.index < 0:
             raise
@@ -146,8 +146,8 @@ async def _tokenize_places(
     others = [other for other in places if other != place]
     half = len(others) // 2
     return [
-        *await _tokenize_places(pipeline, part, others[:half], request_class, key=key),
-        *await _tokenize_places(pipeline, part, others[half:], request_class, key=key),
+        *await _tokenize_places(pipeline, part, others[:half], request_class),
+        *await _tokenize_places(pipeline, part, others[half:], request_class),
     ]
 
 
@@ -183,12 +183,12 @@ class InSequences(EmbedRequest):
 
     @classmethod
     def of(cls, request: EmbedRequest, **changes: Any) -> Self:
-        """The same request."""
+        """A request of this class with the fields of another."""
         return cls(**{field.name: getattr(request, field.name) for field in fields(EmbedRequest)} | changes, items=[])
 
     @property
     def max_num_tokens(self) -> int:
-        """Not known before it is tokenized."""
+        """The number of tokens, not known before the request is tokenized."""
         return sys.maxsize
 
     def name_of(self, index: int) -> str:
@@ -206,12 +206,12 @@ class Framed:
 
     @property
     def num_around(self) -> int:
-        """Tokens before and after the content."""
+        """The number of tokens before and after the content."""
         return len(self.head) + len(self.tail)
 
 
 async def framed(texts: Sequence[Sequence[Token]], *, num_prompt_chars: int) -> list[Framed]:
-    """All texts, each with so many characters of a prompt before it. Many tokens are taken in slices."""
+    """The texts, each with so many characters of a prompt before it. Many tokens are taken in slices."""
     found, time_slice = [], TimeSlice()
     for tokens in texts:
         ids = np.empty(len(tokens), np.int32)
@@ -234,11 +234,11 @@ def _is_before(token: Token, num_prompt_chars: int) -> bool:
 
 
 async def embed_in_windows(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
-    """Rows of whole texts, however long. Raises RequestError; cancelling it drops the work everywhere."""
+    """Computes rows of whole texts, however long. Raises RequestError; cancelling it drops the work everywhere."""
     sequences = InSequences.of(request)
     weights: list[int] = []
     computed = await pipeline.compute(
-        sequences, trace, tokenize=partial(_tokenize_windows, pipeline, sequences, weights, key=trace.key)
+        sequences, trace, tokenize=partial(_tokenize_windows, pipeline, sequences, weights)
     )
     rows = computed.results[OutputKind.POOLED].values
     if len(rows) > request.num_items:
@@ -255,10 +255,10 @@ def averages(rows: NDArray[np.float32], items: NDArray[np.int64], weights: NDArr
 
 
 async def _tokenize_windows(
-    pipeline: Pipeline, request: InSequences, weights: list[int], request_class: RequestClass, *, key: str
+    pipeline: Pipeline, request: InSequences, weights: list[int], request_class: RequestClass
 ) -> TokenizedTexts:
     """The ids of all windows; whose they are and what they count is added to the lists. Raises TextRefused."""
-    cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class, key=key)
+    cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class)
     whole = await _long_texts(pipeline, request, np.flatnonzero(cut.truncated).tolist(), request_class)
     all_types = np.zeros_like(cut.token_ids) if cut.token_type_ids is None else cut.token_type_ids
     ids, types, items = list[_Ids](), list[_Ids](), list[int]()
@@ -287,7 +287,7 @@ async def _tokenize_windows(
 async def _long_texts(
     pipeline: Pipeline, request: InSequences, items: list[int], request_class: RequestClass
 ) -> dict[int, Framed]:
-    """These items with all their tokens. Raises RequestError."""
+    """The tokens of these items, all of them. Raises RequestError."""
     assert request.texts is not None, "ids are refused at the edge"
     if not items:
         return {}
@@ -307,7 +307,7 @@ async def _long_texts(
 
 
 def _contents(text: Framed, item: int, *, max_seqlen: int) -> list[_Ids]:
-    """What of the text stands in each window. Raises TextRefused."""
+    """The tokens of the text in each window. Raises TextRefused."""
     room = max_seqlen - text.num_around
     if room < 1:
         raise TextRefused(TextRefusal.NO_ROOM, item, num_tokens=text.num_around, max_tokens=max_seqlen)
@@ -370,7 +370,7 @@ async def _tokenize_chunks(
 
 
 async def _chunks(pipeline: Pipeline, request: InSequences, request_class: RequestClass) -> list[Framed]:
-    """All texts; the first one has the prompt before it. Raises TextRefused."""
+    """The chunks of all texts; the first one has the prompt before it. Raises TextRefused."""
     assert request.texts is not None, "ids are refused at the edge"
     found: list[Framed] = []
     for texts, prompt in ((request.texts[:1], request.prompt), (request.texts[1:], "")):

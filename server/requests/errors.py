@@ -1,4 +1,4 @@
-"""What can go wrong with a request: the error classes, and one table with the status and the metrics' word for each.
+"""The errors of a request: the classes, and one table with the status and the metrics' word for each.
 
 Messages name the field, flag or index; they never repeat what the client sent. How an error looks in an answer is up to
 each dialect.
@@ -110,7 +110,7 @@ class EngineFailed(RequestError):
 
 
 class Row(NamedTuple):
-    """What all dialects and the metrics know of a class of errors."""
+    """The facts that all dialects and the metrics know of a class of errors."""
 
     status: int  # of the answer, unless the dialect has another
     reason: str  # the label of embedline_rejected_total, unless the error has its own

@@ -38,7 +38,7 @@ _BOTH_FIXES = (
 
 
 class TokenIds(enum.StrEnum):
-    """What a server does with them."""
+    """The things that a server does with token ids."""
 
     NATIVE = "native"  # takes those that are framed by the model's special tokens
     CL100K = "cl100k"  # takes them for OpenAI's, and makes texts of them
@@ -54,14 +54,14 @@ class Frame:
     last: list[int]
 
     def fits(self, token_ids: Sequence[int]) -> bool:
-        """Also where there are no ids, which are refused later."""
+        """Whether the ids fit, also where there are none, which are refused later."""
         num_last = len(self.last)
         begins = list(token_ids[: len(self.first)]) == self.first
         return not token_ids or (begins and (not num_last or list(token_ids[-num_last:]) == self.last))
 
 
 def frame_of(tokens: Sequence[Token]) -> Frame:
-    """What stands around a text with these tokens."""
+    """The tokens around a text with these tokens."""
     inner = [place for place, token in enumerate(tokens) if not token.is_special]
     ids = [token.token_id for token in tokens]
     return Frame(ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else Frame([], [])
@@ -180,7 +180,7 @@ def texts_and_pairs(request: Work, without_partner: Collection[int]) -> list[Gro
 async def tokenized(
     groups: Sequence[Group], num_items: int, tokenize: Callable[[Work], Awaitable[TokenizedTexts]]
 ) -> TokenizedTexts:
-    """Token ids in the order of the request. Raises TextRefused with the index in the request."""
+    """Make token ids, in the order of the request. Raises TextRefused with the index in the request."""
     parts = []
     for places, part in groups:
         try:
@@ -196,7 +196,7 @@ def _sized(request: Work, places: Sequence[int]) -> Work:
 
 
 def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
-    """Several as one; each comes with the places of its texts."""
+    """Join several into one; each comes with the places of its texts."""
     ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * num_texts
     types = list(ids)
     truncated = np.zeros(num_texts, np.uint8)

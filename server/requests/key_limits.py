@@ -1,4 +1,4 @@
-"""What API keys may have: their places on the shared page, their shares of the waiting work, and their tokens a minute.
+"""The limits of API keys: their places on the shared page, their shares of the waiting work, and their tokens a minute.
 
 A key has the same place for all frontends. There they count what waits of it, by which batch managers let keys take
 turns, and what it has sent. Each frontend counts what it let in, by the minutes of a clock that all processes of a
@@ -32,7 +32,7 @@ class KeyPlaces:
 
     @property
     def num_places(self) -> int:
-        """How many there are."""
+        """The number of places."""
         return self._page.num_keys
 
     def of(self, names: Sequence[str]) -> dict[str, int]:
@@ -61,7 +61,7 @@ class KeyPlaces:
 
 
 def _hash(name: str) -> int:
-    """63 bits, never 0."""
+    """A hash of 63 bits, never 0."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1 or 1
 
 
@@ -80,7 +80,7 @@ ANYBODY = KeyShare(0)  # where no request needs a key
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where a key stands among those that have work here now."""
+    """The place of a key among those that have work here now."""
 
     ahead: float  # what part of the waiting tokens goes before the end of its own, from 0 to 1
     of_engines: float  # the part of the engines that is its own, from 0 to 1
@@ -88,7 +88,7 @@ class Turn:
 
 
 class KeyShares:
-    """All keys. One that is not known counts as the first."""
+    """The shares of all keys. One that is not known counts as the first."""
 
     def __init__(self, keys: Sequence[ApiKey], places: KeyPlaces) -> None:
         self._places = places
@@ -98,7 +98,7 @@ class KeyShares:
             self.renew(keys)
 
     def renew(self, keys: Sequence[ApiKey]) -> None:
-        """These are the keys from now on."""
+        """Have these keys from now on."""
         places = self._places.of([key.name for key in keys])
         self._by_name = {
             key.name: KeyShare(place, key.weight, key.tokens_per_minute, self._places.owner(place))
@@ -117,7 +117,7 @@ class KeyShares:
         return self._by_name.get(name, ANYBODY)
 
     def turn(self, key: KeyShare, num_tokens: int, queued: NDArray[np.int64]) -> Turn:
-        """Where a key stands that asks for so many tokens more; `queued` are those of each key, int64 [K].
+        """The place of a key that asks for so many tokens more; `queued` are those of each key, int64 [K].
 
         Batch managers let keys take turns by weight, so until a key's last token is computed, each other key gets as
         much in proportion, or all it has if that is less.
@@ -134,7 +134,7 @@ class KeyShares:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a key may send now."""
+    """The tokens that a key may send now."""
 
     limit: int  # tokens a minute
     remaining: int  # tokens, of those
@@ -142,7 +142,7 @@ class Allowance:
 
 
 class KeyCeilings:
-    """What keys have spent, as one frontend sees and writes it."""
+    """The tokens that keys have spent, as one frontend sees and writes it."""
 
     def __init__(self, page: Page, *, frontend: int) -> None:
         self._minutes, self._tokens, self._before = page.spent_minute, page.spent_tokens, page.spent_before
@@ -150,7 +150,7 @@ class KeyCeilings:
         self._frontend = frontend
 
     def seconds_until_room(self, key: KeyShare, num_tokens: int, now: float) -> float:
-        """0 if the key may send so many tokens now. They must be no more than its ceiling."""
+        """The seconds until the key may send so many tokens, 0 if it may now. They must be no more than its ceiling."""
         assert key.tokens_per_minute is not None
         minute, passed = int(now // _MINUTE), now % _MINUTE / _MINUTE
         this, before = self._spent(key, minute)
@@ -162,7 +162,7 @@ class KeyCeilings:
         return _MINUTE * (1 - passed + 1 - (room + this) / this)
 
     def allowance(self, key: KeyShare, now: float) -> Allowance:
-        """What remains for a key that has a ceiling."""
+        """The tokens that remain for a key that has a ceiling."""
         assert key.tokens_per_minute is not None
         minute, passed = int(now // _MINUTE), now % _MINUTE / _MINUTE
         this, before = self._spent(key, minute)
@@ -183,7 +183,7 @@ class KeyCeilings:
         self._tokens[at] += num_tokens
 
     def _spent(self, key: KeyShare, minute: int) -> tuple[int, int]:
-        """In this minute and in the one before."""
+        """The tokens spent in this minute and in the one before."""
         this = before = 0
         columns = (cells[:, key.index].tolist() for cells in (self._minutes, self._tokens, self._before))
         for its_minute, its_tokens, its_before in zip(*columns, strict=True):

@@ -27,7 +27,7 @@ class Lengths:
 
 
 def lengths(late: LateInteraction | None, max_seqlen: int) -> Lengths | None:
-    """None where a model has no lengths of its own for queries and documents."""
+    """Returns None where a model has no lengths of its own for queries and documents."""
     if late is None or late == LateInteraction(skipped_ids=late.skipped_ids, skips_first=late.skips_first):
         return None
     return Lengths(
@@ -53,7 +53,7 @@ async def shaped(
 
 
 def marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:
-    """For engines that look up the tokens of queries: the first `num_queries` texts marked."""
+    """Marks the first `num_queries` texts, for engines that look up the tokens of queries."""
     types = tokens.token_type_ids
     types = np.zeros(len(tokens.token_ids), np.int32) if types is None else types.copy()
     types[: tokens.offsets[num_queries]] |= QUERY_TOKEN
@@ -61,7 +61,7 @@ def marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedText
 
 
 def counted(tokens: TokenizedTexts, late: LateInteraction | None, *, num_queries: int) -> NDArray[np.bool_] | None:
-    """[T], whose rows are compared; None = all."""
+    """The tokens [T] whose rows are compared; None = all."""
     if late is None or not (late.skips_first or late.skipped_ids):
         return None
     counts = np.ones(len(tokens.token_ids), np.bool_)
@@ -116,7 +116,7 @@ async def max_sim(
 async def max_sim_of_pairs(
     rows: NDArray[np.float32], offsets: NDArray[np.int32], counts: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """Scores of S / 2 queries, which come first, each with a document of its own; float32 [S / 2]."""
+    """The scores of S / 2 queries, which come first, each with a document of its own; float32 [S / 2]."""
     num_pairs = (len(offsets) - 1) // 2
     scores, time_slice = np.empty(num_pairs, np.float32), TimeSlice()
     for query in range(num_pairs):
@@ -164,7 +164,7 @@ def _marked(tokens: TokenizedTexts, marker_id: int | None, num_leading: int) -> 
 
 
 def _filled(tokens: TokenizedTexts, late: LateInteraction, fill_length: int) -> TokenizedTexts:
-    """Each text filled up at the end to `fill_length` tokens."""
+    """The texts, each filled up at the end to `fill_length` tokens."""
     seqlens = np.diff(tokens.offsets)
     missing = np.maximum(fill_length - seqlens, 0)
     if not missing.any():

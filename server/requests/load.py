@@ -1,4 +1,4 @@
-"""How much a server has to do, out of the shared page: how long a new request would wait, and what GET /load says.
+"""The load of a server, out of the shared page: how long a new request would wait, and what GET /load says.
 
 What is ahead of a request is what all frontends have let in and not answered. Engines are busy with some of that and
 say when they will be done; the rest waits and goes at their measured rate.
@@ -22,7 +22,7 @@ _OLD_SECONDS = 2.0  # batch managers publish twice a second, and after every cha
 
 @dataclass(slots=True)
 class Ahead:
-    """What is ahead of a request of one class. Tokens are of all frontends."""
+    """The work that is ahead of a request of one class. Tokens are of all frontends."""
 
     tokens_per_second: float  # of all engines; 0 = not known
     busy_seconds: float  # until the engines are done with what they hold and goes before it
@@ -32,7 +32,7 @@ class Ahead:
     is_idle: bool  # nothing is ahead, whether waiting or computed
 
     def tokens(self, request_class: RequestClass, part: float = 1.0) -> float:
-        """Waiting tokens that go first. `part` is what of the request's own class goes first, where keys share it.
+        """The waiting tokens that go first. `part` is what of the request's own class goes first, where keys share it.
 
         Interactive work goes before bulk, which keeps its share of each batch.
         """
@@ -61,7 +61,8 @@ class ModelPage:
         return now - float(self._last_batch_at.max()) >= _POLICY.forecast_memory
 
     def ahead(self, request_class: RequestClass, now: float, *, needs_room: bool = False) -> Ahead:
-        """What is there now. What waits for room is ahead only of what needs room too: it stands in the same line."""
+        """The work that is ahead now. What waits for room is ahead only of what needs room too: it stands in the same
+        line."""
         # lists, as they are quicker than numpy's sums over one or two cells
         rates: list[float] = self._rates.tolist()
         rate = sum(rates)
@@ -87,18 +88,19 @@ class ModelPage:
         return Ahead(rate, busy / rate if rate else 0.0, max(self._batch_seconds.tolist()), interactive, bulk, is_idle)
 
     def rate_of_one(self, num_seqs: int) -> float:
-        """Tokens per second at which a request of so many sequences is computed: each by one stream. 0 = not known."""
+        """The tokens per second at which a request of so many sequences is computed: each by one stream. 0 = not
+        known."""
         rate, streams = float(sum(self._rates.tolist())), int(sum(self._streams.tolist()))
         return rate if num_seqs >= streams else rate * num_seqs / streams
 
     def queued_by_key(self, request_class: RequestClass, *, needs_room: bool) -> NDArray[np.int64]:
-        """int64 [K]: what of one class is let in and not answered, by API key."""
+        """The tokens of one class that are let in and not answered, by API key, int64 [K]."""
         queued: NDArray[np.int64] = self._by_key[:, request_class].sum(axis=0)
         return queued + self._kept_back[:, request_class].sum(axis=0) if needs_room else queued
 
 
 def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
-    """Seconds that a request would wait if it came now; 0 before a rate is known."""
+    """The seconds that a request would wait if it came now; 0 before a rate is known."""
     ahead = ModelPage(page, model).ahead(request_class, time.monotonic())
     if not ahead.tokens_per_second:
         return 0.0
@@ -107,7 +109,7 @@ def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much all models, or one, have to do. A batch manager that is stuck makes it old, and `reason` says so."""
+    """The work that all models have, or one. A batch manager that is stuck makes it old, and `reason` says so."""
 
     ready: bool
     reason: str | None

@@ -21,7 +21,7 @@ from wire.vocabulary import RequestClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What a request needs to know of its model."""
+    """The facts that a request needs of its model."""
 
     index: int  # the model's number on the wire
     name: str
@@ -49,7 +49,7 @@ class ServedModel:
 
     @property
     def default_dimensions(self) -> int:
-        """Numbers in a row where a request does not say how many."""
+        """The numbers in a row where a request does not say how many."""
         return self.truncate_dim or self.dimensions
 
     @property
@@ -81,7 +81,7 @@ class ModelTable:
         return table
 
     def asked_name(self, name: str | None) -> str | None:
-        """What the request calls its model; `name` is what its body says."""
+        """The name that the request gives its model; `name` is what its body says."""
         return name if self._name_in_path is None else self._name_in_path
 
     def own_name(self, name: str | None, *, with_prompt: bool = True) -> str | None:
@@ -94,7 +94,8 @@ class ModelTable:
         return stem if stem in self._names else None
 
     def choose(self, name: str | None, *, with_prompt: bool = False) -> ServedModel:
-        """`with_prompt` allows a word for a prompt behind the name, as in `name:query`.
+        """Choose the model that is asked for. `with_prompt` allows a word for a prompt behind the name, as in
+        `name:query`.
 
         Raises ModelNotFound, and NotReady for a model that is loading.
         """
@@ -161,7 +162,7 @@ def served_models(entries: list[dict[str, Any]], *, decodes_ids: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """How much one model has to do, in all frontends and batch managers."""
+    """The work that one model has, in all frontends and batch managers."""
 
     waiting_tokens: int
     computing_tokens: int
@@ -171,7 +172,8 @@ class QueueState:
 
 
 class ServerState:
-    """Which models there are and whether they can compute. Set by the supervisor's STATE; read by every route."""
+    """The models that there are and whether they can compute. It is set by the supervisor's STATE; read by every
+    route."""
 
     def __init__(self, page: Page, *, strict_model_name: bool = False, decodes_ids: bool = False) -> None:
         self._page = page
@@ -198,7 +200,7 @@ class ServerState:
 
     @property
     def models(self) -> ModelTable | None:
-        """None while the first model is loading."""
+        """The served models; None while the first model is loading."""
         return self._models
 
     @property
@@ -213,7 +215,8 @@ class ServerState:
         return models.own_name(name)
 
     def why_model_not_ready(self, name: str) -> str | None:
-        """None if a request for this one of `names`, sent now, would be computed."""
+        """The reason why a model is not ready; None if a request for this one of `names`, sent now, would be
+        computed."""
         if self.draining:
             return "the server is stopping"
         if not self._page.engines_ready[:, self.names.index(name)].any():
@@ -221,7 +224,7 @@ class ServerState:
         return None
 
     def queue_of(self, name: str) -> QueueState:
-        """How much the model has to do that is this one of `names`."""
+        """The work of the model that is this one of `names`."""
         index, limits = self.names.index(name), self._state.get("limits", {})
         queued, computing = (
             int(cells[:, index].sum()) for cells in (self._page.queued_tokens, self._page.computing_tokens)
@@ -247,7 +250,7 @@ class ServerState:
         return self._models
 
     def why_not_ready(self) -> str | None:
-        """None if a request sent now would be computed."""
+        """The reason why the server is not ready; None if a request sent now would be computed."""
         if self.draining:
             return "the server is stopping"
         if not self._state.get("ready"):

@@ -61,7 +61,7 @@ class Pipeline:
         self._managers = managers
 
     async def embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
-        """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
+        """Computes rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
         computed = await self.compute(request, trace)
         rows, tokens = computed.results[request.outputs], computed.tokens
         return Embedded(finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
@@ -92,17 +92,16 @@ class Pipeline:
             request_class,
             num_tokens,
             request.deadline,
-            trace.key,
+            request.context.key,
             request.num_items,
             needs_room=bool(
-                self._admission.num_kept_back and bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding)
+                self._admission.num_kept_back
+                and bytes_to_hold(request, num_tokens=num_tokens, encoding=request.context.encoding)
             ),
             least_tokens=_least_tokens(request),
         )
         with self._admission.admit(asked) as admitted:
-            return await self._answer(
-                request, trace, admitted, tokenize or partial(self.token_ids, request, key=trace.key)
-            )
+            return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
 
     async def with_own_ids(self, request: _Work, trace: Trace) -> _Work:
         """A request whose token ids, if it has any, are the model's own, as far as can be told. Raises RequestError.
@@ -114,30 +113,31 @@ class Pipeline:
         return await self._given_ids.taken(request, trace)
 
     async def _answer(self, request: Work, trace: Trace, admitted: Admitted, tokenize: Tokenize) -> Computed:
-        model, request_class = request.model, admitted.asked.request_class
+        model, request_class, context = request.model, admitted.asked.request_class, request.context
         try:
             trace.stage, began = "tokenize", time.perf_counter()
             tokens = await tokenize(request_class)
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
             admitted.correct(len(tokens.token_ids))
-            trace.num_tokens = len(tokens.token_ids)
+            trace.num_tokens = num_tokens = len(tokens.token_ids)
             check_token_rows(request, tokens)
-            is_part = trace.joint_room is not None
-            num_bytes = bytes_to_hold(request, num_tokens=trace.num_tokens, encoding=trace.encoding, is_part=is_part)
+            is_part = context.joint_room is not None
+            num_bytes = bytes_to_hold(request, num_tokens=num_tokens, encoding=context.encoding, is_part=is_part)
             if num_bytes or is_part:
                 with admitted.kept_back():
-                    await trace.hold(self._admission.room_of(trace.request_class), num_bytes)
+                    await context.hold(self._admission.room_of(context.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
             tokens = with_adapters(tokens, request)
-            trace.seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [trace.num_tokens]
+            seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [num_tokens]
+            trace.seqlens = seqlens
             answer = await self._managers.submit(
                 Submission(
                     model=model.index,
                     request_class=request_class,
                     outputs=request.outputs,
                     deadline=request.deadline,
-                    seqlens=trace.seqlens,
+                    seqlens=seqlens,
                     token_ids=tokens.token_ids.data.cast("B"),
                     token_type_ids=b"" if tokens.token_type_ids is None else tokens.token_type_ids.data.cast("B"),
                     key=admitted.key.index,
@@ -162,10 +162,11 @@ class Pipeline:
         """The estimated number of tokens."""
         num_tokens = 0
         if request.texts is not None:
-            trace.num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
-            num_characters = trace.num_characters + len(request.prompt) * len(request.texts)
+            num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
+            trace.num_characters = num_characters
+            num_characters += len(request.prompt) * len(request.texts)
             num_tokens = self._admission.estimate(
-                request.model.index, num_characters, len(request.texts), key=trace.key
+                request.model.index, num_characters, len(request.texts), key=request.context.key
             )
         if request.token_ids is not None:
             num_tokens += sum(map(len, request.token_ids))
@@ -174,8 +175,9 @@ class Pipeline:
     async def tokenize(self, request: TokenizeRequest, trace: Trace) -> list[list[Token]]:
         """The tokens of each text, none cut off. Raises RequestError; cancelling it drops the work everywhere."""
         _begin(request, trace)
-        trace.num_characters = sum(map(len, request.texts))
-        request_class = _choose_class(request, trace, trace.num_characters // _CHARS_PER_TOKEN)
+        num_characters = sum(map(len, request.texts))
+        trace.num_characters = num_characters
+        request_class = _choose_class(request, trace, num_characters // _CHARS_PER_TOKEN)
         async with _answer_of_the_pool(request, trace):
             if request.chat is not None:
                 request = await rendered(self._tokenizers, request, request_class)
@@ -186,8 +188,8 @@ class Pipeline:
     async def decode(self, request: DecodeRequest, trace: Trace) -> list[str]:
         """The text of each list of ids. Raises RequestError; cancelling it drops the work everywhere."""
         _begin(request, trace)
-        trace.num_tokens = sum(map(len, request.token_ids))
-        request_class = _choose_class(request, trace, trace.num_tokens)
+        trace.num_tokens = num_tokens = sum(map(len, request.token_ids))
+        request_class = _choose_class(request, trace, num_tokens)
         async with _answer_of_the_pool(request, trace):
             return await self._tokenizers.decode(
                 request.token_ids,
@@ -209,7 +211,7 @@ class Pipeline:
     async def shorten(
         self, request: Work, texts: Sequence[str], max_tokens: int, request_class: RequestClass
     ) -> Sequence[str]:
-        """Long texts that have more tokens cut down to a few more; cut off at the request's end. Raises TextRefused."""
+        """Cut long texts that have more tokens down to a few more; cut off at the request's end. Raises TextRefused."""
         return await self._tokenizers.shorten(
             texts,
             model=request.model.index,
@@ -218,11 +220,11 @@ class Pipeline:
             truncation=request.truncation or Truncation.RIGHT,
         )
 
-    async def token_ids(self, request: Work, request_class: RequestClass, *, key: str = "") -> TokenizedTexts:
-        """The ids that a request of this API key is computed from. Raises TextRefused."""
+    async def token_ids(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+        """The ids that a request is computed from. Raises TextRefused."""
         model = request.model
         if request.texts is not None and request.token_ids is not None:
-            ask = partial(self.token_ids, request_class=request_class, key=key)
+            ask = partial(self.token_ids, request_class=request_class)
             return await tokenized(texts_and_ids(request), request.num_items, ask)
         if request.texts is None:
             return await check_token_ids(
@@ -233,13 +235,14 @@ class Pipeline:
             )
         if request.chat is not None:
             as_text = await rendered(self._tokenizers, request, request_class)
-            return await self.token_ids(as_text, request_class, key=key)
+            return await self.token_ids(as_text, request_class)
         of_roles = lengths(model.late, request.max_seqlen) if request.outputs & OutputKind.MULTI_VECTOR else None
         tokens = await self._tokenize_texts(request, request_class, of_roles)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_characters += len(request.prompt) * len(request.texts)
-            self._admission.learn(model.index, num_characters, len(tokens.token_ids), len(request.texts), key=key)
+            num_texts, key = len(request.texts), request.context.key
+            self._admission.learn(model.index, num_characters, len(tokens.token_ids), num_texts, key=key)
         return tokens if of_roles is None else await self._shaped(tokens, request)
 
     async def _shaped(self, tokens: TokenizedTexts, request: Work) -> TokenizedTexts:
@@ -285,7 +288,7 @@ def _begin(request: Request, trace: Trace) -> None:
 
 
 def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:
-    """Each token's type has the number of its adapter: see engine.types.ADAPTER_SHIFT."""
+    """The texts, where each token's type has the number of its adapter: see engine.types.ADAPTER_SHIFT."""
     if not (work.adapter or work.query_adapter):
         return tokens
     types = np.zeros_like(tokens.token_ids) if tokens.token_type_ids is None else tokens.token_type_ids.copy()
@@ -301,10 +304,11 @@ def _least_tokens(request: Work) -> int:
 
 
 def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestClass:
-    """By its size, or bulk if the request says so. A large one would delay interactive ones, whatever it is called."""
+    """The class by the request's size, or bulk if it says so. A large one would delay interactive ones, whatever it is
+    called."""
     is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS or request.request_class is RequestClass.BULK
     request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
-    trace.request_class = _CLASS_NAMES[request_class]
+    trace.request_class = request.context.request_class = _CLASS_NAMES[request_class]
     return request_class
 
 
@@ -320,7 +324,7 @@ async def _deadline(request: Request) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: Trace) -> AsyncIterator[None]:
-    """Around a request that needs no engine: measures time, keeps the deadline, translates refusals."""
+    """Goes around a request that needs no engine: measures time, keeps the deadline, translates refusals."""
     trace.stage, began = "tokenize", time.perf_counter()
     try:
         async with _deadline(request):

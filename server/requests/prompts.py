@@ -1,4 +1,4 @@
-"""What goes before a text by what it is for: one of the model's own prompts, and the adapter that computes it.
+"""The prompt of a text by what it is for: one of the model's own prompts, and the adapter that computes it.
 
 Models name their prompts as they like. The names here are those of the well-known ones, in the order in which they are
 looked for. Some models, as jina-embeddings-v3, have an adapter for each of these purposes too, under the prompt's name.
@@ -12,7 +12,7 @@ from server.requests.models import ServedModel
 
 
 class Purpose(enum.Enum):
-    """What a text is embedded for, with the names of prompts for it."""
+    """A purpose that a text is embedded for, with the names of prompts for it."""
 
     QUERY = ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query", "web_search_query")
     DOCUMENT = ("document", "passage", "search_document", "retrieval.passage", "Retrieval-document", "corpus")

@@ -1,4 +1,4 @@
-"""What the tokenizer pool and the batch managers refuse, as errors that name the field or item."""
+"""The refusals of the tokenizer pool and the batch managers, as errors that name the field or item."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
 
 
 def _too_much(max_chars: int, *, is_pair: bool) -> str:
-    """`max_chars` is 0 where it is the answer of a worker that is too large."""
+    """The message that a request is too large. `max_chars` is 0 where a worker's answer is."""
     if not max_chars:
         return _TOO_MUCH
     counted = ", a query counted with each document" if is_pair else ", a prompt counted with each text"
@@ -96,7 +96,7 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
 
 
 def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
-    """Ids that gave no rows."""
+    """The error for ids that gave no rows."""
     param = name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:

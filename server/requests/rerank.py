@@ -9,7 +9,7 @@ Knows texts and models; nothing of HTTP, JSON or any dialect.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, prompt_for
 from server.requests.refusals import unsupported
+from server.requests.row_memory import RequestContext
 from server.requests.rows import bounded
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
@@ -52,19 +53,20 @@ class RerankRequest:
     max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
+    context: RequestContext = field(default_factory=RequestContext, compare=False)  # of its call
     queries_field: str = "query"  # what the dialect calls them, for error messages
     documents_field: str = "documents"
     instruction_field: str = "instruction"
 
     @property
     def num_items(self) -> int:
-        """Documents."""
+        """The number of documents."""
         return len(self.documents)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Scores of the documents."""
+    """The scores of the documents."""
 
     scores: NDArray[np.float32]  # [documents], in the request's order; larger is better
     num_tokens: int  # of all that was computed
@@ -72,7 +74,7 @@ class Ranked:
 
     @property
     def num_truncated(self) -> int:
-        """Pairs or texts that lost tokens."""
+        """The number of pairs or texts that lost tokens."""
         return self.truncated.tobytes().count(1)
 
     def best_first(self) -> NDArray[np.intp]:
@@ -81,7 +83,7 @@ class Ranked:
 
 
 async def rank(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    """Scores for a request. Raises RequestError; cancelling it drops the work everywhere."""
+    """Computes scores for a request. Raises RequestError; cancelling it drops the work everywhere."""
     outputs = request.model.outputs
     _check_instruction(request)
     if OutputKind.LOGITS in outputs and len(request.model.labels) <= 1:
@@ -107,7 +109,7 @@ def _check_instruction(request: RerankRequest) -> None:
 
 
 async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    """By a cross-encoder, or a generative reranker."""
+    """Ranks by a cross-encoder, or a generative reranker."""
     model, documents = request.model, request.documents
     instruction = model.instruction if request.instruction is None else request.instruction
     work = Work(
@@ -120,6 +122,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
         outputs=OutputKind.LOGITS,
         request_class=request.request_class,
         deadline=request.deadline,
+        context=request.context,
         field=request.documents_field,
     )
     computed = await _compute(pipeline, work, request, trace)
@@ -130,7 +133,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
 
 
 async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    """By the cosine of embeddings; 0 for a blank document, if the model has no tokens for it."""
+    """Ranks by the cosine of embeddings; 0 for a blank document, if the model has no tokens for it."""
     try:
         return await _rank_by_cosine(pipeline, request, trace)
     except EmptyInput:
@@ -151,7 +154,7 @@ async def _rank_by_cosine(pipeline: Pipeline, request: RerankRequest, trace: Tra
 
 
 async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    """By late interaction."""
+    """Ranks by late interaction."""
     num_queries = len(request.queries)
     computed = await _compute(pipeline, _queries_and_documents(request, OutputKind.MULTI_VECTOR), request, trace)
     rows, tokens = computed.results[OutputKind.MULTI_VECTOR], computed.tokens
@@ -164,7 +167,7 @@ async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace: Trace) -> Computed:
     max_tokens = request.max_document_tokens
-    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens, key=trace.key)
+    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens)
     return await pipeline.compute(work, trace, tokenize=tokenize)
 
 
@@ -187,6 +190,7 @@ def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
         outputs=outputs,
         request_class=request.request_class,
         deadline=request.deadline,
+        context=request.context,
         field=document_field,
         first_field=query_field,
         num_first=len(request.queries),
@@ -216,9 +220,9 @@ def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 async def tokenize_cut(
-    pipeline: Pipeline, request: Work, max_tokens: int, request_class: RequestClass, *, key: str = ""
+    pipeline: Pipeline, request: Work, max_tokens: int, request_class: RequestClass
 ) -> TokenizedTexts:
-    """Ids of pairs, or of queries and documents, each document with at most `max_tokens` tokens of its text.
+    """Makes ids of pairs, or of queries and documents, each document with at most `max_tokens` tokens of its text.
 
     Raises TextRefused with the index in the request.
     """
@@ -240,7 +244,7 @@ async def tokenize_cut(
         request = replace(request, pair_texts=documents)
     else:
         request = replace(request, texts=[*texts[:first], *documents])
-    tokens = await pipeline.token_ids(request, request_class, key=key)
+    tokens = await pipeline.token_ids(request, request_class)
     truncated = tokens.truncated.copy()
     truncated[first:] |= is_cut
     return replace(tokens, truncated=truncated)
@@ -249,7 +253,7 @@ async def tokenize_cut(
 async def _shortened(
     pipeline: Pipeline, request: Work, documents: list[str], first: int, max_tokens: int, request_class: RequestClass
 ) -> Sequence[str]:
-    """Long documents that have too many tokens cut down to a few more. Raises TextRefused."""
+    """Cut long documents that have too many tokens down to a few more. Raises TextRefused."""
     try:
         return await pipeline.shorten(request, documents, max_tokens, request_class)
     except TextRefused as refused:
@@ -279,7 +283,7 @@ def _groups(documents: Sequence[str], shortened: Sequence[str], max_tokens: int)
 async def _cut(
     pipeline: Pipeline, request: Work, documents: Sequence[str], max_tokens: int, request_class: RequestClass
 ) -> list[str]:
-    """What stays of each document. Raises TextRefused with the index in `documents`."""
+    """The part that stays of each document. Raises TextRefused with the index in `documents`."""
     asked = TokenizeRequest(model=request.model, texts=documents, add_special_tokens=False)
     found = await pipeline.token_details(asked, request_class)
     is_left = request.truncation is Truncation.LEFT

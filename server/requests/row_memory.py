@@ -1,4 +1,4 @@
-"""Room in memory for the rows of requests and for answers, taken before the work is done.
+"""Counts the memory for the rows of requests and for answers, taken before the work is done.
 
 A request takes it as a whole, also where it is computed in several parts, and holds it until its client has read the
 answer.
@@ -6,6 +6,7 @@ answer.
 
 import asyncio
 from collections import Counter, deque
+from dataclasses import dataclass
 
 from server.requests.errors import NotReady
 
@@ -29,11 +30,11 @@ class Room:
 
     @property
     def num_held_bytes(self) -> int:
-        """As they count."""
+        """The bytes held, as they count."""
         return self._held.total()
 
     async def take(self, num_bytes: int, key: str = "") -> "Held":
-        """Room for rows that are not computed yet: wait for it, behind those of the key that came before.
+        """Take room for rows that are not computed yet: wait for it, behind those of the key that came before.
 
         Raises NotReady after `max_wait`. Who is cancelled holds nothing.
         """
@@ -55,7 +56,7 @@ class Room:
         return Held(self, key, counted)
 
     def counted(self, num_bytes: int) -> int:
-        """As how many bytes so many count: the largest takes all that a key may have, and no more."""
+        """The bytes that so many count as: the largest takes all that a key may have, and no more."""
         return min(num_bytes, self._max_of_key)
 
     def fits(self, num_bytes: int, key: str) -> bool:
@@ -102,7 +103,7 @@ class Room:
 
 
 class Held:
-    """What one request holds of a room: first its rows, then its answer."""
+    """The bytes that one request holds of a room: first its rows, then its answer."""
 
     __slots__ = ("_key", "_num_bytes", "_room")
 
@@ -164,3 +165,36 @@ class JointRoom:
         self._num_silent -= 1
         if not self._num_silent:
             self._all_have_said.set()
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """The facts of one request by which its rows and its answer are counted, and what it holds of a room for them."""
+
+    key: str = ""  # the name of the API key, "" if none is needed
+    request_class: str = ""  # interactive or bulk, once it is known
+    encoding: str = ""  # of the rows in the answer: float, base64, bytes
+    held: Held | None = None  # large rows, then the large answer
+    joint_room: JointRoom | None = None  # of a part of a request, until it has asked there; the whole holds the room
+
+    async def hold(self, room: Room, num_bytes: int) -> None:
+        """Wait for room for large rows and the answer. Raises NotReady."""
+        joint, self.joint_room = self.joint_room, None
+        if joint is not None:
+            await joint.take(room, num_bytes, self.key)
+            return
+        if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
+            self.held.release()
+        self.held = await room.take(num_bytes, self.key)
+
+    def hold_answer(self, room: Room, num_bytes: int) -> None:
+        """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
+        if num_bytes and self.held is None:
+            self.held = Held(room, self.key)
+        if self.held is not None:
+            self.held.change(num_bytes)
+
+    def release(self) -> None:
+        """Hold no rows and no answer any more."""
+        if self.held is not None:
+            self.held.release()

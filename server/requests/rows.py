@@ -1,4 +1,4 @@
-"""What becomes of an engine's rows before they are written: whether they are too large, cut, scaled, and made scores.
+"""Handles an engine's rows before they are written: whether they are too large, cut, scaled, and made scores.
 
 Rows are bounded by what a frontend can hold and write. Scores come from engines raw, and get the model's activation
 here. Long work is done in slices.
@@ -47,8 +47,8 @@ def check_sparse_rows(results: Results) -> None:
 
 
 def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str, is_part: bool = False) -> int:
-    """What embeddings or rows of tokens and the answer with them will take, about; 0 for at most 64 KiB of rows, unless
-    they are a part of a request's.
+    """The bytes that embeddings or rows of tokens and the answer with them will take, about; 0 for at most 64 KiB of
+    rows, unless they are a part of a request's.
 
     Scores are few, and nobody knows how many numbers sparse rows will have.
     """
@@ -81,7 +81,8 @@ def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float
 
 
 async def strongest(results: Results, most: int) -> Results:
-    """With at most so many entries in each sparse row: those of the largest weights, in the order in which they were.
+    """The results with at most so many entries in each sparse row: those of the largest weights, in the order in which
+    they were.
 
     Of equal weights the first ones stay.
     """

@@ -1,11 +1,12 @@
-"""Long work on the event loop, in slices of about a millisecond, so that other requests run in between."""
+"""Does long work on the event loop in slices of about a millisecond, so that other requests run in between."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
 
 SECONDS = 0.001  # of a slice
-# What one step of a numpy loop handles: as JSON these are 0.7 ms, and nothing else that is done with them takes longer.
+# One step of a numpy loop handles so many: as JSON these are 0.7 ms, and nothing else that is done with them takes
+# longer.
 NUMBERS_A_STEP = 1 << 14
 
 
@@ -37,7 +38,7 @@ class SharedSlice:
         self._turn = asyncio.Lock()  # who came first is first
 
     async def end_if_over(self) -> None:
-        """As that of TimeSlice; other pieces of this work have their turn first."""
+        """Does as TimeSlice's method; other pieces of this work have their turn first."""
         if time.perf_counter() >= self._ends:
             async with self._turn:
                 await asyncio.sleep(0)

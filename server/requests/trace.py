@@ -1,13 +1,11 @@
-"""What is known of one request: filled by the edge and the pipeline, read for the log, metrics and timing headers.
+"""The record of one request: written by the edge and the pipeline, read for the log, metrics and headers of answers.
 
-Knows no text and no row, only how many there were and how long it took.
+It decides nothing. Knows no text and no row, only how many there were and how long it took.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from server.requests.row_memory import Held, JointRoom, Room
 
 CLIENT_LEFT = 499  # nginx's status, in logs, for a client that has left; nobody receives it
 
@@ -39,8 +37,6 @@ class Trace:
     num_truncated: int = 0  # items that lost tokens
     num_body_bytes: int = 0  # of the request
     num_bytes: int = 0  # of the answer's body
-    held: Held | None = None  # large rows, then the large answer, as admission counts them
-    joint_room: JointRoom | None = None  # of a part of a request, until it has asked there; the whole holds the room
     read_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     queue_seconds: float = 0.0  # the longest wait of a sequence for its batch
@@ -48,28 +44,6 @@ class Trace:
     responds_since: float = 0.0  # time.perf_counter() when all rows had come
     respond_seconds: float = 0.0  # from then to the answer's last byte
     total_seconds: float = 0.0  # from the request's head to the answer's last byte
-
-    async def hold(self, room: Room, num_bytes: int) -> None:
-        """Wait for room for large rows and the answer. Raises NotReady."""
-        joint, self.joint_room = self.joint_room, None
-        if joint is not None:
-            await joint.take(room, num_bytes, self.key)
-            return
-        if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
-            self.held.release()
-        self.held = await room.take(num_bytes, self.key)
-
-    def hold_answer(self, room: Room, num_bytes: int) -> None:
-        """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
-        if num_bytes and self.held is None:
-            self.held = Held(room, self.key)
-        if self.held is not None:
-            self.held.change(num_bytes)
-
-    def release(self) -> None:
-        """Hold no rows and no answer any more."""
-        if self.held is not None:
-            self.held.release()
 
     def end(self) -> None:
         """The answer's last byte has left, or the client has."""
@@ -79,5 +53,5 @@ class Trace:
             self.respond_seconds = now - self.responds_since
 
     def elapsed(self) -> float:
-        """Seconds since the request's head was read."""
+        """The seconds since the request's head was read."""
         return time.perf_counter() - self.began

@@ -1,9 +1,11 @@
-"""What decoders ask for and what encoders get: requests for rows, tokens or texts, and the rows that were computed."""
+"""The types that decoders ask for and encoders get: requests for rows, tokens or texts, and the rows that were
+computed."""
 
 import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from engine.types import OutputKind, Results
 from server.requests.errors import RequestError
 from server.requests.models import ServedModel
+from server.requests.row_memory import RequestContext
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import Chat
 from tokenizer_pool.token_ids import TokenizedTexts
@@ -19,7 +22,7 @@ from wire.vocabulary import RequestClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What all requests have in common."""
+    """The fields that all requests have in common."""
 
     model: ServedModel
     request_class: RequestClass | None = None  # what the client calls it; None = nothing
@@ -27,15 +30,16 @@ class Request:
     field: str  # the dialect's name of the items, for error messages
     first_field: str = ""  # its name of the first items, if those are not in `field`
     num_first: int = 1  # how many they are
+    context: RequestContext = dataclass_field(default_factory=RequestContext, compare=False)  # of its call
     is_single: bool = False  # whether the field holds one item, not a list
 
     @property
     def num_items(self) -> int:
-        """Texts or lists of ids."""
+        """The number of texts or lists of ids."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """What an error message calls an item; all of them if the index is -1."""
+        """The name of an item in an error message; all of them if the index is -1."""
         if self.first_field and 0 <= index < self.num_first:
             return self.first_field if self.num_first == 1 else f"{self.first_field}[{index}]"
         num_before = self.num_first if self.first_field else 0
@@ -44,7 +48,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work(Request):
-    """Rows that an engine computes. Where texts and token_ids are given, each item has one and the other is empty."""
+    """A request for rows that an engine computes. Where texts and token_ids are given, each item has one and the other
+    is empty."""
 
     texts: Sequence[str] | None = None
     pair_texts: Sequence[str] = ()  # as many second texts, for pairs
@@ -74,12 +79,12 @@ class Work(Request):
 
     @property
     def num_items(self) -> int:
-        """Texts, pairs or lists of ids."""
+        """The number of texts, pairs or lists of ids."""
         return len(self.texts if self.texts is not None else self.token_ids or ())
 
 
 class Chunking(enum.Enum):
-    """What sequences are made of texts."""
+    """The ways in which sequences are made of texts."""
 
     NONE = "one of each, cut where it is too long"
     WINDOWS = "of a text that is too long several, of which the rows are averaged"
@@ -97,7 +102,7 @@ class EmbedRequest(Work):
 
     @property
     def width(self) -> int | None:
-        """Numbers that are kept of each row; None = all."""
+        """The numbers that are kept of each row; None = all."""
         if self.dimensions is not None or self.model.truncate_dim is None:
             return self.dimensions
         return self.model.truncate_dim if OutputKind.POOLED in self.outputs else None
@@ -116,7 +121,7 @@ def no_rows(request: EmbedRequest) -> "Embedded":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest(Request):
-    """Texts whose tokens are wanted, at least one."""
+    """A request for the tokens of texts, at least one."""
 
     texts: Sequence[str]
     prompt: str = ""  # put before each text
@@ -126,7 +131,7 @@ class TokenizeRequest(Request):
 
     @property
     def num_items(self) -> int:
-        """Texts."""
+        """The number of texts."""
         return len(self.texts)
 
 
@@ -140,13 +145,13 @@ class DecodeRequest(Request):
 
     @property
     def num_items(self) -> int:
-        """Lists of ids."""
+        """The number of lists of ids."""
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What was computed, as the engine gave it."""
+    """The rows that were computed, as the engine gave it."""
 
     results: Results  # one entry for each single flag in Work.outputs
     tokens: TokenizedTexts
@@ -159,7 +164,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Finished rows."""
+    """The finished rows of a request."""
 
     rows: NDArray[np.float32]  # [items, dimensions]; token rows: [num_tokens, dimensions]
     num_tokens: int
@@ -170,5 +175,5 @@ class Embedded:
 
     @property
     def num_truncated(self) -> int:
-        """Items that lost tokens."""
+        """The number of items that lost tokens."""
         return self.truncated.tobytes().count(1)  # a tenth of the time of numpy's sum for one item

@@ -37,7 +37,7 @@ class ApiKey:
 
     @property
     def owner(self) -> str:
-        """What is kept on the disk of whose a request is: what will mean this key later too. No name has a `=`."""
+        """The owner that is kept on the disk with a request: it will mean this key later too. No name has a `=`."""
         return _HASHED + self.digest.hex() if self.is_numbered else self.name
 
 
@@ -51,7 +51,7 @@ class KeyFile:
 
 
 def digest(key: bytes) -> bytes:
-    """What is kept of a key."""
+    """The digest that is kept of a key."""
     return hashlib.sha256(key).digest()
 
 
@@ -62,7 +62,7 @@ def api_keys(keys: Sequence[str], file: str | None) -> list[ApiKey]:
 
 
 def key_file(keys: Sequence[str], file: str | None) -> KeyFile | None:
-    """What it takes to read --api-key-file again later; None for what can be read only once, as a pipe.
+    """The facts needed to read --api-key-file again later; None for what can be read only once, as a pipe.
 
     To be called before `api_keys`, so that no change in between is missed. Raises SettingsError.
     """
@@ -73,7 +73,7 @@ def key_file(keys: Sequence[str], file: str | None) -> KeyFile | None:
 
 
 def with_file(flag_keys: Sequence[ApiKey], path: str) -> list[ApiKey]:
-    """These keys, and those that the file has now. Raises SettingsError."""
+    """The keys given, and those that the file has now. Raises SettingsError."""
     found = [*flag_keys, *_from_file(path)]
     if len({key.name for key in found}) < len(found):
         raise SettingsError("--api-key-file: a key has the name of one that --api-key gives; call it something else")
@@ -113,8 +113,8 @@ def _lines(text: str) -> Iterator[ApiKey]:
 
 
 def _line(line: str, number: int, *, where: str) -> ApiKey:
-    """`name:sha256=<hex>`, `name:key` or a key alone, which is called by its line; then, with spaces between, `weight=`
-    and `tokens-per-minute=`."""
+    """The key of a line: `name:sha256=<hex>`, `name:key` or a key alone, which is called by its line; then, with spaces
+    between, `weight=` and `tokens-per-minute=`."""
     name, separator, rest = line.partition(":")
     if not separator:
         name, rest = f"line-{number}", line

@@ -36,7 +36,7 @@ def read_text(path: str, *, name: str, max_bytes: int) -> str:
 
 
 def version_of(path: str) -> FileVersion | None:
-    """None where there is no regular file."""
+    """Returns None where there is no regular file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -49,12 +49,12 @@ class Flag:
 
     @property
     def long_name(self) -> str:
-        """As it stands on the command line and in messages."""
+        """The flag's name as it stands on the command line and in messages."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """On the command line; a switch has a name to turn it on and one to turn it off."""
+        """The names on the command line; a switch has a name to turn it on and one to turn it off."""
         return (self.long_name, f"--no-{self.long_name[2:]}") if self.kind is bool else (self.long_name, *self.aliases)
 
     @property
@@ -66,7 +66,7 @@ class Flag:
 
     @property
     def shown_default(self) -> str:
-        """For people; "" where there is nothing to say."""
+        """The default as people are shown it; "" where there is nothing to say."""
         if self.default_text or self.default is None:
             return self.default_text or self.none_word
         if self.kind is bool:
@@ -154,7 +154,7 @@ def check_flags(settings: Any) -> None:
 
 
 def _kind(hint: Any) -> type:
-    """`int` of `int | None`, `tuple` of `tuple[str, ...]`."""
+    """The kind of a value: `int` of `int | None`, `tuple` of `tuple[str, ...]`."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     kind: type = typing.get_origin(hint) or hint

@@ -18,7 +18,7 @@ _URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class HttpFlags:
-    """Where the server listens, and what it takes and gives there. No secret is in it."""
+    """The settings for where the server listens, and what it takes and gives there. No secret is in it."""
 
     hostname: str = flag(
         "127.0.0.1",
@@ -180,7 +180,7 @@ class KeyFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFlags:
-    """How much the server takes, and for how long requests wait."""
+    """The bounds on how much the server takes, and for how long requests wait."""
 
     max_concurrent_requests: int = flag(
         4096,
@@ -212,7 +212,7 @@ class LimitFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """What is logged, and where the supervisor shows its metrics."""
+    """The settings for what is logged, and where the supervisor shows its metrics."""
 
     log_level: str = flag(
         "info",

@@ -10,7 +10,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Names are TEI's where TEI has the flag."""
+    """The settings of a model. Names are TEI's where TEI has the flag."""
 
     model_id: str = flag(
         DEFAULT_MODEL,
@@ -233,5 +233,5 @@ class ModelSettings:
 
     @property
     def name(self) -> str:
-        """As it is served."""
+        """The name that the model is served under."""
         return self.served_model_name or self.model_id

@@ -38,13 +38,13 @@ RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
 _MODEL = "model"
 _MAX_CONFIG_BYTES = 1_000_000  # more is not a config file
 _MODEL_ID = "model_id"
-# As typer gives it: a switch is a bool, what can be repeated a list (or one text); None = not given.
+# A value as typer gives it: a switch is a bool, what can be repeated a list (or one text); None = not given.
 Words = Mapping[str, str | bool | Sequence[str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """What a file says: values by the names of fields."""
+    """The content of a file: values by the names of fields."""
 
     path: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)  # of the server, and of every model that does not differ
@@ -84,7 +84,7 @@ def settings_from(
 
 
 def _each_models_own(flags: Sequence[Flag], words: Words) -> list[dict[str, Any]]:
-    """What the command line gives each model for its own; one at least, who may have nothing."""
+    """The values that the command line gives each model for its own; one at least, who may have nothing."""
     given = {flag: _texts(words.get(flag.name)) for flag in flags if flag.is_own}
     num_models = max(1, len(_texts(words.get(_MODEL_ID))))
     for flag, texts in given.items():
@@ -129,13 +129,13 @@ def _tables(file: ConfigFile, given: Mapping[str, Any], flags: Sequence[Flag]) -
 
 
 def _of(flags: Sequence[Flag], *sources: Mapping[str, Any]) -> dict[str, Any]:
-    """What these flags are given; later sources outrank earlier ones."""
+    """The values that these flags are given; later sources outrank earlier ones."""
     names = {flag.name for flag in flags}
     return {name: value for source in sources for name, value in source.items() if name in names}
 
 
 def _from_command_line(flags: Sequence[Flag], words: Words) -> dict[str, Any]:
-    """Less what is each model's own."""
+    """The values on the command line, less what is each model's own."""
     values: dict[str, Any] = {}
     for flag in flags:
         word = None if flag.is_own else words.get(flag.name)
@@ -152,7 +152,8 @@ def _from_command_line(flags: Sequence[Flag], words: Words) -> dict[str, Any]:
 def _from_environment(
     flags: Sequence[Flag], words: Words, environment: Mapping[str, str], spelled: Mapping[str, str]
 ) -> list[tuple[Flag, str, Any]]:
-    """Of what the command line leaves open: the flag, its variable and the value. An empty variable is none."""
+    """The values from the environment that the command line leaves open: the flag, its variable and the value. An empty
+    variable is none."""
     values: list[tuple[Flag, str, Any]] = []
     for flag in flags:
         variable = next((name for name in flag.variables if environment.get(name)), None)
@@ -222,7 +223,7 @@ def values_of(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -
 
 
 def _by_name(flags: Sequence[Flag]) -> dict[str, Flag]:
-    """Each flag by its field's name and by its other long names."""
+    """The flags by their fields' names and by its other long names."""
     found: dict[str, Flag] = {}
     for flag in flags:
         names = [name[2:].replace("-", "_") for name in flag.aliases if name.startswith("--")]
@@ -252,13 +253,13 @@ def of_platform(
 
 
 def _renamed(environment: Mapping[str, str], names: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Those that are set and not empty, under our names."""
+    """The variables that are set and not empty, under our names."""
     spelled = {ours: theirs for ours, theirs in names.items() if environment.get(theirs)}
     return {**environment, **{ours: environment[theirs] for ours, theirs in spelled.items()}}, spelled
 
 
 def without_services(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Less the addresses of other services of a Kubernetes namespace."""
+    """The environment less the addresses of other services of a Kubernetes namespace."""
     return {name: value for name, value in environment.items() if not _is_a_services(name, value)}
 
 

@@ -38,7 +38,7 @@ def _one_process_for(num_cores: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
-    """Names are TEI's where TEI has the flag."""
+    """The settings of a server. Names are TEI's where TEI has the flag."""
 
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
     features: tuple[Any, ...] = tuple(kind() for kind in FEATURE_FLAGS)  # one of each that has flags
@@ -204,5 +204,5 @@ def server_flags() -> list[Flag]:
 
 
 def by_group(flags: Iterable[Flag]) -> list[Flag]:
-    """As help and pages show them."""
+    """The flags in the order in which help and pages show them."""
     return sorted(flags, key=lambda flag: GROUPS.index(flag.group))

@@ -33,7 +33,7 @@ APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, e
 
 
 class Need(enum.Enum):
-    """For how long a process of its role must be there."""
+    """The time for which a process of its role must be there."""
 
     ALWAYS = enum.auto()
     ONCE = enum.auto()  # until one was ready for the first time
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """As `ps` shows it, after "embedline: "."""
+        """The title that `ps` shows, after "embedline: "."""
         return f"{self.role} {self.index}"
 
 
@@ -75,10 +75,10 @@ class SpawnError(Exception):
 
 
 class ChildEvents(Protocol):
-    """What a child process reports."""
+    """The events that a child process reports."""
 
     def child_ready(self, child: "ChildProcess", info: Json) -> None:
-        """It serves."""
+        """Note that the process serves."""
 
     def state_seen(self, child: "ChildProcess") -> None:
         """It has applied the newest state."""
@@ -87,7 +87,7 @@ class ChildEvents(Protocol):
         """It is gone and reaped."""
 
     def metrics_arrived(self, deltas: Json) -> None:
-        """It sent counts."""
+        """Note that the process sent counts."""
 
     def answer(self, child: "ChildProcess", what: str) -> Json:
         """Answer a request of the child."""
@@ -132,7 +132,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """None while no process runs."""
+        """The process id; None while no process runs."""
         return self._run.process.pid if self._run else None
 
     @property
@@ -164,7 +164,7 @@ class ChildProcess:
             self._run.connection.send(control.STATE, number, control.encode(state))
 
     def kill(self) -> None:
-        """SIGKILL; `child_exited` follows."""
+        """Kill the process with SIGKILL; `child_exited` follows."""
         if self._run:
             self._run.is_killed = True
             self._send_signal(self._run, signal.SIGKILL)

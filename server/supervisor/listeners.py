@@ -61,12 +61,12 @@ class Listeners:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and port."""
         host, port = self.sockets[0].getsockname()[:2]
         return host, port
 
     def refuse_new(self) -> None:
-        """From now on no handshake begins, in any process that serves these sockets."""
+        """Let no handshake begin from now on, in any process that serves these sockets."""
         assert not self.kept_elsewhere, "another process goes on serving them"
         program = ctypes.create_string_buffer(_DROP_SYN)
         length = len(_DROP_SYN) // _INSTRUCTION.size
@@ -75,7 +75,7 @@ class Listeners:
             listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, sock_fprog)
 
     def num_waiting(self) -> int:
-        """Connections that no process has accepted yet."""
+        """The number of connections that no process has accepted yet."""
         return sum(map(_queue_length, self.sockets))
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class UnixPort:
             raise SettingsError(f"--uds: can't listen there: {error.strerror or error}") from None
 
     def publish(self) -> None:
-        """From now on who connects to the path reaches this server. Raises OSError.
+        """Let clients that connect to the path reach this server from now on. Raises OSError.
 
         Raises SettingsError if another server has come to the path since the start.
         """
@@ -123,13 +123,14 @@ class UnixPort:
         self._unnamed.rename(self._path)
 
     def refuse_new(self) -> None:
-        """From now on nobody finds this socket. The path stays if it is another server's by now."""
+        """Let nobody find this socket from now on. The path stays if it is another server's by now."""
         for path in (self._path, self._unnamed):
             if _identity(path) == self._identity:
                 path.unlink(missing_ok=True)
 
     def num_waiting(self) -> int:
-        """1 if connections wait that no process has accepted yet: the kernel does not say how many."""
+        """The number of waiting connections, 1 if any wait that no process has accepted yet: the kernel does not say
+        how many."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return len(poll.poll(0))
@@ -141,7 +142,7 @@ class UnixPort:
 
 
 def address_of(hostname: str, port: int) -> tuple[str, int]:
-    """What `bind` binds, as numbers. Raises SettingsError."""
+    """The address that `bind` binds, as numbers. Raises SettingsError."""
     _, (host, *_) = _resolved(hostname, port)
     return str(host), port
 
@@ -244,7 +245,7 @@ def _remedy(error: OSError, flag: str) -> str:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of the file at the path; None if none is there."""
+    """The identity of the file at the path; None if none is there."""
     try:
         found = path.lstat()
     except OSError:

@@ -104,14 +104,14 @@ def remove_leftovers(folder: str | None) -> None:
 
 
 def _default(environment: Mapping[str, str]) -> Path:
-    """By the XDG Base Directory Specification: a relative XDG_CACHE_HOME is ignored."""
+    """The default folder by the XDG Base Directory Specification: a relative XDG_CACHE_HOME is ignored."""
     base = environment.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path(environment.get("HOME") or "/", ".cache")) / "embedline"
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Ranges:
-    """Where they are from, and what they are.
+    """The ranges: where they are from, and what they are.
 
     Two rows, as sentence-transformers' `quantize_embeddings` takes them: the lowest and the highest number of each
     dimension in the embeddings of usual texts.

@@ -72,8 +72,8 @@ class ModelPlan:
 
 
 def plan_models(settings: Settings, *, progress: Progress | None = None) -> list[ModelPlan]:
-    """All of them, in their order, with `progress` as in `plan_model`. Raises SettingsError and ModelError with one
-    line."""
+    """The plans of all models, in their order, with `progress` as in `plan_model`. Raises SettingsError and ModelError
+    with one line."""
     cuda = functools.cache(functools.partial(find_cuda, settings))
     plans = [plan_model(model, settings, cuda=cuda, progress=progress) for model in settings.models]
     num_engines = sum(len(plan.devices.names) for plan in plans)
@@ -131,7 +131,7 @@ def plan_model(
 
 
 def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
-    """Its name, and why. Raises SettingsError and ModelError."""
+    """The engine's name, and why it was chosen. Raises SettingsError and ModelError."""
     if model.engine == registry.AUTO and has_tensorrt_llm_alone(settings.engine_python):
         if chosen.kind != registry.CUDA:
             raise ModelError(
@@ -170,7 +170,7 @@ def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
 
 
 def _ask(engine: str, folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
-    """What the engine would say, before anything is started. Raises ModelError."""
+    """Asks what the engine would say, before anything is started. Raises ModelError."""
     offer = offer_of(engine)
     if offer.is_asked_first:
         target = ServingTarget(flags=model, folder=folder, cuda=Cuda(chosen.gpus))
@@ -236,7 +236,7 @@ def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8
 
 
 def _flags_of_rows(folder: ModelFolder, default_prompt: str, ranges: Int8Ranges | None) -> dict[str, str]:
-    """What changes rows beside the model's folder, for its identity."""
+    """The flags that change rows beside the model's folder, for its identity."""
     around = None if folder.is_static else special_tokens.ends(folder.weights_folder)
     return {
         "default_prompt": default_prompt,
@@ -246,7 +246,7 @@ def _flags_of_rows(folder: ModelFolder, default_prompt: str, ranges: Int8Ranges 
 
 
 def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
-    """As this engine takes it. Raises ModelError."""
+    """The model's folder as this engine takes it. Raises ModelError."""
     offer = offer_of(engine) if engine in registry.ENGINES else Offer()
     folder = model_folder.read(
         path,
@@ -272,7 +272,7 @@ def find_cuda(settings: Settings) -> Cuda:
 
 
 def _torch_version() -> str:
-    """As it is installed here, without importing it; "" where it is not."""
+    """The version of torch that is installed here, without importing it; "" where it is not."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -288,7 +288,7 @@ def engine_options(
     max_cache_bytes: int | None = None,
     memory_share: float = 1.0,
 ) -> LoadOptions:
-    """See LoadOptions for what is not of the model's settings."""
+    """The options of an engine; see LoadOptions for what is not of the model's settings."""
     settings, folder = model.settings, model.folder
     engines = registry.tried_by_auto(model.devices.kind) if model.engine == registry.AUTO else (model.engine,)
     return LoadOptions(
@@ -313,7 +313,7 @@ def engine_options(
 
 
 def _gpu(model: ModelPlan, device: str) -> Gpu | None:
-    """As the driver describes it; None for the CPU."""
+    """The GPU as the driver describes it; None for the CPU."""
     return next((gpu for gpu in model.devices.gpus if gpu.device == device), None)
 
 
@@ -333,7 +333,7 @@ def has_tensorrt_llm_alone(python: str) -> bool:
 
 @functools.cache
 def _packages(python: str) -> frozenset[str]:
-    """Which of the probe's packages it can import. Raises SettingsError."""
+    """The probe's packages that the engine's Python can import. Raises SettingsError."""
     try:
         ended = subprocess.run(
             [python, "-P", "-c", _PROBE],

@@ -37,7 +37,7 @@ def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
 def make_monitor(
     metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys, hosts: Hosts
 ) -> Starlette:
-    """/metrics, /livez, /readyz."""
+    """The application with /metrics, /livez and /readyz."""
 
     async def metrics_page(request: Request) -> Response:
         try:

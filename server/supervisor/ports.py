@@ -27,7 +27,7 @@ logger = logging.getLogger("embedline.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All sockets listen already."""
+    """The ports of a server, whose sockets all listen already."""
 
     http: Listeners
     monitor: Listeners | None  # the supervisor's own port
@@ -49,7 +49,7 @@ class Ports:
 
 
 def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
-    """`devices` are those of all engines that this server will have. Raises SettingsError."""
+    """Opens the ports. `devices` are those of all engines that this server will have. Raises SettingsError."""
     running = _running_server(settings) if settings.takeover else None
     try:
         uds = _unix_port(settings, running)
@@ -154,7 +154,7 @@ class Succession:
         self._opening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Without a predecessor all is open at once; else once the models are loaded."""
+        """Opens the ports: without a predecessor all at once; else once the models are loaded."""
         if self._predecessor is None:
             await self._open()
             return
@@ -162,7 +162,7 @@ class Succession:
         self._supervisor.on_ready = self._take_over
 
     def close(self) -> None:
-        """At the very end: a successor may wait for it."""
+        """Closes the ports at the very end: a successor may wait for it."""
         if self._handover is not None:
             self._handover.close()
 

@@ -66,18 +66,18 @@ class Readiness:
         self._ends[child] = how
 
     def stopping(self) -> None:
-        """From now on nothing is ready."""
+        """Let nothing be ready from now on."""
         self._is_stopping = True
         self.send()
 
     def accept(self) -> None:
-        """From now on frontends accept connections, if they did not before."""
+        """Let frontends accept connections from now on, if they did not before."""
         if not self._is_accepting:
             self._is_accepting = True
             self.send()
 
     def state(self) -> Json:
-        """What frontends need to know, as it is now."""
+        """The state that frontends need to know, as it is now."""
         reason = self._why_processes_not_ready()
         return {
             "ready": reason is None,
@@ -109,7 +109,7 @@ class Readiness:
         self.log()
 
     def why_not_ready(self) -> str | None:
-        """None when a request sent now would be computed."""
+        """The reason why the server is not ready; None when a request sent now would be computed."""
         reason = self._why_not_announced()
         if reason is None and (self._page.engines_ready.sum(axis=0) < 1).any():
             return "no engine is ready"  # the batch manager knows before a dead one is reaped
@@ -152,7 +152,7 @@ class Readiness:
         return f" ({'; '.join(ends)})" if ends else ""
 
     def _loaded(self) -> list[Json]:
-        """Models whose first engine has been ready; what it said then stays true while it restarts."""
+        """The models whose first engine has been ready; what it said then stays true while it restarts."""
         entries = []
         for index, model in enumerate(self._models):
             infos = [self._infos[engine] for engine in self._engines(index) if engine in self._infos]
@@ -192,7 +192,7 @@ class Readiness:
 
 
 def roles_of(children: Iterable[ChildProcess]) -> list[str]:
-    """In the order of starting. There are no tokenizers where frontends do their work."""
+    """The roles of a server in the order of starting. There are no tokenizers where frontends do their work."""
     return list(dict.fromkeys(child.plan.role for child in children))
 
 
@@ -201,7 +201,7 @@ def _int8_ranges(ranges: Int8Ranges | None) -> Json | None:
 
 
 def _task(folder: ModelFolder) -> Json:
-    """What requests for other things than embeddings need to know, and what /info says beside it."""
+    """The facts that requests for other things than embeddings need, and what /info says beside it."""
     return {
         "task": folder.task,
         "task_source": folder.task_source,

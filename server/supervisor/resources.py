@@ -25,7 +25,7 @@ _ROUNDING = 1e-9
 # [of each model][device] -> part of the device's memory, above 0 and at most 1
 MemoryShares = Sequence[dict[str, float]]
 MONITOR_CONNECTIONS = 32  # at most, of the supervisor's own port
-# Of any process, besides what is counted here: its loop, its log, its libraries, a page of /proc that it reads.
+# Every process also has, besides what is counted here, its loop, its log, its libraries, a page of /proc that it reads.
 _OWN_FILES = 48
 _FILES_OF_PROCESS = 3  # in the supervisor: the socket that it serves, its control channel, its pidfd
 _FILES_TO_START = 8  # to start a process
@@ -47,7 +47,7 @@ def check_memory(models: Sequence[ModelPlan]) -> None:
 
 
 def _bytes_on_cpu(model: ModelPlan) -> int:
-    """Of the weights of all its engines there."""
+    """The bytes of the weights of all its engines on the CPU."""
     num_engines = 0 if model.engine == registry.FAKE else model.devices.names.count(registry.CPU)
     if not num_engines:
         return 0
@@ -65,7 +65,7 @@ def _bytes_of_number(model: ModelPlan) -> float:
 
 
 def cpu_threads(asked: int | None, models: Sequence[ModelPlan]) -> list[int]:
-    """Of each engine on the CPU, in the order of the models; None = one for each core that may be used.
+    """The threads of each engine on the CPU, in the order of the models; None = one for each core that may be used.
 
     Raises SettingsError if there are fewer than engines, and somebody asked for so few.
     """
@@ -77,7 +77,7 @@ def cpu_threads(asked: int | None, models: Sequence[ModelPlan]) -> list[int]:
 
 
 def memory_shares(models: Sequence[ModelPlan]) -> MemoryShares:
-    """For each model what each of its engines may take; only GPUs are shared out, and an engine on the CPU has none.
+    """The memory that each engine of each model may take; only GPUs are shared out, and an engine on the CPU has none.
 
     Raises SettingsError where the shares of a GPU are together more than all of it.
     """
@@ -92,7 +92,7 @@ def memory_shares(models: Sequence[ModelPlan]) -> MemoryShares:
 def _share_out(
     device: str, engines: Sequence[int], models: Sequence[ModelPlan], shares: Sequence[dict[str, float]]
 ) -> None:
-    """Of one GPU, among the engines of these models."""
+    """Shares out one GPU among the engines of these models."""
     asked = [models[index].settings.gpu_memory_share for index in engines]
     left = _WHOLE - sum(share for share in asked if share is not None)
     num_auto = asked.count(None)
@@ -126,7 +126,7 @@ def raise_open_files() -> None:
 
 
 def max_connections(*, num_peers: int) -> int:
-    """Of a frontend that also keeps a connection to each of so many other processes.
+    """The most connections of a frontend that also keeps a connection to each of so many other processes.
 
     A fifth is left for connections that are accepted before older ones are closed in their favour.
     """

@@ -25,12 +25,13 @@ class ListeningSocket:
 
     @property
     def fd(self) -> int:
-        """As a child inherits it."""
+        """The descriptor that a child inherits."""
         return self.listener.fileno()
 
 
 class SocketFolder:
-    """Made at start, removed at stop. What a killed server left behind is removed by the next one."""
+    """A folder that is made at start and removed at stop. What a killed server left behind is removed by the next
+    one."""
 
     def __init__(self) -> None:
         """Raises SettingsError where there is no place for it."""
@@ -69,8 +70,8 @@ class SocketFolder:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """How frontends and the process of a feature reach each other. Bound and kept by the supervisor, so that either
-    side may be restarted."""
+    """The sockets by which frontends and the process of a feature reach each other. They are bound and kept by the
+    supervisor, so that either side may be restarted."""
 
     calls: ListeningSocket  # where the process takes what frontends ask of it
     http: ListeningSocket  # where frontends take its requests
@@ -78,13 +79,13 @@ class Sidecar:
 
     @staticmethod
     def listen(folder: SocketFolder, name: str) -> "Sidecar":
-        """Those of one process."""
+        """The sockets of one process."""
         calls, http = (ListeningSocket(*folder.listen(each)) for each in (name, f"{name}-http"))
         return Sidecar(calls, http, secrets.token_hex(32))
 
 
 def runtime_folder() -> Path:
-    """Where a user's running programs keep their sockets."""
+    """The folder where a user's running programs keep their sockets."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if len(os.fsencode(folder)) > _MAX_PATH_BYTES - 40 or not os.access(folder, os.W_OK):
         return Path("/tmp")

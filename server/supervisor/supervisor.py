@@ -48,8 +48,8 @@ _LOADING_FACTOR = 12  # imports and loading may hold the interpreter for long
 _SLOWER_THAN_PREDICTED = 3  # times what a batch's tokens should take; more is stuck
 
 _DELAYS = (0.0, 0.5, 2.0, 5.0, 15.0)  # seconds before the first, second, … start in a row that never became ready
-# What a fault in the program ends with, most likely each time that it comes to the same place. SIGKILL is not one: it
-# comes from the watchdog, or from the kernel when memory runs out.
+# A fault in the program ends with one of these signals, most likely each time that it comes to the same place. SIGKILL
+# is not one: it comes from the watchdog, or from the kernel when memory runs out.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _SHORT_LIFE_SECONDS = 5.0  # a process that was ready for less may not be healthy …
 _SHORT_LIFE_DELAY = 0.5  # … so its restarts are not all immediate
@@ -59,7 +59,7 @@ _EXIT_SETTINGS = 2
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the server ends."""
+    """The end of the server."""
 
     code: int  # of the process
     message: str = ""  # the last line of the log; "" = none
@@ -140,7 +140,7 @@ class Supervisor:
         return ending.code
 
     def why_not_ready(self) -> str | None:
-        """None when a request sent now would be computed."""
+        """The reason why the server is not ready; None when a request sent now would be computed."""
         return self._readiness.why_not_ready()
 
     @property
@@ -149,27 +149,27 @@ class Supervisor:
         return self._readiness.was_ready
 
     def pids(self) -> list[int]:
-        """Of all processes, this one included."""
+        """The ids of all processes, this one included."""
         return [os.getpid(), *(child.pid for child in self._children if child.pid is not None)]
 
     def taken_over(self, pid: int) -> None:
-        """Another server accepts on the same sockets from now on: end in order, without delay."""
+        """End in order, without delay: another server accepts on the same sockets from now on."""
         logger.info("process %d has taken over", pid)
         self._begin_to_stop(Ending(0))
         self._shutdown.hurry()
 
     def stop(self) -> None:
-        """Nobody needs it any more: end in order, without delay."""
+        """End in order, without delay: nobody needs the server any more."""
         self._begin_to_stop(Ending(0))
 
     def count_dropped_lines(self, number: int) -> None:
-        """Lines of the log found no room."""
+        """Count lines of the log that found no room."""
         self.metrics.count("embedline_log_lines_dropped_total", by=number)
 
     # ChildEvents
 
     def child_ready(self, child: ChildProcess, info: Json) -> None:
-        """It serves."""
+        """Note that the process serves."""
         logger.info("%s is ready", child.plan.title)
         self._restarts.succeeded(child, time.monotonic())
         if child.plan.role == "engine":
@@ -191,7 +191,7 @@ class Supervisor:
         self._lost(child, child.failure or how, returncode)
 
     def metrics_arrived(self, deltas: Json) -> None:
-        """It sent counts."""
+        """Note that the process sent counts."""
         self.metrics.absorb(deltas)
         self._note_ready()  # what a batch manager writes on the page comes without a message
 
@@ -317,14 +317,14 @@ class Shutdown:
         return self.ending.done()
 
     def begin(self, ending: Ending) -> bool:
-        """Decide it. False where that was done before."""
+        """Decide how the server ends. False where that was done before."""
         if self.has_begun:
             return False
         self.ending.set_result(ending)
         return True
 
     def hurry(self) -> None:
-        """Nobody needs the server to go on accepting."""
+        """End sooner: nobody needs the server to go on accepting."""
         self._hurry.set()
 
     def kill(self) -> None:
@@ -342,14 +342,15 @@ class Shutdown:
             await empty_queues(self._http, is_worth_waiting=lambda: "frontend" in self.restarted_roles)
 
     async def stop_frontends(self, seconds: float) -> None:
-        """They have so long to finish their requests. Until then the processes that compute them are restarted."""
+        """Stop frontends, which have so long to finish their requests. Until then the processes that compute them are
+        restarted."""
         for port in self._http:  # a port closes with the last frontend that serves it
             port.close()
         self.restarted_roles.discard("frontend")
         await self._stop_role("frontend", seconds + _EXIT_SECONDS)
 
     async def stop_others(self) -> None:
-        """They have no work any more. Engines last."""
+        """Stop the other processes, which have no work any more, engines last."""
         self.restarted_roles.clear()
         for role in reversed([role for role in self._roles if role != "frontend"]):
             await self._stop_role(role, _EXIT_SECONDS)
@@ -409,7 +410,7 @@ class Watchdog:
                     child.kill()
 
     def why_stuck(self, child: ChildProcess, now: float) -> str | None:
-        """None while it is not stuck."""
+        """The reason why the process is stuck; None while it is not."""
         patience = self._heartbeat_timeout * (1 if child.is_ready else _LOADING_FACTOR)
         if now - child.last_beat > patience:
             return f"no heartbeat for {now - child.last_beat:.1f} s"
@@ -420,7 +421,8 @@ class Watchdog:
         return None
 
     def _longest_batch(self, child: ChildProcess) -> float:
-        """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts.
+        """The seconds that a batch may take at most. The page has the rate of a batch manager's engines together; the
+        slowest manager's counts.
 
         A batch has one stream of its engine's.
         """
@@ -443,7 +445,7 @@ class Restarts:
         self._faults: dict[ChildProcess, tuple[int, str | None] | None] = {}  # signal and stage of the last death
 
     def succeeded(self, child: ChildProcess, now: float) -> None:
-        """It became ready."""
+        """Note that the process became ready."""
         self._ready_at[child] = now
         self._failures[child] = 0
         self._has_served.add(child)
@@ -500,14 +502,14 @@ def _condition(child: ChildProcess) -> str:
 
 
 def _stacks() -> Iterator[str]:
-    """Of all threads of this process."""
+    """The stacks of all threads of this process."""
     for number, frame in sys._current_frames().items():
         yield f"Thread {number:#x} (most recent call last):\n"
         yield from traceback.format_stack(frame)
 
 
 def _page(page: Page) -> dict[str, object]:
-    """Tokens and engines by batch manager or frontend, model, and class."""
+    """The page's numbers: tokens and engines by batch manager or frontend, model, and class."""
     return {
         "queued_tokens": page.queued_tokens.tolist(),
         "admitted_tokens": page.admitted_tokens.tolist(),

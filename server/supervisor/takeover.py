@@ -1,4 +1,4 @@
-"""How a new server takes over the listening sockets of the running one, and what the two say to each other.
+"""Lets a new server take over the listening sockets of the running one, and what the two say to each other.
 
 They talk over a Unix socket that lives as long as both, in a folder of this user, named by address and port:
 
@@ -60,7 +60,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What the successor needs to know of the running server. Comes after all listeners."""
+    """The facts of the running server that the successor needs. It comes after all listeners."""
 
     num_bytes: int  # of memory that a second server like it takes beside it
     devices: list[str]  # of all its engines
@@ -69,7 +69,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why the successor gets nothing."""
+    """The reason why the successor gets nothing."""
 
     reason: str  # one line
 
@@ -105,7 +105,7 @@ class Predecessor:
 
     @property
     def pid(self) -> int:
-        """Of its supervisor."""
+        """The process id of its supervisor."""
         return self.connection.peer.pid
 
     def drain(self) -> None:
@@ -128,7 +128,7 @@ class Predecessor:
                 self.connection.receive()
 
     def watch(self) -> None:
-        """Log its end."""
+        """Log the running server's end."""
         self.connection.setblocking(False)
         asyncio.get_running_loop().add_reader(self.connection, self._read)
 
@@ -194,7 +194,7 @@ def _answer(connection: DescriptorConnection) -> Predecessor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """What is handed over, and what the successor has to know."""
+    """The running server's side of a takeover: what is handed over, and what the successor has to know."""
 
     http: Listeners
     monitor: Listeners | None
@@ -284,7 +284,7 @@ class Handover:
         self._offering = self._loop.create_task(self._offer(connection))
 
     def _why_not(self) -> str | None:
-        """Why a successor gets nothing."""
+        """The reason why a successor gets nothing."""
         if self._is_stopping:
             return _STOPPING
         if self._successor is not None:
@@ -343,7 +343,7 @@ def place(host: str, port: int) -> Path:
 
 
 def memory_of(pids: Sequence[int]) -> int:
-    """Bytes that these processes hold and that a second server like this one takes again."""
+    """The bytes that these processes hold and that a second server like this one takes again."""
     return sum(map(_memory, pids))
 
 

@@ -1,4 +1,4 @@
-"""Which processes make up a server with these settings, and how they find each other.
+"""Says which processes make up a server with these settings, and how they find each other.
 
 Binds every listening socket once and keeps it, so that the process that serves it can be restarted.
 """
@@ -198,7 +198,8 @@ class Topology:
         return [listener.fileno() for listener in (*self._http, self._uds) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
-        """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
+        """The paths of tokenizers. Each frontend begins with another one: where all are idle, frontends don't choose
+        the same."""
         paths = [listening.path for listening in self._tokenizers]
         if not self._settings.tokenization_workers:
             return [paths[frontend]]
@@ -236,14 +237,14 @@ class Topology:
 
     @property
     def _limits(self) -> LimitFlags:
-        """Those of the whole server, shared out among its frontends."""
+        """The limits of the whole server, shared out among its frontends."""
         limits = self._settings.part(LimitFlags)
         share = -(-limits.max_concurrent_requests // self._settings.frontends)
         return dataclasses.replace(limits, max_concurrent_requests=share)
 
     @property
     def _max_connections(self) -> int:
-        """Of each port of a frontend."""
+        """The most connections of each port of a frontend."""
         found = resources.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
         return found // (1 + len(self._feature_ports))
 
@@ -257,7 +258,7 @@ def _listen(folder: SocketFolder, role: str, num: int) -> list[ListeningSocket]:
 
 
 def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
-    """What a tokenizer worker needs to know of the model."""
+    """The spec of a tokenizer worker for the model."""
     folder = model.folder
     return TokenizerSpec(
         folder=str(folder.path / folder.tokenizer_folder),

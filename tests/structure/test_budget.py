@@ -22,18 +22,18 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_080, 239_450),
+    "server": (27_120, 239_750),
     "engine": (17_620, 165_750),
     "batch_manager": (2_180, 21_250),
     "tokenizer_pool": (2_400, 22_450),
     "wire": (910, 8_550),
     "embedline": (3_970, 35_500),
-    "core": (34_620, 321_250),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_660, 321_250),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 102_977,
+    "lines of the tests": 102_978,
     "files of the product": 408,
     "folders of the product": 57,
     "files with one importer that no registry names": 64,

@@ -1,1 +1,2 @@
-"""What decoders share: JSON bodies, the fields that several dialects have, texts and token ids. Knows no route."""
+"""Readers that decoders share: JSON bodies, the fields that several dialects have, texts and token ids. Knows no
+route."""

@@ -41,7 +41,7 @@ _OBJECT: dict[str, Any] = {
     "required": ["text"],
 }
 _ID_LIST: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
-# What the functions below take, for the OpenAPI page.
+# The types that the functions below take, for the OpenAPI page.
 TEXT_LIST: dict[str, Any] = {"type": "array", "items": {"anyOf": [{"type": "string"}, _OBJECT]}}
 TEXTS = {"anyOf": [{"type": "string"}, TEXT_LIST]}
 ID_LISTS = {"anyOf": [_ID_LIST, {"type": "array", "items": _ID_LIST}]}
@@ -164,7 +164,7 @@ def read_texts(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: 
 
 
 def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """The same, without texts."""
+    """Reads token ids where no texts are allowed."""
     given = read_inputs(value, field, max_items=max_items)
     if given.token_ids is None or given.texts is not None:
         raise InvalidRequest(f"{field} must be a list of token ids, or a list of such lists", param=field)
@@ -178,7 +178,7 @@ def num_strings(raw: bytes) -> int:
 
 
 def check_num_strings(raw: bytes, field: str, *, max_items: int) -> None:
-    """For items of several strings each, before they are decoded. Raises InvalidRequest."""
+    """Bounds the strings of items with several each, before they are decoded. Raises InvalidRequest."""
     check_num_items(-(-num_strings(raw) // _MARKS_AN_ITEM), field, max_items=max_items)
 
 
@@ -266,7 +266,8 @@ def read_single_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Text
 
 
 def _kind(raw: bytes, field: str) -> bytes:
-    """What the first characters show: text, texts, lists, or "" for anything else. Raises EmptyInput."""
+    """The kind of input that the first characters show: text, texts, lists, or "" for anything else. Raises
+    EmptyInput."""
     if raw.startswith(b'"'):
         return b"text"
     first = _FIRST_ITEM.match(raw)

@@ -57,7 +57,7 @@ _MARKS_A_STEP = 1 << 14  # so that int16 has room for the levels, and numpy's ar
 
 
 class Decoder(Protocol[_Decoded]):
-    """msgspec's, of JSON or msgpack."""
+    """A decoder of msgspec, for JSON or msgpack."""
 
     def decode(self, data: bytes | msgspec.Raw, /) -> _Decoded: ...
 
@@ -118,7 +118,7 @@ def parse_body(decoder: Decoder[_Parsed], body: bytes) -> _Parsed:
 
 
 def wrong_value(body: bytes, value: Value) -> MalformedBody:
-    """That no decoder takes this value of a body."""
+    """The error that no decoder takes this value of a body."""
     if len(value.path) > MAX_DEPTH:
         place = place_of(value.path[:2])  # the item
         return MalformedBody(f"{place} is nested deeper than {MAX_DEPTH} levels", param=place)
@@ -137,7 +137,7 @@ class LosslessDecoder(Generic[_Parsed]):
     """msgspec's decoder of JSON for one type, which takes the other spellings too."""
 
     def __init__(self, kind: Any, *, dec_hook: Callable[[Any, Any], Any] | None = None) -> None:
-        """`dec_hook` as msgspec has it."""
+        """`dec_hook` is as for msgspec's decoder."""
         self._decoder: msgspec.json.Decoder[_Parsed] = msgspec.json.Decoder(kind, dec_hook=dec_hook)
         self._kind = inspect.type_info(kind)
 
@@ -150,7 +150,7 @@ class LosslessDecoder(Generic[_Parsed]):
 
 
 def plain(value: bytes, kind: inspect.Type) -> bytes:
-    """The same JSON in its own spelling where this kind is wanted. What is not of the kind stays as it is."""
+    """The JSON in its own spelling where this kind is wanted. What is not of the kind stays as it is."""
     return _Speller().plain(value, kind)
 
 
@@ -214,7 +214,7 @@ class _Speller:
 
 
 def _has_texts(kind: inspect.UnionType) -> bool:
-    """Then a text is what it says."""
+    """Whether a text is allowed: then it stands as it is."""
     return any(isinstance(part, inspect.StrType) for part in kind.types)
 
 
@@ -268,7 +268,7 @@ def check_nesting(body: bytes) -> None:
 
 
 async def check_large(body: bytes) -> None:
-    """Does so for a large body, which may not be JSON; it must not have more than MAX_LISTS lists and objects either.
+    """Checks a large body, which may not be JSON; it must not have more than MAX_LISTS lists and objects either.
 
     Lets other requests run meanwhile.
     """

@@ -84,7 +84,7 @@ def _check_list(names: tuple[str, ...]) -> None:
 
 
 def _read_several(names: tuple[str, ...], beside: dict[str, str | None]) -> RowForm:
-    """Mixedbread's list. Raises InvalidRequest."""
+    """Read Mixedbread's list of formats. Raises InvalidRequest."""
     for field, value in beside.items():
         if value is not None:
             raise InvalidRequest(f"{field} can't be given beside a list in encoding_format", param=field)
@@ -134,7 +134,7 @@ def read_dimensions(wanted: int | None, own: int, *, field: str = "dimensions") 
 
 
 def read_output_dimension(dimensions: int | None, output_dimension: int | None, own: int) -> int | None:
-    """OpenAI's and Voyage's name of it. `dimensions` of 0 are all, as Infinity's clients mean it.
+    """Reads the dimensions by OpenAI's and Voyage's name. `dimensions` of 0 are all, as Infinity's clients mean it.
 
     Raises InvalidRequest.
     """
@@ -147,7 +147,7 @@ def read_output_dimension(dimensions: int | None, output_dimension: int | None, 
 
 
 def read_normalize(normalize: bool | None, normalized: bool | None, use_activation: bool | None) -> bool | None:
-    """TEI's, Jina's and vLLM's name of it; None = as the model does. Raises InvalidRequest."""
+    """Reads `normalize` by TEI's, Jina's and vLLM's name; None = as the model does. Raises InvalidRequest."""
     if normalize is normalized is use_activation:
         return normalize
     return read_one(normalize=normalize, normalized=normalized, use_activation=use_activation)

@@ -41,7 +41,7 @@ LONG_TEXT_WORDS = tuple(_CHUNKINGS)  # for the OpenAPI page
 
 
 class TruncationFields(msgspec.Struct, kw_only=True):
-    """What happens to texts that are too long."""
+    """The fields that say what happens to texts that are too long."""
 
     truncate: bool | str | None = None  # None = as --auto-truncate says
     truncation: bool | None = None
@@ -52,14 +52,14 @@ class TruncationFields(msgspec.Struct, kw_only=True):
 
 
 class Cut(TypedDict):
-    """What a request for rows says of it."""
+    """The way in which a request for rows says that its texts are cut."""
 
     truncation: Truncation
     max_tokens: int | None
 
 
 def read_cut(fields: TruncationFields, model: ServedModel) -> Cut:
-    """Which end is cut off, if any, and the most tokens of each text, special ones included; None = as many as the
+    """The end that is cut off, if any, and the most tokens of each text, special ones included; None = as many as the
     model takes. Raises InvalidRequest."""
     sides = fields.truncation_direction, fields.truncation_side
     if (fields.truncate, fields.truncation, *sides, fields.truncate_prompt_tokens, fields.max_tokens) == _NOT_GIVEN:
@@ -193,13 +193,13 @@ class PromptFields(TruncationFields, kw_only=True):
 
 
 def purpose_words(model: ServedModel) -> list[str]:
-    """What `input_type` and `task` may be where texts get a prompt, for the OpenAPI page."""
+    """The words that `input_type` and `task` may be where texts get a prompt, for the OpenAPI page."""
     by_purpose = (word for word, purpose in _PURPOSES.items() if prompt_for(model, purpose) is not None)
     return list(dict.fromkeys([*model.prompts, *by_purpose]))
 
 
 def side_words() -> list[str]:
-    """What they may be where they say on which side of a search the texts are."""
+    """The words that they may be where they say on which side of a search the texts are."""
     return [word for word, purpose in _PURPOSES.items() if purpose in _SIDES]
 
 
@@ -209,7 +209,7 @@ def max_prompt_chars(model: ServedModel) -> int:
 
 
 def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name: str | None = None) -> str:
-    """What goes before each text. `name` is the request's `model`.
+    """The prompt before each text. `name` is the request's `model`.
 
     `prompt` and `prompt_name` outrank the purpose, and fields the word behind the name. Raises InvalidRequest.
     """
@@ -227,7 +227,7 @@ def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name
 
 
 def read_adapter(fields: PromptFields, model: ServedModel, *, name: str | None = None) -> int:
-    """Which of the model's adapters computes the texts: the one of the prompt that `read_prompt` chooses.
+    """The number of the adapter that computes the texts: the one of the prompt that `read_prompt` chooses.
 
     Raises InvalidRequest, also for a word that the model has a prompt for and no adapter.
     """

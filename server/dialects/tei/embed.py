@@ -134,7 +134,7 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
 
 
 def for_tokens(request: EmbedRequest, *, is_query: Callable[[], bool]) -> EmbedRequest:
-    """The same texts for rows of their tokens. `is_query` is called where a model treats queries differently.
+    """This request's texts for rows of their tokens. `is_query` is called where a model treats queries differently.
 
     Raises InvalidRequest.
     """
@@ -183,7 +183,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
 
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
+    """Write rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
     form, ranges, timing = call.form or FLOATS, request.ranges, timing_headers(call.trace)
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
@@ -194,7 +194,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
 
 
 async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Rows of tokens."""
+    """Write rows of tokens."""
     timing = timing_headers(call.trace)
     if call.form and call.form.has_rows_alone:
         return await ragged_answer(embedded, call.form, beside=timing)
@@ -213,7 +213,7 @@ async def token_rows_by_item(embedded: Embedded, form: RowForm = FLOATS) -> Asyn
 
 
 async def encode_similarity(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Cosines of the first row with each of the others; all have length 1."""
+    """Write cosines of the first row with each of the others; all have length 1."""
     own = [*headers(embedded), *timing_headers(call.trace)]
     return Answer(200, own, numbers_as_json(np.einsum("nd,d->n", embedded.rows[1:], embedded.rows[0])))
 
@@ -282,7 +282,7 @@ def decode_embed_sparse(call: Call, body: bytes) -> EmbedRequest:
 
 
 def for_sparse(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
-    """The same texts for sparse rows."""
+    """This request's texts for sparse rows."""
     return replace(
         request,
         outputs=OutputKind.SPARSE,

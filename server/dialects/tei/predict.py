@@ -60,7 +60,7 @@ def decode(call: Call, body: bytes) -> ClassifyRequest:
 
 
 def prompt_for(model: ServedModel) -> str:
-    """What goes before each text, or as the instruction into the template of a model that has one."""
+    """The prompt before each text, or the instruction that goes into the template of a model that has one."""
     return model.default_prompt if model.instruction is None else model.instruction
 
 
@@ -82,7 +82,7 @@ class Prediction(msgspec.Struct):
 
 
 async def predictions(scores: NDArray[np.float32], labels: Sequence[str], *, top_k: int | None = None) -> list[bytes]:
-    """For each row of float32 [items, labels] a list of objects with label and score, the highest first.
+    """Writes for each row of float32 [items, labels] a list of objects with label and score, the highest first.
 
     `top_k` of them; None = all.
     """

@@ -1,4 +1,4 @@
-"""What the routes of text-embeddings-inference share: fields of the bodies, timing headers, the shape of errors.
+"""The shared parts of text-embeddings-inference's routes: fields of the bodies, timing headers, the shape of errors.
 
 https://github.com/huggingface/text-embeddings-inference, router/src/http/types.rs. `model` is ours, for a server with
 several models.
@@ -28,7 +28,7 @@ class InputsBody(PromptFields, kw_only=True):
 
 
 def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) -> EmbedRequest:
-    """What is the same for all routes that embed."""
+    """Reads what is the same for all routes that embed."""
     model = call.models.choose(fields.model, with_prompt=True)
     given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
     return EmbedRequest(
@@ -77,12 +77,12 @@ def tei_error(error: RequestError) -> Answer:
 
 
 def tei_error_for_all(error: RequestError) -> Answer:
-    """The same with Cohere's `message` and Voyage's `detail` beside it, for paths that serve their clients too."""
+    """TEI's error with Cohere's `message` and Voyage's `detail` beside it, for paths that serve their clients too."""
     return _tei_error(error, {"message": error.message, "detail": error.message})
 
 
 def tei_message(error: RequestError) -> str:
-    """Ours, but for what is empty, of which clients may know TEI's."""
+    """Our message, but for what is empty, of which clients may know TEI's."""
     return f"`{error.param}` cannot be empty" if isinstance(error, errors.EmptyInput) else error.message
 
 

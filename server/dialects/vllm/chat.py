@@ -33,7 +33,7 @@ _BATCH = re.compile(rb"\[\s*\[")
 
 
 class ChatFields(msgspec.Struct, kw_only=True):
-    """What is answered for is a chat, or a list of chats."""
+    """The fields of a request for a chat, or a list of chats."""
 
     messages: Annotated[
         msgspec.Raw,
@@ -98,7 +98,8 @@ class TextOrChatReader(Generic[_Body]):
 
 
 def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False) -> Chats:
-    """`opens_answer` is what add_generation_prompt is where it is not given. Raises EmptyInput and InvalidRequest."""
+    """Reads chats; `opens_answer` is what add_generation_prompt is where it is not given. Raises EmptyInput and
+    InvalidRequest."""
     opens = opens_answer if fields.add_generation_prompt is None else fields.add_generation_prompt
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:

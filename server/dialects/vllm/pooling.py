@@ -89,7 +89,7 @@ class _Request:
 
     @property
     def num_items(self) -> int:
-        """Texts, conversations or lists of ids."""
+        """The number of texts, conversations or lists of ids."""
         return self.work.num_items
 
 
@@ -133,7 +133,7 @@ def _read_on_error(wanted: str | None, call: Call, outputs: OutputKind) -> bool:
 
 
 def _outputs(task: str, model: ServedModel) -> OutputKind:
-    """What a task needs of the engine. Raises InvalidRequest and UnsupportedTask."""
+    """The kind of output that a task needs of the engine. Raises InvalidRequest and UnsupportedTask."""
     if task not in _TASKS and task not in _PLUGINS:
         raise InvalidRequest(f"task must be one of {', '.join(_TASKS)}", param="task")
     found = _TASKS.get(task, OutputKind(0)) & model.outputs
@@ -144,7 +144,7 @@ def _outputs(task: str, model: ServedModel) -> OutputKind:
 
 
 async def run(pipeline: Pipeline, request: _Request, trace: Trace) -> Embedded:
-    """Rows of texts, or of their tokens with offsets."""
+    """Compute rows of texts, or of their tokens with offsets."""
     work = request.work
     if work.outputs is OutputKind.POOLED and isinstance(work, EmbedRequest):
         return await embed(pipeline, work, trace)
@@ -164,7 +164,7 @@ async def encode(call: Call, request: _Request, embedded: Embedded) -> Answer:
 
 
 async def write_pooled(call: Call, model: ServedModel, embedded: Embedded, *, wanted: RowForm) -> Answer:
-    """`wanted` is the form by the body alone. Long work is done in slices. Raises InvalidRequest."""
+    """Writes the rows; `wanted` is the form by the body alone. Long work is done in slices. Raises InvalidRequest."""
     form = call.form or FLOATS
     if form.has_rows_alone:
         return await _alone(call, model, embedded, wanted)

@@ -1,5 +1,5 @@
-"""What vLLM's own routes share: fields of the bodies, the shape of errors, the ends of answers, the `metadata` header,
-and the routes /version and /ping, which need no body.
+"""The shared parts of vLLM's own routes: fields of the bodies, the shape of errors, the ends of answers, the `metadata`
+header, and the routes /version and /ping, which need no body.
 
 https://docs.vllm.ai/en/latest/models/pooling_models.html. `user`, `priority` and `request_id` are taken and change
 nothing: classes of work and ids of requests come by header.
@@ -37,7 +37,7 @@ _METADATA = '{"id":"embd-%s","created":%d,"model":%s,"data":[%s],"usage":{"promp
 
 
 class CommonFields(TruncationFields, kw_only=True):
-    """What the bodies of all of vLLM's routes have."""
+    """The fields that the bodies of all of vLLM's routes have."""
 
     model: str | None = None
     user: str | None = None
@@ -71,7 +71,7 @@ def start_of_list(call: Call, model: ServedModel, prefix: bytes, *, kind: bytes 
 
 
 def end_of_list(*, num_tokens: int, num_truncated: int) -> bytes:
-    """And what follows the data."""
+    """The end of the list, and what follows the data."""
     return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":0,"truncated_inputs":%d}}' % (
         num_tokens,
         num_tokens,
@@ -150,5 +150,5 @@ def metadata_header(answer: Answer, embedded: Embedded, form: RowForm, *, model:
 
 @lru_cache(maxsize=64)
 def _as_ascii_json(name: str) -> str:
-    """With nothing but ASCII, as headers must be."""
+    """Writes JSON with nothing but ASCII, as headers must be."""
     return json.dumps(name)

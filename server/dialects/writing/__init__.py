@@ -1,1 +1,2 @@
-"""What encoders share: the forms of rows, rows in an answer, and shapes of errors. Knows no route and no body."""
+"""Writers that encoders share: the forms of rows, rows in an answer, and shapes of errors. Knows no route and no
+body."""

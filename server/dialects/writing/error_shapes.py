@@ -12,7 +12,7 @@ _INVALID = "invalid_request_error"
 
 
 class ErrorNames(NamedTuple):
-    """What OpenAI's and TEI's clients call a class of errors."""
+    """The names by which OpenAI's and TEI's clients know a class of errors."""
 
     kind: str  # OpenAI's `type`
     code: str | None  # OpenAI's
@@ -57,7 +57,7 @@ def openai_error(error: RequestError) -> Answer:
 
 
 def error_fields(error: RequestError) -> dict[str, str | None]:
-    """What OpenAI's clients read of an error."""
+    """The fields of an error that OpenAI's clients read."""
     names = ERROR_NAMES[type(error)]
     return {"message": error.message, "type": names.kind, "param": error.param, "code": names.code}
 

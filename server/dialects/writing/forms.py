@@ -1,5 +1,5 @@
-"""How rows are written: as JSON numbers, base64, bytes or msgpack, of which type of numbers, and in what container.
-Knows no dialect's fields.
+"""The forms of rows in answers: as JSON numbers, base64, bytes or msgpack, of which type of numbers, and in what
+container. Knows no dialect's fields.
 
 int8 and uint8 are best made with ranges: the lowest and the highest number of each dimension in embeddings of usual
 texts. Then each range is cut into 255 steps, as by sentence-transformers' `quantize_embeddings`. Without ranges each
@@ -27,8 +27,8 @@ Ranges = NDArray[np.float32]  # [2, dimensions]: the lowest and the highest numb
 
 
 class DType(enum.Enum):
-    """What numbers are rounded to. binary and ubinary have one bit for each number, 1 where it is above 0, the first
-    number in the highest bit of a byte; binary is ubinary less 128, as int8."""
+    """The types that numbers are rounded to. binary and ubinary have one bit for each number, 1 where it is above 0,
+    the first number in the highest bit of a byte; binary is ubinary less 128, as int8."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -101,7 +101,7 @@ def is_by_row(num_dimensions: int, ranges: Ranges | None) -> bool:
 
 
 def scales_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What each row was divided by, [rows]; a row of zeros by 1."""
+    """The number that each row was divided by, [rows]; a row of zeros by 1."""
     scales = np.abs(rows).max(axis=-1, initial=0.0) / np.float32(127)
     return np.where(scales > 0, scales, np.float32(1)).astype(np.float32)
 
@@ -112,7 +112,7 @@ def _check_range(rows: NDArray[np.float32], dtype: DType) -> None:
 
 
 def _to_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """To the nearest, and to the even one of two that are as near."""
+    """Rounds to the nearest, and to the even one of two that are as near."""
     bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
@@ -128,8 +128,8 @@ def _to_int8(rows: NDArray[np.float32], ranges: Ranges | None, *, is_signed: boo
 
 
 def _to_fp8(rows: NDArray[np.float32], dtype: DType) -> NDArray[np.uint8]:
-    """As for bfloat16: the upper bits of a float32, with an exponent that counts from elsewhere. Numbers below the
-    smallest with a whole mantissa are multiples of one step."""
+    """Rounds as for bfloat16: the upper bits of a float32, with an exponent that counts from elsewhere. Numbers below
+    the smallest with a whole mantissa are multiples of one step."""
     num_bits, bias = _MANTISSAS[dtype]
     sizes, shift = np.abs(rows), 23 - num_bits
     bits = sizes.view(np.uint32)
@@ -152,7 +152,7 @@ def _fp8_numbers(dtype: DType) -> NDArray[np.float32]:
 
 
 class Encoding(enum.Enum):
-    """How each row is written."""
+    """The spellings of a single row."""
 
     FLOAT = "float"  # a list of numbers
     BASE64 = "base64"  # of the row's bytes
@@ -168,7 +168,7 @@ class Endianness(enum.Enum):
 
 
 class Container(enum.Enum):
-    """What the rows are in."""
+    """The formats of an answer that rows are put in."""
 
     JSON = "application/json"
     MSGPACK = "application/msgpack"  # the same fields as in JSON
@@ -187,7 +187,7 @@ RAGGED_ONLY = frozenset((_JSON, _RAW))  # what is not one array has no .npy eith
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """What a request asks for."""
+    """The form of rows that a request asks for."""
 
     encoding: Encoding = Encoding.FLOAT
     dtype: DType = DType.FLOAT32
@@ -207,8 +207,8 @@ class RowForm:
         return self.encoding.value if self.container is _JSON else _LABELS[self.container]
 
     def put_into(self, accepted: Container, offers: frozenset[Container]) -> "RowForm":
-        """In what the `accept` header prefers, if the route offers it; else in JSON, or alone where that has no place
-        for them."""
+        """Puts the rows in what the `accept` header prefers, if the route offers it; else in JSON, or alone where that
+        has no place for them."""
         if accepted is _JSON or accepted not in offers or self.several:
             return self
         if accepted is _RAW and self is FLOATS:
@@ -262,7 +262,7 @@ def msgpack_values(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | No
 
 
 def list_head(num_items: int) -> bytes:
-    """What stands before so many items."""
+    """The bytes before so many items."""
     if num_items < 16:
         return bytes((_LIST_OF_UP_TO_15 | num_items,))
     if num_items < 1 << 16:

@@ -74,14 +74,15 @@ def raw_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...], range
 
 
 def _scale_header(embedded: Embedded, form: RowForm, ranges: Ranges | None) -> Headers:
-    """What int8 and uint8 were scaled by: each row by its own largest number, or all by the model's ranges."""
+    """The header with what int8 and uint8 were scaled by: each row by its own largest number, or all by the model's
+    ranges."""
     if form.dtype not in SCALED and not any(one.dtype in SCALED for _, one in form.several):
         return []
     return [(b"x-embedline-scale", b"row" if is_by_row(embedded.rows.shape[1], ranges) else b"ranges")]
 
 
 def _failed_header(embedded: Embedded) -> Headers:
-    """How many inputs have an error of their own, if they may."""
+    """The header with the number of inputs that have an error of their own, if they may."""
     return [(b"x-embedline-failed-inputs", b"%d" % len(embedded.failed or ()))]
 
 
@@ -105,7 +106,8 @@ def _with_nan(embedded: Embedded) -> NDArray[np.float32]:
 
 
 async def all_row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> NDArray[Any]:
-    """Does what row_bytes does in slices, so that other requests run in between. float32 is not even copied."""
+    """The bytes of all rows, made by row_bytes in slices, so that other requests run in between. float32 is not even
+    copied."""
     if form.dtype is DType.FLOAT32 and form.endianness is Endianness.LITTLE:
         return row_bytes(rows, form)
     whole: NDArray[Any] | None = None
@@ -179,7 +181,7 @@ def as_list(items: Sequence[bytes | bytearray]) -> bytes:
 
 
 async def ragged_answer(embedded: Embedded, form: RowForm = RAW_FLOATS, *, beside: Headers) -> Answer:
-    """Offsets and rows; `beside` are more headers. Raises InvalidRequest."""
+    """Answers with offsets and rows; `beside` are more headers. Raises InvalidRequest."""
     values = await all_row_bytes(embedded.rows, form)
     return Answer(
         200,
@@ -195,7 +197,7 @@ def sparse_headers(embedded: Embedded) -> Headers:
 
 
 def sparse_bytes(embedded: Embedded) -> bytes:
-    """Offsets, vocabulary entries, weights."""
+    """The bytes of sparse rows: offsets, vocabulary entries, weights."""
     numbers: NDArray[np.uint32] = embedded.rows[:, 0].astype("<u4")
     weights = np.ascontiguousarray(embedded.rows[:, 1], "<f4")
     return b"".join((_offsets(embedded), numbers.data, weights.data))

@@ -140,7 +140,7 @@ def backfill(
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """What computes the rows: servers at URLs, a Ray cluster, or an engine that is started here."""
+    """The options for what computes the rows: servers at URLs, a Ray cluster, or an engine that is started here."""
 
     urls: list[str] | None
     api_key: str | None

@@ -1,10 +1,11 @@
-"""What stops a job. What concerns one row alone is no error: see rows.py."""
+"""Errors that stop a job. A fault of one row alone is no error: see rows.py."""
 
 from typing import ClassVar
 
 
 class BackfillError(Exception):
-    """Why a job can't begin, or can't go on: one line. What is done stays, and --resume goes on from there."""
+    """A job can't begin, or can't go on: the message is one line. What is done stays, and --resume goes on from
+    there."""
 
     resumes: ClassVar[bool] = True
 

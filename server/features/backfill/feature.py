@@ -1,4 +1,4 @@
-"""What backfill brings: a command."""
+"""The backfill feature: a command."""
 
 from server.feature import Command, Feature
 from server.settings.flag import HUB_FLAGS

@@ -32,7 +32,7 @@ _SHARD_BYTES = 64 << 20  # of vectors: a process holds a few shards
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says of the job; how the model is served is not in it."""
+    """The options of the job on the command line; how the model is served is not in it."""
 
     location: str
     out: str  # the folder of the job, or its URL
@@ -52,7 +52,7 @@ class Options:
 
 
 class Job:
-    """Made before an engine is started, so that what is wrong is said at once. Then `run`."""
+    """One job. It is made before an engine is started, so that what is wrong is said at once, and then run."""
 
     def __init__(self, options: Options) -> None:
         """Raises RefusedJob."""
@@ -88,8 +88,8 @@ class Job:
             known.check_same(self._plan(Served(known.model, known.dimensions)))
 
     def run(self, urls: Sequence[str], api_key: str | None, token: CancellationToken) -> int:
-        """Have servers compute it. The exit code: 1 where more rows are bad than may be. The token stops it. Raises
-        BackfillError. Once."""
+        """Have servers compute the rows, once, and return the exit code: 1 where more rows are bad than may be. The
+        token stops it. Raises BackfillError. Once."""
         options = self._options
         with closing(self), Servers(urls, api_key, model=options.model, ask=options.ask, token=token) as servers:
             served = servers.described()
@@ -100,7 +100,7 @@ class Job:
             return self.finish(plan, lambda todo, progress: self.compute(plan, todo, servers, progress, token))
 
     def begin(self, served: Served) -> Plan:
-        """What the job is, written to OUT unless it is there. Raises BackfillError."""
+        """The plan of the job, written to OUT unless it is there. Raises BackfillError."""
         assert self._files is not None
         plan = self._plan(served)
         begin_manifest(self._files, plan)
@@ -111,7 +111,7 @@ class Job:
     def compute(
         self, plan: Plan, shards: Sequence[int], servers: Servers, progress: Progress, token: CancellationToken
     ) -> None:
-        """Write these. Raises BackfillError; what is written then stays."""
+        """Write these shards. Raises BackfillError; what is written then stays."""
         assert self._files is not None
         put = persistent(self._sink, token) if self._sink is not None else None
         work(
@@ -124,7 +124,7 @@ class Job:
         )
 
     def finish(self, plan: Plan, compute: Callable[[Sequence[int], Progress], None]) -> int:
-        """Have this worker's shards computed that are not there yet, and check them all; the exit code. Raises
+        """Compute this worker's shards that are not there yet, check them all, and return the exit code. Raises
         BackfillError."""
         assert self._files is not None
         files, mine = self._files, plan.shards_of(*self._options.worker)
@@ -173,7 +173,8 @@ class Job:
 
 
 def _refuse_out_inside_in(options: Options) -> None:
-    """Its parts would be rows of the next job, and of this one when it goes on. Raises RefusedJob."""
+    """Refuse an OUT inside of IN: its parts would be rows of the next job, and of this one when it goes on. Raises
+    RefusedJob."""
     if lies_in(options.out, options.location):
         raise RefusedJob("OUT lies in IN, where its files would be taken for inputs: choose a folder elsewhere")
 

@@ -35,7 +35,7 @@ _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "cre
 
 
 def local_path(location: str) -> Path | None:
-    """None for a URL of another place than this machine's files."""
+    """Returns None for a URL of another place than this machine's files."""
     scheme, separator, path = location.partition("://")
     if not separator:
         return Path(location)
@@ -129,7 +129,7 @@ def _check_are_here(names: Iterable[str]) -> None:
 
 
 def _below(path: str) -> Iterator[str]:
-    """All files of a folder of this machine, through links. Raises RefusedJob where a link leads to rows that are there
+    """The files of a folder of this machine, through links. Raises RefusedJob where a link leads to rows that are there
     already, as one in a circle, and OSError."""
     seen: dict[str, str] = {}
     for folder, folders, names in os.walk(path, followlinks=True, onerror=_raise):

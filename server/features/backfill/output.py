@@ -37,8 +37,9 @@ class Files(Protocol):
         """The place in words, without secrets."""
 
     def claim(self, worker: str) -> None:
-        """Once, before the first `new_file`. Raises RefusedJob where the place has other files than a job's, can't be
-        written to, or is being written by another process of the same worker, as far as that can be known."""
+        """Take the place, once, before the first `new_file`. Raises RefusedJob where the place has other files than a
+        job's, can't be written to, or is being written by another process of the same worker, as far as that can be
+        known."""
 
     def names(self) -> set[str]:
         """The names as they are now; empty where the place is not there. Raises BackfillError."""
@@ -56,7 +57,7 @@ class Files(Protocol):
 
 
 def files_at(location: str) -> Files:
-    """Nothing is written yet. Raises RefusedJob."""
+    """The files at the place; nothing is written yet. Raises RefusedJob."""
     path = local_path(location)
     if path is not None:
         return Folder(path)
@@ -251,8 +252,8 @@ class _Ranges(io.RawIOBase):
 
 
 def read_manifest(files: Files) -> Plan | None:
-    """None where no job has begun. Raises RefusedJob where it is none, or may not be read, and BackfillError where the
-    place can't be reached."""
+    """Returns None where no job has begun. Raises RefusedJob where it is none, or may not be read, and BackfillError
+    where the place can't be reached."""
     try:
         with files.read(MANIFEST) as stream:
             return plan.from_json(stream.read().decode())

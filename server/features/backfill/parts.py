@@ -32,7 +32,7 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a shard's footer says."""
+    """The numbers in a shard's footer."""
 
     job: str
     shard: int
@@ -127,7 +127,7 @@ def done(files: Files, plan: Plan, shards: Iterable[int], *, reads_rows: bool = 
 
 
 def _counts(files: Files, plan: Plan, shard: int, *, reads_rows: bool) -> Counts | None:
-    """None where the shard's files are not whole."""
+    """Returns None where the shard's files are not whole."""
     name = _name(shard)
     try:
         with files.read(f"{name}.parquet") as stream:
@@ -167,7 +167,7 @@ def _sum_of_array(stream: BinaryIO) -> int:
 
 
 def gather_errors(files: Files, plan: Plan) -> None:
-    """All bad rows in one file, in order; there is always one when a job is done. Raises BackfillError."""
+    """Writes all bad rows to one file, in order; there is always one when a job is done. Raises BackfillError."""
     names = files.names()
     with files.new_file(_ERRORS) as stream:
         for name in (f"{_name(shard)}.{_ERRORS}" for shard in range(plan.num_shards)):

@@ -55,7 +55,8 @@ class Table:
 
     @classmethod
     def opened(cls, cursor: _Cursor, name: str, plan: Plan, *, may_create: bool) -> "Table":
-        """Made where it is not there. Raises RefusedJob where it is not as the plan needs it, and psycopg.Error."""
+        """Opens the table, which is made where it is not there. Raises RefusedJob where it is not as the plan needs it,
+        and psycopg.Error."""
         kind = "halfvec" if plan.dtype == "float16" else "vector"
         schema = _schema_of_pgvector(cursor, kind)
         vector_type = sql.SQL("{}({})").format(sql.Identifier(schema, kind), sql.Literal(plan.dimensions))
@@ -93,11 +94,12 @@ class Table:
 
     @property
     def copy_statement(self) -> sql.Composed:
-        """Into the staged table."""
+        """The statement that copies rows into the staged table."""
         return sql.SQL("COPY {} (id, embedding) FROM STDIN (FORMAT BINARY)").format(_STAGED)
 
     def upsert(self, cursor: _Cursor) -> int:
-        """What is staged, in the order of the ids, so that two jobs never wait for each other; how many rows."""
+        """Moves what is staged into the table, in the order of the ids, so that two jobs never wait for each other; how
+        many rows."""
         cursor.execute(
             sql.SQL(
                 "INSERT INTO {} (id, embedding) SELECT id, embedding FROM {} ORDER BY id "
@@ -107,13 +109,14 @@ class Table:
         return cursor.rowcount
 
     def num_rows(self, cursor: _Cursor) -> int:
-        """All of them."""
+        """Count the rows, of all jobs."""
         cursor.execute(sql.SQL("SELECT count(*) FROM {}").format(self.name))
         return int(cursor.fetchall()[0][0])
 
 
 def _schema_of_pgvector(cursor: _Cursor, kind: str) -> str:
-    """Made where it is not there. Raises RefusedJob where that is not allowed, or it has no such type."""
+    """The schema that has pgvector's type, which is made where it is not there. Raises RefusedJob where that is not
+    allowed, or it has no such type."""
     if not (found := cursor.execute(_EXTENSION).fetchall()):
         try:
             cursor.execute("CREATE EXTENSION vector")
@@ -156,7 +159,7 @@ class PgvectorSink:
         and where this user may not write to it."""
         try:
             with self._transaction() as cursor:
-                # Of several workers that begin at once one makes the table.
+                # Where several workers begin at once one makes the table.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext('embedline backfill'))")
                 table = Table.opened(cursor, self._name, plan, may_create=may_create)
                 table.stage(cursor)
@@ -208,7 +211,7 @@ class PgvectorSink:
 
 
 def _in_a_line(error: psycopg.Error) -> str:
-    """What the server said, or the library."""
+    """The message of the server, or of the library, in one line."""
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 

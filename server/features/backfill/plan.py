@@ -1,4 +1,5 @@
-"""What a job is: its inputs, how its rows are made and written. All that its output depends on, and nothing else."""
+"""The plan of a job: its inputs, how its rows are made and written. All that its output depends on, and nothing
+else."""
 
 import dataclasses
 import hashlib
@@ -41,7 +42,7 @@ class Plan:
         return -(-self.num_rows // self.shard_rows)
 
     def rows_of(self, shard: int) -> range:
-        """Their numbers."""
+        """The numbers of the shard's rows."""
         return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.num_rows))
 
     @property

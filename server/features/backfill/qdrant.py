@@ -21,7 +21,7 @@ _ERRORS = (ApiException, ValueError, ValidationError)
 
 
 class QdrantSink:
-    """Over HTTP."""
+    """Writes rows to Qdrant over HTTP."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         """qdrant+http://host[:port][/prefix]/collection, or qdrant+https. Raises RefusedJob."""
@@ -87,7 +87,7 @@ class QdrantSink:
             raise kind(f"the collection {self._collection} can't be written to: {_in_a_line(error)}") from None
 
     def num_rows(self) -> int:
-        """Points of the collection. Raises BackfillError."""
+        """The number of points in the collection. Raises BackfillError."""
         try:
             return self._client.count(self._collection, exact=True).count
         except _ERRORS as error:
@@ -136,7 +136,7 @@ def _described(vectors: Any) -> str:
 
 
 def _in_a_line(error: Exception) -> str:
-    """What the server said, or the library."""
+    """The message of the server, or of the library, in one line."""
     if isinstance(error, UnexpectedResponse):
         return f"HTTP {error.status_code} {error.content[:200].decode(errors='replace')}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -30,7 +30,7 @@ _Row = tuple[Any, object]  # the id, and what stands in place of the text
 
 @dataclass(frozen=True, slots=True)
 class BadText:
-    """In place of a text that can't be embedded."""
+    """The reason that stands in place of a text that can't be embedded."""
 
     reason: str
 
@@ -96,7 +96,7 @@ class ParquetRows:
         return self._id_type
 
     def read(self, start: int) -> Iterator[Rows]:
-        """From this row on; row groups before it are passed over."""
+        """Reads from this row on; row groups before it are passed over."""
         first, metadata = 0, self._file.metadata
         while first < self._file.num_row_groups and start >= metadata.row_group(first).num_rows:
             start -= metadata.row_group(first).num_rows
@@ -120,7 +120,7 @@ class ArrowRows:
         return _ipc_batches(self._filesystem.open_input_file(self._path))
 
     def num_rows(self) -> int:
-        """Reads the whole file."""
+        """The number of rows, for which the whole file is read."""
         return sum(batch.num_rows for batch in self._open()[1])
 
     def id_type(self) -> str:
@@ -128,7 +128,7 @@ class ArrowRows:
         return self._id_type
 
     def read(self, start: int) -> Iterator[Rows]:
-        """From this row on; what comes before is read and dropped."""
+        """Reads from this row on; what comes before is read and dropped."""
         return _rows(self._open()[1], start, *self._columns)
 
 
@@ -209,12 +209,12 @@ class LineRows:
         self._columns = (column, id_column)
 
     def num_rows(self) -> int:
-        """Reads the whole file. Raises BackfillError as `read` does."""
+        """The number of rows, for which the whole file is read. Raises BackfillError as `read` does."""
         return sum(map(len, self.read(0)))
 
     def read(self, start: int) -> Iterator[Rows]:
-        """From this row on; what comes before is read and dropped. Raises BackfillError where the CSV ends in a quote,
-        or has no such columns, and for UTF-16."""
+        """Reads from this row on; what comes before is read and dropped. Raises BackfillError where the CSV ends in a
+        quote, or has no such columns, and for UTF-16."""
         with io.BufferedReader(self._open(), _BUFFER_BYTES) as stream:
             head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) or 0 in head:
@@ -239,7 +239,7 @@ class LineRows:
         return self._filesystem.open_input_stream(self._path)
 
     def id_type(self) -> str:
-        """That of the first one there is: CSV has texts alone, JSON numbers too. "" where there is no column."""
+        """The type of the first id there is: CSV has texts alone, JSON numbers too. "" where there is no column."""
         if self._columns[1] is None:
             return ""
         keys = (key for rows in self.read(0) for key in rows.ids if key is not None)
@@ -247,7 +247,7 @@ class LineRows:
 
 
 def without(column: str) -> BadText:
-    """In place of the text of a line that has no such key."""
+    """The reason that stands in place of the text of a line that has no such key."""
     return BadText(f"the line has no {json.dumps(column)}")
 
 
@@ -281,8 +281,8 @@ def _json_row(line: bytes, column: str, id_column: str | None) -> _Row:
 
 
 def _parsed(line: bytes) -> Any:
-    """With NaN, which Python and pandas write, and halves of surrogate pairs: they may stand in other fields, and a bad
-    row has an id too. Raises ValueError and RecursionError."""
+    """Reads JSON with NaN, which Python and pandas write, and halves of surrogate pairs: they may stand in other
+    fields, and a bad row has an id too. Raises ValueError and RecursionError."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -63,8 +63,8 @@ class Servers:
             client.close()
 
     def described(self) -> Served:
-        """What they serve. Raises RefusedJob where they differ, or are not ours, BackfillError where they can't be
-        reached."""
+        """The model that the servers serve. Raises RefusedJob where they differ, or are not ours, BackfillError where
+        they can't be reached."""
         model = self._described_alike()
         with told(), contextlib.closing(self.embed([_PROBE])) as slices:
             return Served(model, next(slices).embeddings.shape[1])
@@ -83,7 +83,7 @@ class Servers:
         return self.all.iter_embed(texts, dimensions=self._dimensions, extra_body=self._extra)
 
     def reasons(self, texts: Sequence[str]) -> list[str]:
-        """Why each of these texts has no row. Raises BackfillError."""
+        """The reasons why each of these texts has no row. Raises BackfillError."""
         fields = {"model": self._model or "", **self._extra}
         if self._dimensions is not None:
             fields["dimensions"] = self._dimensions

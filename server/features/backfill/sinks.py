@@ -45,15 +45,15 @@ class Sink(Protocol):
         """The place in words, without user and password. The manifest has it."""
 
     def begin(self, plan: Plan, *, may_create: bool) -> None:
-        """Once, before the first `put`. Raises RefusedJob where the place has another shape, or is not there and may
-        not be made."""
+        """Prepare the place, once, before the first `put`. Raises RefusedJob where the place has another shape, or is
+        not there and may not be made."""
 
     def put(self, content: Content) -> None:
-        """All rows of a shard; on return they outlive whatever the database outlives. Raises SinkAway, and
+        """Write all rows of a shard; on return they outlive whatever the database outlives. Raises SinkAway, and
         BackfillError where trying again is of no use."""
 
     def num_rows(self) -> int:
-        """That are there, of whichever job. Raises BackfillError."""
+        """The number of rows that are there, of whichever job. Raises BackfillError."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -88,8 +88,8 @@ def opened(out: str, table: str | None) -> Sink:
 
 
 def persistent(sink: Sink, token: CancellationToken) -> Callable[[Content], None]:
-    """`sink.put`, tried again while the database is away. Raises Stopped when the token is cancelled meanwhile, and
-    what the last try raised."""
+    """Do `sink.put`, and try again while the database is away. Raises Stopped when the token is cancelled meanwhile,
+    and what the last try raised."""
     stopped = threading.Event()
     token.watch(stopped.set)
 

@@ -31,7 +31,7 @@ class InputFile:
 
 
 class Source:
-    """All rows of the input, numbered through its files in the order of their names."""
+    """The rows of the input, numbered through its files in the order of their names."""
 
     def __init__(self, location: str, *, column: str, id_column: str | None) -> None:
         """Raises RefusedJob where nothing can be read there."""
@@ -101,7 +101,7 @@ class Source:
         return _READERS[self.kind](self._filesystem, path, column=self._column, id_column=self._id_column)
 
     def read(self, start: int) -> Iterator[Rows]:
-        """From this row on. Raises BackfillError where a file is not what it was."""
+        """Reads from this row on. Raises BackfillError where a file is not what it was."""
         first = 0
         for file in self.files:
             stop = first + file.num_rows
@@ -110,7 +110,8 @@ class Source:
             first = stop
 
     def _of(self, file: InputFile, first: int, start: int) -> Iterator[Rows]:
-        """`first`: the number of the file's first row in the job; `start`: the first row of the file that is wanted."""
+        """Reads one file. `first`: the number of the file's first row in the job; `start`: the first row of the
+        file that is wanted."""
         try:
             self._check(file)
             for rows in self._reader(file.path).read(start):

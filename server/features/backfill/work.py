@@ -28,7 +28,7 @@ from server.features.backfill.source import Source
 
 
 class Progress:
-    """How far one process is: a bar on a terminal, else a JSON object a line, every ten seconds and at the end.
+    """Shows how far one process is: a bar on a terminal, else a JSON object a line, every ten seconds and at the end.
 
     Rows that earlier processes have done count as done, and not for the speed.
     """
@@ -55,7 +55,7 @@ class Progress:
             self._bar.add_task("rows", total=num_rows, completed=num_done, words="")
 
     def computed(self, num_rows: int, *, num_tokens: int = 0, num_truncated: int = 0) -> None:
-        """So many more rows have their answer."""
+        """Count so many more rows that have their answer."""
         self._num_done += num_rows
         self._num_tokens += num_tokens
         self._num_truncated += num_truncated
@@ -66,7 +66,7 @@ class Progress:
             self._print({"event": "progress", **self.figures()})
 
     def failed(self, num_rows: int, *, num_unsent: int = 0) -> None:
-        """So many of the rows have no vector. Those that were sent to no engine are done by that."""
+        """Count so many of the rows that have no vector. Those that were sent to no engine are done by that."""
         self._num_failed += num_rows
         self._num_done += num_unsent
 
@@ -158,7 +158,7 @@ class Shard:
                 self._failed[place] = _TOO_LARGE.format(self._rows.dtype)
 
     def content(self, reasons_of: Callable[[list[str]], list[str]]) -> Content:
-        """All of it; asks why texts were refused."""
+        """The whole content of the shard; asks why texts were refused."""
         reasons = reasons_of(list(self.refused.values())) if self.refused else []
         failed = {**self._failed, **dict(zip(self.refused, reasons, strict=True))}
         return Content(self.number, self._ids, self._rows, failed)
@@ -178,8 +178,8 @@ class Shards:
         self.is_over = False
 
     def texts(self) -> Iterator[str]:
-        """Texts to compute. Ends early while many shards are open, as one text is tried again and again: then call it
-        again, once all have their rows."""
+        """Yields texts to compute. Ends early while many shards are open, as one text is tried again and again: then
+        call it again, once all have their rows."""
         count = 0
         while len(self._open) <= _MAX_OPEN:
             number = next(self._numbers, None)
@@ -250,12 +250,12 @@ class Writer:
         self._pending.append(self._thread.submit(self._commit, shard))
 
     def finish(self) -> None:
-        """Once everything is written. Raises what writing failed with."""
+        """Return once everything is written. Raises what writing failed with."""
         while self._pending:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """What has begun to be written is finished, the rest dropped."""
+        """Finish what has begun to be written, and drop the rest."""
         self._thread.shutdown(cancel_futures=True)
 
     def _commit(self, shard: Shard) -> None:
@@ -300,7 +300,7 @@ def _write(shards: Shards, writer: Writer) -> None:
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[range]:
-    """0, 1, 2, 5, 6 are 0 to 2 and 5 to 6: a reader begins once for each."""
+    """The runs of neighbours: 0, 1, 2, 5, 6 are 0 to 2 and 5 to 6. A reader begins once for each."""
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         found = [number for _, number in run]
         yield range(found[0], found[-1] + 1)

@@ -1,4 +1,4 @@
-"""What bench brings: a command."""
+"""The bench feature: a command."""
 
 from server.feature import Command, Feature
 

@@ -1,4 +1,4 @@
-"""What convert brings: a command, and that a start converts a model's pickles."""
+"""The convert feature: a command, and that a start converts a model's pickles."""
 
 from server.feature import Command, Feature
 from server.settings.flag import HUB_FLAGS

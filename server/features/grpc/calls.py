@@ -40,7 +40,7 @@ from server.requests.errors import (
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import SMALL_BYTES
+from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
 from server.requests.trace import CLIENT_LEFT, Trace
 from wire.vocabulary import RequestClass
@@ -65,7 +65,7 @@ CODES: dict[type[RequestError], StatusCode] = {
 _PUSHBACK = "grpc-retry-pushback-ms"  # what clients that retry by themselves wait
 _MODEL = b"x-embedline-model"  # the messages have no field for it
 _MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwhile
-# The same in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
+# It is longer in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
 _PAUSE_SECONDS = 600.0
 MAX_OPEN = 512  # messages of a stream whose answers have not left; enough for several batches of short texts
 ROW_BYTES = 1 << 20  # of the rows of such messages, and of the answers with them: who does not read keeps no more
@@ -93,9 +93,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What became of a message."""
+    """The outcome of a message."""
 
     trace: Trace
+    context: RequestContext
     answer: bytes
     refusal: Refusal | None  # instead of the answer
 
@@ -104,6 +105,7 @@ class _Reading(NamedTuple):
     """A request whose messages come; `held` counts their bytes."""
 
     trace: Trace
+    key: str  # the name of the API key
     opened: OpenRequest
     held: contextlib.ExitStack
 
@@ -140,7 +142,7 @@ class Calls:
         return self._admission.streams
 
     def handler(self, method: Method) -> Handler:
-        """What the library calls for each RPC of the method."""
+        """The handler that the library calls for each RPC of the method."""
         answer = self._each if method.reads is Reads.EACH else self._once
 
         async def handle(_: object, context: ServicerContext) -> None:
@@ -158,18 +160,18 @@ class Calls:
         """One answer to one message, or to all of them."""
         headers = headers_of(context)
         refused: Refusal | None = None
-        opened = OpenRequest(self._admission.requests)
-        with opened, self._reported(self._new_trace(method, headers)) as trace:
+        opened, own = OpenRequest(self._admission.requests), RequestContext()
+        with opened, self._reported(self._new_trace(method, headers), own) as trace:
             deadline = deadline_of(context)
             try:
-                call = self._new_call(headers, deadline, trace, opened)
+                call = self._new_call(headers, deadline, trace, own, opened)
                 with contextlib.ExitStack() as held:
                     # no name here is the message's: a refusal keeps this frame until the garbage is collected
-                    reading = _Reading(trace, opened, held)
+                    reading = _Reading(trace, own.key, opened, held)
                     answer = await self._answer(method, call, await self._read(method, context, reading))
                 opened.end_work()
                 await context.send_initial_metadata(initial_metadata(trace))
-                with self._admission.unread.one_of(trace.key):
+                with self._admission.unread.one_of(own.key):
                     await context.write(answer)
                 trace.status = 200
             except asyncio.CancelledError:
@@ -189,14 +191,14 @@ class Calls:
         with OpenRequest(self._admission.streams) as opened:
             trace, deadline = self._new_trace(method, headers), deadline_of(context)
             try:
-                call = self._new_call(headers, deadline, trace, opened)
+                call = self._new_call(headers, deadline, trace, RequestContext(), opened)
                 if call.options.request_class is None:
                     call.options = replace(call.options, request_class=RequestClass.BULK)
                 refused = await self._answer_stream(method, call, context)
             except Exception as error:  # of the stream; those of its messages are reported with them
                 if context.done():
                     return
-                with self._reported(trace):
+                with self._reported(trace, RequestContext()):
                     refused = _failed(error, trace)
         if refused is not None:
             await refused.send(context)
@@ -215,7 +217,7 @@ class Calls:
                 stream.cut()
             try:
                 while (done := await stream.next()) is not None:
-                    with self._reported(done.trace):
+                    with self._reported(done.trace, done.context):
                         if done.refusal is not None:
                             return done.refusal
                         await context.write(done.answer)
@@ -227,74 +229,82 @@ class Calls:
         return None
 
     async def _answer_one(self, method: Method, call: Call, message: bytes) -> _Done:
-        """Of a stream. Whoever gets it reports it."""
-        stream = call.trace
+        """Answers one message of a stream. Whoever gets the outcome reports it."""
+        stream, context = call.trace, RequestContext(call.context.key)
         trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
         trace.num_body_bytes = len(message)
         try:
-            with _held(self._bodies.of(stream.key), message, before=SMALL_BYTES):
+            with _held(self._bodies.of(context.key), message, before=SMALL_BYTES):
                 parsed = [method.parsed(message, self._max_items)]
                 del message
-                answer = await self._answer(method, replace(call, trace=trace), parsed.pop())
-            return _Done(trace, answer, None)
+                answer = await self._answer(method, replace(call, trace=trace, context=context), parsed.pop())
+            return _Done(trace, context, answer, None)
         except asyncio.CancelledError:
-            with self._reported(trace):
+            with self._reported(trace, context):
                 self._interrupted(trace, call.options.deadline)
             raise
         except Exception as error:
-            return _Done(trace, b"", _failed(error, trace))
+            return _Done(trace, context, b"", _failed(error, trace))
 
     def _drop(self, done: _Done) -> None:
         """The stream has ended before this answer could leave."""
-        with self._reported(done.trace):
+        with self._reported(done.trace, done.context):
             self._interrupted(done.trace, math.inf)
 
     async def _answer(self, method: Method, call: Call, message: Any) -> bytes:
         """Raises RequestError."""
-        trace = call.trace
+        trace, context = call.trace, call.context
         work = method.decode(call, message)
         del message  # the request has copies of its texts
         if call.form is not None:
-            trace.encoding = call.form.label
+            trace.encoding = context.encoding = call.form.label
         result = await method.run(self._pipeline, work, trace)
         answer = await method.encode(call, work, result)
         trace.num_bytes = len(answer)
-        trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(answer)))
+        context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(answer)))
         return answer
 
     async def _read(self, method: Method, context: ServicerContext, reading: "_Reading") -> Any:
         """The message, or a list of all of them. Raises RequestError."""
-        trace, bodies = reading.trace, self._bodies.of(reading.trace.key)
-        began, messages = time.perf_counter(), list[Any]()
+        trace, bodies = reading.trace, self._bodies.of(reading.key)
+        began, messages, num_bytes = time.perf_counter(), list[Any](), 0
         while (data := await next_message(context, _MESSAGE_SECONDS, reading.opened)) is not None:
-            reading.held.enter_context(_held(bodies, data, before=trace.num_body_bytes))
-            trace.num_body_bytes += len(data)
+            reading.held.enter_context(_held(bodies, data, before=num_bytes))
+            num_bytes += len(data)
+            trace.num_body_bytes = num_bytes
             messages.append(method.parsed(data, self._max_items))
             if method.reads is Reads.ONE:
                 break
             check_num_items(len(messages), "the stream", max_items=self._max_items)
         if not messages:
             raise EmptyInput("no message came", param="stream")
-        reading.opened.let_in(trace.key)  # others were, while it waited
+        reading.opened.let_in(reading.key)  # others were, while it waited
         trace.read_seconds = time.perf_counter() - began
         return messages[0] if method.reads is Reads.ONE else messages
 
     def _new_trace(self, method: Method, headers: Mapping[bytes, bytes]) -> Trace:
         return Trace("POST", method.path, request_id(headers) or next(self._request_ids))
 
-    def _new_call(self, headers: Mapping[bytes, bytes], deadline: float, trace: Trace, opened: OpenRequest) -> Call:
+    def _new_call(
+        self,
+        headers: Mapping[bytes, bytes],
+        deadline: float,
+        trace: Trace,
+        context: RequestContext,
+        opened: OpenRequest,
+    ) -> Call:
         """Raises RequestError."""
-        trace.key = self._keys.check(trace.method, trace.route, headers)
-        opened.let_in(trace.key)
-        self._admission.unread.check(trace.key)
+        trace.key = context.key = self._keys.check(trace.method, trace.route, headers)
+        opened.let_in(context.key)
+        self._admission.unread.check(context.key)
         models, options = self._state.models_or_not_ready(), read_options(headers)
         if (name := headers.get(_MODEL)) is not None:
             models = models.named(name.decode("latin-1"))
         options = replace(options, deadline=min(deadline, options.deadline))
-        return Call(options, models, self._max_items, trace, tei_error)
+        return Call(options, models, self._max_items, trace, tei_error, context)
 
     def _interrupted(self, trace: Trace, deadline: float) -> None:
-        """Nobody waits for the answer any more."""
+        """Note in the trace that nobody waits for the answer any more."""
         if time.monotonic() >= deadline:
             _note(DeadlineExceeded("the request's deadline passed"), trace)
         elif self._state.draining:
@@ -303,19 +313,20 @@ class Calls:
             trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
 
     @contextlib.contextmanager
-    def _reported(self, trace: Trace) -> Iterator[Trace]:
+    def _reported(self, trace: Trace, context: RequestContext) -> Iterator[Trace]:
         """Report it when the block ends."""
         try:
             yield trace
         finally:
-            trace.release()
+            context.release()
             trace.status = trace.status or CLIENT_LEFT
             trace.end()
             self._finished(trace)
 
 
 async def next_message(context: ServicerContext, seconds: float, waiting: OpenRequest | None = None) -> bytes | None:
-    """None at the end; `waiting` takes no place meanwhile. Raises BodyTooSlow, and Overloaded where it gives way."""
+    """Returns None at the end; `waiting` takes no place meanwhile. Raises BodyTooSlow, and Overloaded where it gives
+    way."""
     clock = asyncio.timeout(seconds)
     try:
         async with clock:
@@ -335,7 +346,7 @@ def headers_of(context: ServicerContext) -> dict[bytes, bytes]:
 
 
 def deadline_of(context: ServicerContext) -> float:
-    """In time.monotonic() seconds, infinite without one."""
+    """The RPC's deadline in time.monotonic() seconds, infinite without one."""
     seconds = context.time_remaining()
     return math.inf if seconds is None else time.monotonic() + seconds
 
@@ -354,7 +365,7 @@ def _held(bodies: BodyReader, data: bytes, *, before: int = 0) -> contextlib.Abs
 
 
 def _max_open(method: Method, call: Call) -> int:
-    """Messages of a stream. Raises RequestError."""
+    """The most messages of a stream that are open. Raises RequestError."""
     model = call.models.choose(None, with_prompt=True)
     if not method.has_token_rows:
         return max(1, min(MAX_OPEN, ROW_BYTES // (2 * 4 * model.dimensions)))

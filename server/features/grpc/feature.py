@@ -1,4 +1,4 @@
-"""What gRPC brings to a server, and its flag."""
+"""The gRPC feature of a server, and its flag."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -1,4 +1,5 @@
-"""What a gRPC method is made of, and what the methods share: reading texts and directions, writing floats and metadata.
+"""The parts of a gRPC method, and the functions that methods share: reading texts and directions, writing floats and
+metadata.
 
 Knows no server and no status codes.
 """
@@ -34,7 +35,7 @@ _MORE = 0x80
 
 
 class Reads(enum.Enum):
-    """Which of the client's messages an answer is made of."""
+    """The client's messages that an answer is made of."""
 
     ONE = "one"  # there is only one
     EACH = "each"  # there are many, and each has an answer, in their order
@@ -56,7 +57,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """As HTTP/2 has it."""
+        """The path of the method in HTTP/2."""
         return f"/tei.v1.{self.service}/{self.name}"
 
     def parsed(self, data: bytes, max_items: int) -> Any:
@@ -114,7 +115,7 @@ def read_text(text: str, field: str) -> str:
 
 
 def read_truncation(message: Any) -> Truncation:
-    """Which end is cut off, if any; of any message with these two fields. Raises InvalidRequest."""
+    """The end that is cut off, if any; for any message with these two fields. Raises InvalidRequest."""
     direction = _DIRECTIONS.get(message.truncation_direction)
     if direction is None:
         raise InvalidRequest("truncation_direction must be 0 (right) or 1 (left)", param="truncation_direction")
@@ -122,7 +123,7 @@ def read_truncation(message: Any) -> Truncation:
 
 
 def metadata(trace: Trace) -> tei_pb2.Metadata:
-    """What every answer says of its request."""
+    """The metadata of its request in every answer."""
     return tei_pb2.Metadata(
         compute_chars=trace.num_characters,
         compute_tokens=trace.num_tokens,
@@ -150,7 +151,7 @@ def packed(field: int, row: NDArray[np.float32]) -> bytes:
 
 
 def head(field: int, num_bytes: int) -> bytes:
-    """What stands before the content of a field that is packed numbers or a message."""
+    """The bytes before the content of a field that is packed numbers or a message."""
     return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(num_bytes)
 
 

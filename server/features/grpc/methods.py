@@ -1,4 +1,4 @@
-"""Every gRPC method: the services Embed, Tokenize, Predict, Rerank and Info of tei.v1, with a decoder and an encoder
+"""The gRPC methods: the services Embed, Tokenize, Predict, Rerank and Info of tei.v1, with a decoder and an encoder
 for each method.
 """
 
@@ -46,7 +46,7 @@ _MODEL_TYPES = {
 
 
 def decode_embed(call: Call, message: tei_pb2.EmbedRequest) -> EmbedRequest:
-    """As all decoders here raises RequestError, naming the field."""
+    """Raises RequestError, naming the field, as all decoders here do."""
     request = _embed_request(call, message)
     dimensions = message.dimensions if message.HasField("dimensions") else None
     return replace(
@@ -57,13 +57,13 @@ def decode_embed(call: Call, message: tei_pb2.EmbedRequest) -> EmbedRequest:
 
 
 def decode_embed_sparse(call: Call, message: tei_pb2.EmbedSparseRequest) -> EmbedRequest:
-    """EmbedSparse."""
+    """Decode an EmbedSparse request."""
     request = _embed_request(call, message)
     return for_sparse(request, is_query=_is_query(call, request))
 
 
 def decode_embed_all(call: Call, message: tei_pb2.EmbedAllRequest) -> EmbedRequest:
-    """EmbedAll."""
+    """Decode an EmbedAll request."""
     request = _embed_request(call, message)
     return for_tokens(request, is_query=lambda: _is_query(call, request))
 
@@ -95,7 +95,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
 
 
 async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
-    """Entries and their weights. Long work is done in slices, so that other requests run in between."""
+    """Write entries and their weights. Long work is done in slices, so that other requests run in between."""
     parts = []
     async for part in steps(len(embedded.rows), _NUMBERS_AN_ENTRY):
         indices, weights = embedded.rows[part, 0].astype(np.int64).tolist(), embedded.rows[part, 1].tolist()
@@ -117,7 +117,7 @@ async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded
 
 
 def _token_rows(rows: NDArray[np.float32]) -> bytes:
-    """Each row as a message; all have the same length, and so the same bytes before their numbers."""
+    """Writes each row as a message; all have the same length, and so the same bytes before their numbers."""
     num_bytes = 4 * rows.shape[1]
     inner = head(_FLOATS, num_bytes)
     before = head(_ROW, len(inner) + num_bytes) + inner
@@ -157,7 +157,7 @@ _EMBED_METHODS = (
 
 
 def decode_tokenize(call: Call, message: tei_pb2.EncodeRequest) -> TokenizeRequest:
-    """As all decoders here raises RequestError, naming the field."""
+    """Raises RequestError, naming the field, as all decoders here do."""
     model = call.models.choose(None)
     given = Inputs(texts=[read_text(message.inputs, "inputs")], is_single=True)
     fields = PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
@@ -284,13 +284,13 @@ _PREDICT_METHODS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RerankRequest(RerankRequest):
-    """What is to be ranked, and whether the answer repeats it."""
+    """The texts to be ranked, and whether the answer repeats it."""
 
     has_texts: bool
 
 
 def decode_rerank(call: Call, message: tei_pb2.RerankRequest) -> _RerankRequest:
-    """As all decoders here raises RequestError, naming the field."""
+    """Raises RequestError, naming the field, as all decoders here do."""
     if not message.texts:
         raise EmptyInput("texts must not be empty", param="texts")
     check_num_items(len(message.texts), "texts", max_items=call.max_items)
@@ -373,7 +373,7 @@ METHODS = (*_ALSO_AS_STREAMS, *map(_as_stream, _ALSO_AS_STREAMS), RERANK, RERANK
 
 
 def info_method(state: ServerState) -> Method:
-    """Of the first model, if there are several."""
+    """The method that describes the first model, if there are several."""
 
     async def run(pipeline: Pipeline, request: None, trace: Trace) -> dict[str, Any]:
         return describe(state)

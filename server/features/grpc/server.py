@@ -36,7 +36,7 @@ from wire.child import StartError
 
 MAX_WATCHERS = 64  # of a frontend: they need no key, and each takes an RPC of those that may be open
 _ROW_KINDS = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
-# Of which rows a model must give some for a service to be of use; None = of none. "" is the whole server.
+# The rows of which a model must give some for a service to be of use; None = of none. "" is the whole server.
 SERVICES: dict[str, OutputKind | None] = {
     "": None,
     "tei.v1.Info": None,
@@ -144,7 +144,7 @@ class Health(HealthServicer):
         self._next_change = asyncio.Event()
 
     def end(self) -> None:
-        """Nobody can watch any longer."""
+        """End the streams of those who watch."""
         self._has_ended = True
         self.state_changed()
 
@@ -197,7 +197,7 @@ class Reflection(ReflectionServicer):
     async def ServerReflectionInfo(
         self, requests: AsyncIterable[ServerReflectionRequest], context: ServicerContext
     ) -> AsyncIterator[ServerReflectionResponse]:
-        """As the library answers it."""
+        """Answers as the library does."""
         with OpenRequest(self._streams) as opened:
             try:
                 opened.let_in(self._keys.check("POST", _REFLECTION_PATH, headers_of(context)))
@@ -264,7 +264,7 @@ def _read_certificate(certfile: str, keyfile: str | None) -> grpc.ServerCertific
 
 
 def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
-    """What gRPC does in a frontend. Raises StartError."""
+    """The gRPC server as the feature's part in a frontend. Raises StartError."""
     assert start.port is not None
     common, limits, certificate = shared.start, shared.start.limits, None
     if common.http.ssl_certfile is not None:

@@ -1,6 +1,6 @@
-"""What frontends may ask of the jobs process: calls about async requests, files, batches and their numbers, and the
-calls of operators. Each public method is a call: it takes the name of an API key, its fields and perhaps bytes, and
-gives a value or an Answer. What it raises becomes an error of a request here.
+"""The calls that frontends may make to the jobs process: about async requests, files, batches and their numbers, and
+the calls of operators. Each public method is a call: it takes the name of an API key, its fields and perhaps bytes, and
+gives a value or a Reply. What it raises becomes an error of a request here.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from server.features.jobs.store.store import (
 )
 from server.features.jobs.types import NewRequest, QueueCounts, RequestView
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules
-from server.features.rpc import Answer, Call
+from server.features.rpc import Call, Reply
 from server.requests.errors import RETRY_AFTER, Conflict, InvalidRequest, NotFound, NotReady, RequestError
 from wire.metrics import Recorder
 
@@ -62,13 +62,13 @@ class Requests:
     async def view(self, owner: str, request_id: str) -> RequestView:
         return _there(await self._store.view(owner, request_id), "async request")
 
-    async def result(self, owner: str, request_id: str, offset: int = 0) -> Answer:
+    async def result(self, owner: str, request_id: str, offset: int = 0) -> Reply:
         """A piece of the result, with its status and headers; without a result, what is known of the request."""
         result = await self._store.result(owner, request_id, offset=offset, count=PIECE_BYTES)
         if result is None:
-            return Answer({"view": await self.view(owner, request_id)})
+            return Reply({"view": await self.view(owner, request_id)})
         fields = {"status_code": result.status_code, "headers": result.headers, "content_type": result.content_type}
-        return Answer({"result": {**fields, "bytes": result.num_bytes}}, result.body)
+        return Reply({"result": {**fields, "bytes": result.num_bytes}}, result.body)
 
     async def cancel(self, owner: str, request_id: str) -> Fields:
         is_canceled = await self._store.cancel(owner, request_id)
@@ -109,9 +109,9 @@ class Documents:
         found = await self._files.newest(owner, after=after, limit=limit + 1)
         return _listed([msgspec.to_builtins(info) for info in found], limit)
 
-    async def file_read(self, owner: str, file_id: str, offset: int, count: int = CHUNK_BYTES) -> Answer:
+    async def file_read(self, owner: str, file_id: str, offset: int, count: int = CHUNK_BYTES) -> Reply:
         piece = await self._files.read(owner, file_id, offset, min(count, CHUNK_BYTES))
-        return Answer(None, _there(piece, "file"))
+        return Reply(None, _there(piece, "file"))
 
     async def file_delete(self, owner: str, file_id: str) -> None:
         _there(await self._batches.delete_file(owner, file_id) or None, "file")
@@ -140,7 +140,7 @@ class Documents:
 
 
 class Holdings:
-    """What each API key holds, for operators: shown, and removed where a key does not do it itself.
+    """Shows what each API key holds, for operators: shown, and removed where a key does not do it itself.
 
     No route of clients leads here: `embedline jobs` asks, by the socket that frontends have.
     """
@@ -155,7 +155,8 @@ class Holdings:
         return {"held": await self._requests.holders(), "quota_bytes": counts.quota_bytes}
 
     async def remove_held(self, owner: str) -> Fields:
-        """What has ended of this owner: batches, files that no open batch needs, results whose webhooks are settled."""
+        """Removes what has ended of this owner: batches, files that no open batch needs, results whose webhooks are
+        settled."""
         removed = {"batches": 0, "files": 0}
         for state in await self._all(self._batches, owner):
             with contextlib.suppress(Conflict):  # it is open
@@ -181,7 +182,7 @@ class Holdings:
 
 
 def answering(*calls: object) -> Callable[[Call], Awaitable[None]]:
-    """What answers a call by the method that has its name."""
+    """A function that answers a call by the method that has its name."""
     methods = {name: getattr(one, name) for one in calls for name in vars(type(one)) if not name.startswith("_")}
 
     async def answer(call: Call) -> None:
@@ -192,7 +193,7 @@ def answering(*calls: object) -> Callable[[Call], Awaitable[None]]:
             if (refused := _refusal(error)) is None:
                 raise
             raise refused from None
-        if isinstance(found, Answer):
+        if isinstance(found, Reply):
             call.answer(found.value, [found.body])
         else:
             call.answer(found)
@@ -201,7 +202,7 @@ def answering(*calls: object) -> Callable[[Call], Awaitable[None]]:
 
 
 def _refusal(error: Exception) -> RequestError | None:
-    """What clients are told of an error; None for a bug, and for what is told already."""
+    """The error that clients are told; None for a bug, and for what is told already."""
     match error:
         case AddressRefused():
             return InvalidRequest(str(error), param="webhook_endpoint")

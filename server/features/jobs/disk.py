@@ -21,7 +21,7 @@ _LET_GO_SECONDS = 5.0  # for a process that was killed a moment ago
 
 
 class FolderTaken(SettingsError):
-    """Another process has it."""
+    """Another process has the folder."""
 
 
 class Folder:
@@ -46,7 +46,7 @@ class Folder:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
 
     def shared_id(self) -> str:
-        """What tells this folder from others, wherever it is mounted: made by the first server that asks.
+        """The id that tells this folder from others, wherever it is mounted: made by the first server that asks.
 
         Raises SettingsError.
         """
@@ -87,11 +87,11 @@ class Folder:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
 
     def note_socket(self, path: str) -> None:
-        """Where operators ask the process that has the folder, on this machine. Raises OSError."""
+        """Write down where operators ask the process that has the folder, on this machine. Raises OSError."""
         (self.path / f"{CALLS_AT}{socket.gethostname()}").write_text(path)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of the folder."""
         os.close(self._lock)
 
 

@@ -1,4 +1,4 @@
-"""What jobs bring to a server, and their flags: where work is kept that nobody waits for, how much and how long."""
+"""The jobs feature of a server, and its flags: where work is kept that nobody waits for, how much and how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ class JobsFlags:
 
 # fmt: off
 def metrics() -> "Sequence[Declared]":
-    """What the process counts."""
+    """The metrics that the process counts."""
     from server.metrics.declared import FROM_HALF_A_MILLISECOND, counter, gauge, histogram
     from wire.metrics import SECONDS
 

@@ -52,7 +52,7 @@ logger = logging.getLogger("embedline.jobs")
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """What clients see of a file, in OpenAI's words."""
+    """The fields of a file that clients see, in OpenAI's words."""
 
     id: str
     bytes: int
@@ -75,7 +75,7 @@ class _Upload:
 
 
 class Objects:
-    """Those below one prefix, by the ids of files. All calls raise StoreUnavailable.
+    """The objects below one prefix, by the ids of files. All calls raise StoreUnavailable.
 
     They have threads of their own, so that a store that hangs delays nothing but what needs it.
     """
@@ -90,14 +90,14 @@ class Objects:
         self._root = str(root).rstrip("/")
 
     def check(self) -> None:
-        """Blocking. Raises StoreUnusable where nothing can be written there."""
+        """Checks the place. Blocking. Raises StoreUnusable where nothing can be written there."""
         with _usable():
             self._filesystem.pipe_file(self._key(_PROBE), b"")
             with contextlib.suppress(FileNotFoundError):  # a server that starts beside this one has removed it
                 self._filesystem.rm_file(self._key(_PROBE))
 
     async def put(self, path: Path, file_id: str) -> None:
-        """Seen once it is whole. Raises FileNotFoundError of the path."""
+        """Writes the object, which is seen once it is whole. Raises FileNotFoundError of the path."""
         try:
             await self._asked(self._filesystem.put_file, str(path), self._key(file_id))
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class Objects:
             raise StoreUnavailable("--jobs-files does not do it: the bucket or folder is gone") from None
 
     async def fetch(self, file_id: str, path: Path) -> None:
-        """Into a file that appears when it is whole. Raises FileNotFoundError, OSError."""
+        """Copies the object into a file that appears when it is whole. Raises FileNotFoundError, OSError."""
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
             await self._asked(self._filesystem.get_file, self._key(file_id), str(part))
@@ -129,7 +129,7 @@ class Objects:
         return True
 
     async def delete(self, file_id: str) -> None:
-        """Nothing is said of one that is not there."""
+        """Deletes the object; nothing is said of one that is not there."""
         with contextlib.suppress(FileNotFoundError):
             await self._asked(self._filesystem.rm_file, self._key(file_id))
 
@@ -175,7 +175,8 @@ class Removal:
         self._changed = Signal()
 
     async def remove(self, document: Document) -> None:
-        """Its state is one that no client sees. Raises OSError, and what the store of documents raises."""
+        """Removes a file whose state is one that no client sees. Raises OSError, and what the store of documents
+        raises."""
         await asyncio.to_thread(self._remove_bytes, document.document_id)
         self._left[document.document_id] = document
         try:
@@ -256,7 +257,7 @@ class Files:
             await self.removal.remove(document)
 
     def path(self, file_id: str) -> Path:
-        """Where it is written."""
+        """The path where it is written."""
         return self._folder / file_id
 
     async def local(self, file_id: str, name: str) -> Path:
@@ -321,7 +322,7 @@ class Files:
                     raise
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
-        """All bytes have come: the file is there from now on. Raises InvalidRequest, OSError."""
+        """Ends the upload when all bytes have come: the file is there from now on. Raises InvalidRequest, OSError."""
         async with self._upload(owner, file_id) as upload:
             await asyncio.to_thread(os.fsync, upload.descriptor)
             await asyncio.to_thread(sync_folder, self._folder)
@@ -373,7 +374,7 @@ class Files:
         return found[:limit]
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes | None:
-        """None where there is no such file. Raises OSError where its bytes are gone."""
+        """Returns None where there is no such file. Raises OSError where its bytes are gone."""
         if await self.info(owner, file_id) is None:
             return None
         try:
@@ -386,7 +387,7 @@ class Files:
             raise
 
     async def hide(self, owner: str, file_id: str) -> Document | None:
-        """No client sees it from now on, and `removal` may remove it; None where there is no such file.
+        """Hides the file: no client sees it from now on, and `removal` may remove it; None where there is no such file.
 
         `Batches` sees to it that no batch needs it.
         """
@@ -398,7 +399,7 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _upload(self, owner: str, file_id: str) -> AsyncIterator[_Upload]:
-        """Alone with it. Raises InvalidRequest."""
+        """The upload, with which nobody else does anything meanwhile. Raises InvalidRequest."""
         upload = self._uploads.get(file_id)
         if upload is None or upload.document.owner != owner:
             raise InvalidRequest(_UNKNOWN, param="file")
@@ -415,7 +416,8 @@ class Files:
                 await self.removal.remove(upload.document)
 
     async def _drop_left(self) -> None:
-        """Those of servers that have died, or whose object store was away: a living server would have dropped them."""
+        """Drops uploads of servers that have died, or whose object store was away: a living server would have dropped
+        them."""
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
             written = await asyncio.to_thread(_written_at, self.path(document.document_id))
             newest = max(document.created_at, written)
@@ -425,7 +427,7 @@ class Files:
                 await self.removal.remove(document)
 
     def remove_copy(self, file_id: str) -> None:
-        """Of a file that lies elsewhere now."""
+        """Removes the copy here of a file that lies elsewhere now."""
         if self._objects is not None:
             self.path(file_id).unlink(missing_ok=True)
 
@@ -455,7 +457,7 @@ def _written_at(path: Path) -> float:
 
 
 def read_at(path: Path, offset: int, count: int) -> bytes:
-    """At most so many bytes from there on. Blocking."""
+    """Reads at most so many bytes from there on. Blocking."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.pread(descriptor, count, offset)
@@ -464,6 +466,6 @@ def read_at(path: Path, offset: int, count: int) -> bytes:
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:
-    """However often the kernel has to be asked. Blocking."""
+    """Write all, however often the kernel has to be asked. Blocking."""
     while chunk:
         chunk = chunk[os.write(descriptor, chunk) :]

@@ -39,11 +39,11 @@ class QueueGauges:
         metrics.watch("embedline_jobs_held_bytes", title, level=lambda: self._counts.held_bytes)
 
     def changed(self) -> None:
-        """Something was added, begun or ended."""
+        """Note that something was added, begun or ended."""
         self._is_old.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         await read_when_old(self._is_old, self._read, what="the queue")
 
     async def _read(self) -> None:
@@ -73,7 +73,7 @@ class BatchGauges:
             metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._number, status))
 
     def saved(self, before: BatchState, after: BatchState) -> None:
-        """What this process has done of a batch; for a new one both are the same."""
+        """Counts what this process has done of a batch; for a new one both are the same."""
         for outcome in ("completed", "failed"):
             if (more := getattr(after, outcome) - getattr(before, outcome)) > 0:  # less where it begins anew
                 self._metrics.count("embedline_jobs_batch_lines_total", outcome, by=more)
@@ -84,7 +84,7 @@ class BatchGauges:
         self._is_old.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         await read_when_old(self._is_old, self._read, what="the batches")
 
     async def _read(self) -> None:
@@ -108,7 +108,7 @@ async def read_when_old(is_old: Signal, read: Callable[[], Awaitable[None]], *, 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Of the batches that run. `left` are those without an answer on the disk."""
+    """The numbers of lines of the batches that run. `left` are those without an answer on the disk."""
 
     completed: int
     failed: int
@@ -125,7 +125,7 @@ class BatchCounts:
 
 
 def counts_of(batches: Iterable[Document], now: float) -> BatchCounts:
-    """Of documents of open batches."""
+    """The counts of open batches, from their documents."""
     states = [state_of(document) for document in batches]
     completed, failed = sum(state.completed for state in states), sum(state.failed for state in states)
     return BatchCounts(
@@ -136,5 +136,5 @@ def counts_of(batches: Iterable[Document], now: float) -> BatchCounts:
 
 
 async def open_batches(documents: DocumentStore) -> list[Document]:
-    """Of all owners, the oldest first."""
+    """The open batches of all owners, the oldest first."""
     return await documents.in_state(KIND, OPEN, limit=MAX_OPEN)

@@ -1,5 +1,5 @@
-"""How the jobs process asks its own server for what was accepted: async requests and lines of batches, in the name of
-their API key, until there is an answer that counts.
+"""The client by which the jobs process asks its own server for what was accepted: async requests and lines of batches,
+in the name of their API key, until there is an answer that counts.
 
 `HttpConnection` is a small HTTP client of one connection to a Unix socket, one request at a time. It knows only what
 our frontends answer: HTTP/1.1 with a content-length.
@@ -123,7 +123,7 @@ async def _answer(reader: asyncio.StreamReader, max_bytes: int) -> tuple[HttpAns
 
 
 class SelfClient:
-    """All requests share its pace and its connections."""
+    """A client for all requests, which share its pace and its connections."""
 
     def __init__(self, path: str, secret: str, pace: Pace) -> None:
         """`path` is that of the Unix socket; `secret` lets this process act for an API key."""

@@ -126,7 +126,7 @@ def _objects(start: JobsStart, folder: Folder, *, checks: bool) -> Objects | Non
 
 
 def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:
-    """What webhooks are signed with now. Raises StartError."""
+    """The secrets that webhooks are signed with now. Raises StartError."""
     if start.webhook_secrets is None:
         return list
     try:
@@ -151,7 +151,7 @@ async def _follow_state(child: Child, runner: Runner, batches: Batches) -> None:
 
 @contextlib.asynccontextmanager
 async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
-    """These run while the block does. If one fails, this process ends with it."""
+    """Runs these while the block runs. If one fails, this process ends with it."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in loops]
         yield

@@ -1,4 +1,5 @@
-"""How many requests the jobs process has at the server at a time: of each owner as many as it takes without refusing.
+"""Limits how many requests the jobs process has at the server at a time: of each owner as many as it takes without
+refusing.
 
 Sync traffic comes first: on 429 and 503 the owner's number is halved, and nothing of it is sent until the server wants
 to be asked again; every answer lets it grow by a little. Other owners go on: what a key may send is its own, and a
@@ -21,7 +22,8 @@ class Postponed(Exception):
 
 
 class Lane:
-    """What of an owner is sent in its order, as the lines of a batch. An owner's lanes have turns one after another."""
+    """A part of an owner's requests that is sent in its order, as the lines of a batch. An owner's lanes have turns one
+    after another."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -29,7 +31,8 @@ class Lane:
         self.waiting: dict[asyncio.Future[bool], bool] = {}  # in their order; whether it was computed in vain before
 
     def close(self) -> None:
-        """Nothing more begins. What has been computed and failed may be tried again, unless its owner is paused."""
+        """Closes the lane: nothing more begins. What has been computed and failed may be tried again, unless its owner
+        is paused."""
         self.is_closed = True
         for future in [future for future, has_begun in self.waiting.items() if not has_begun]:
             del self.waiting[future]
@@ -46,12 +49,13 @@ class _Owner:
 
     @property
     def num_next(self) -> int:
-        """Those that wait for nothing but a turn."""
+        """The number of those that wait for nothing but a turn."""
         return min(sum(len(lane.waiting) for lane in self.lanes), max(0, int(self.limit) - self.in_flight))
 
 
 class Pace:
-    """`async with pace.turn(lane)` around each request. `changed` is set when more may be sent than before."""
+    """Gives turns to requests: `async with pace.turn(lane)` goes around each. `changed` is set when more may be sent
+    than before."""
 
     def __init__(self, most: int) -> None:
         """`most` requests of all owners are sent at a time."""
@@ -74,12 +78,12 @@ class Pace:
         return owner in self._owners and self._owners[owner].paused_until > self._loop.time()
 
     def limit(self, owner: str) -> int:
-        """How many requests of an owner the server takes at a time, as far as is known."""
+        """The number of requests of an owner that the server takes at a time, as far as is known."""
         return int(self._owners[owner].limit) if owner in self._owners else self._most
 
     @property
     def owners(self) -> list[str]:
-        """Those that have anything here, or are paused."""
+        """The owners that have anything here, or are paused."""
         return list(self._owners)
 
     @contextlib.asynccontextmanager
@@ -102,7 +106,7 @@ class Pace:
         its.limit = min(self._most, its.limit + 1 / its.limit)
 
     def refused(self, owner: str, retry_after: float) -> None:
-        """It had none, and wants to be asked again in so many seconds."""
+        """Note that the server had no room, and wants to be asked again in so many seconds."""
         its = self._owners[owner]
         now = self._loop.time()
         if now >= its.paused_until:  # those that were sent together are refused together
@@ -151,7 +155,7 @@ class Pace:
         self._look_ahead(now)
 
     def _next(self, now: float) -> str | None:
-        """Who has the next turn."""
+        """The owner that has the next turn."""
         best = None
         for name, owner in self._owners.items():
             while owner.lanes and not owner.lanes[0].waiting:

@@ -11,7 +11,8 @@ _MAX_IN_FLIGHT = 128  # … and never more: enough to fill batches of single tex
 
 
 def plan(settings: Settings, sidecar: Sidecar) -> Plan:
-    """Its folder may be another server's: once it was ready, requests that somebody waits for need no jobs."""
+    """The process's folder may be another server's: once it was ready, requests that somebody waits for need no
+    jobs."""
     flags = settings.of(JobsFlags)
     assert flags.jobs is not None
     start = JobsStart(

@@ -66,7 +66,7 @@ class Runner:
 
     @property
     def num_running(self) -> int:
-        """Requests that are claimed."""
+        """The number of requests that are claimed."""
         return len(self._running)
 
     async def run(self) -> None:
@@ -101,11 +101,11 @@ class Runner:
             logger.info("%d async request(s) go on after the next start", len(left))
 
     def claimed_ids(self) -> list[str]:
-        """Of the requests that run, for a store whose claims have to be renewed."""
+        """The ids of the requests that run, for a store whose claims have to be renewed."""
         return [claimed.request_id for claimed in self._running.values()]
 
     def _wanted(self) -> tuple[int, Turns]:
-        """How many requests to claim now, and whose.
+        """The number of requests to claim now, and whose turn it is.
 
         Those of one owner may fill all places, while it waits for its ceiling say. So one that has none here may always
         claim one, and an owner whose requests are refused loses its places one after another.
@@ -121,7 +121,7 @@ class Runner:
         return _CLAIMS_PER_PLACE * self._pace.limit(owner) - self._held.get(owner, 0)
 
     async def _until_more(self) -> None:
-        """Until there is something new, or more of what there was may be claimed."""
+        """Waits until there is something new, or more of what there was may be claimed."""
         loop = asyncio.get_running_loop()
         signs = [self._store.claimable(_IDLE_SECONDS), self._pace.changed.wait(None)]
         waits = [loop.create_task(sign) for sign in signs]
@@ -169,7 +169,8 @@ class Runner:
         log("async request %s %s after %.3f s%s", claimed.request_id, word, seconds, why)
 
     async def _kept(self, request_id: str, what: str, keep: Callable[[], Awaitable[_T]]) -> _T:
-        """Until the store has it: there may be no room on the disk for a while, and then the log may have none."""
+        """Tries until the store has it: there may be no room on the disk for a while, and then the log may have
+        none."""
         is_noted = False
         while True:
             try:
@@ -201,7 +202,7 @@ class Runner:
 
 
 def outcome_of(answer: HttpAnswer) -> Finished:
-    """How a request with this answer ends. Its errors have the answer too, as the route gave it."""
+    """The end of a request with this answer. Its errors have the answer too, as the route gave it."""
     result = Result(
         status_code=answer.status,
         headers=tuple((name, value) for name, value in answer.headers.items() if name.startswith(_KEPT_HEADERS)),
@@ -220,7 +221,7 @@ def failed(code: str, message: str) -> Finished:
 
 
 def _message(body: bytes) -> str:
-    """Of an error in any dialect's shape; they never repeat what the client sent."""
+    """The message of an error in any dialect's shape; they never repeat what the client sent."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -250,7 +251,7 @@ class Housekeeping:
         self._changed = changed
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             try:
                 await self._once()

@@ -1,4 +1,4 @@
-"""What a kept request is, from its arrival to its end, as its store and those who run it see it.
+"""A kept request, from its arrival to its end, as its store and those who run it see it.
 
 All times are unix seconds of the store's clock. `owner` is the name of the API key that the request came with, "" where
 the server has no keys. Statuses are named as Baseten names them.
@@ -12,7 +12,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Status(StrEnum):
-    """Of a request. All but the first two are its end."""
+    """The status of a request. All but the first two are its end."""
 
     QUEUED = "QUEUED"
     IN_PROGRESS = "IN_PROGRESS"
@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 class WebhookStatus(StrEnum):
-    """Of the message that tells a request's end."""
+    """The status of the message that tells a request's end."""
 
     NO_WEBHOOK_PROVIDED = "NO_WEBHOOK_PROVIDED"
     PENDING = "PENDING"
@@ -67,7 +67,7 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the route answered, byte for byte.
+    """The answer of the route, byte for byte.
 
     num_bytes  of the whole body, where `body` is a part of it
     """
@@ -81,7 +81,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What its owner may know of a request."""
+    """The fields of a request that its owner may know."""
 
     request_id: str
     route: str
@@ -110,7 +110,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a request ended: with what its route answered (`result`), or with errors, or with both."""
+    """The end of a request: with what its route answered (`result`), or with errors, or with both."""
 
     status: Status  # SUCCEEDED or FAILED
     result: Result | None = None
@@ -133,7 +133,8 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """What waits and runs. `queued` has a number for each priority; ages are seconds, 0 where nothing waits."""
+    """The numbers of requests that wait and run. `queued` has a number for each priority; ages are seconds, 0 where
+    nothing waits."""
 
     queued: tuple[int, ...]
     oldest_age: float

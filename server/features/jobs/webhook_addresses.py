@@ -1,4 +1,5 @@
-"""Where a webhook may go. Whoever sends a request chooses its URL, so it must not lead into the server's own network.
+"""The addresses that a webhook may go to. Whoever sends a request chooses its URL, so it must not lead into the
+server's own network.
 
 Names prove nothing: what counts is the very address that is connected to, after DNS, at every attempt and at every
 redirect. So `CheckedNetwork` resolves, checks and connects in one step, and nothing resolves a second time.
@@ -16,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from httpcore import SOCKET_OPTION, AnyIOBackend, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
 
 MAX_URL_CHARACTERS = 2048
-# What a URL is written with. Others are read differently by different parsers.
+# The characters that a URL is written with. Others are read differently by different parsers.
 _URL = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
 _PORTS = {"http": 80, "https": 443}
 _FIRST_FREE_PORT = 1024  # below it are the ports of other services
@@ -35,7 +36,7 @@ class AddressRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """What is allowed.
+    """The addresses that are allowed.
 
     allows_private  addresses of private networks and of this machine, http to this machine, and all ports
     """
@@ -95,7 +96,7 @@ class Resolver:
         self._free = asyncio.Semaphore(most)
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Each once, in the system's order. Raises OSError, UnicodeError."""
+        """The addresses of a host, each once, in the system's order. Raises OSError, UnicodeError."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[str]] = loop.create_future()

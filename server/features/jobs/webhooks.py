@@ -163,7 +163,7 @@ def _data(request_id: str, result: Result | None) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended."""
+    """The outcome of an attempt."""
 
     delivered: bool
     retries: bool = True  # False = no later attempt can be different
@@ -191,7 +191,7 @@ class Sender:
         )
 
     async def send(self, url: str, headers: Headers, body: bytes) -> Outcome:
-        """Never raises for what a receiver does."""
+        """Sends the webhook once; never raises for what a receiver does."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._follow(url, headers, body)
@@ -239,7 +239,7 @@ async def _read_away(response: httpcore.Response) -> None:
 
 
 def _joined(url: str, location: str) -> str:
-    """Where a redirect leads. Raises AddressRefused."""
+    """The URL that a redirect leads to. Raises AddressRefused."""
     try:
         return urljoin(url, location)
     except ValueError:
@@ -248,7 +248,7 @@ def _joined(url: str, location: str) -> str:
 
 @dataclass(slots=True)
 class _Share:
-    """What a receiver's host has of its owner's attempts at a time, while one is on its way or waits."""
+    """The share that a receiver's host has of its owner's attempts at a time, while one is on its way or waits."""
 
     seconds: float = _FIRST_GUESS  # that attempts took of late
     in_flight: int = 0
@@ -256,7 +256,7 @@ class _Share:
 
     @property
     def most(self) -> int:
-        """Attempts at a time."""
+        """The most attempts at a time."""
         return max(_MIN_PER_HOST, min(MAX_PARALLEL, int(MAX_PARALLEL * _QUICK_SECONDS / self.seconds)))
 
     def wait(self, now: float) -> float:

@@ -53,7 +53,7 @@ for _first, _num_bytes in _LENGTH_BYTES.items():
 
 
 class Bodies:
-    """Of one pipeline."""
+    """The bodies of one pipeline."""
 
     def __init__(self, pipeline: Pipeline[..., Any]) -> None:
         """Raises PipelinesUnusable for a type that JSON has no form for."""
@@ -78,7 +78,7 @@ class Bodies:
             raise PipelinesUnusable(f"pipeline {pipeline.name}: {' '.join(str(error).split())}") from None
 
     def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
-        """All inputs by name. Raises MalformedBody, InvalidRequest, which names the field, and EngineFailed."""
+        """Reads all inputs by name. Raises MalformedBody, InvalidRequest, which names the field, and EngineFailed."""
         if not is_msgpack and (_has_many_keys(body) or body.count(b",") > _MAX_JSON_VALUES):
             raise MalformedBody(f"the body has more than {MAX_VALUES} keys or {_MAX_JSON_VALUES} values")
         try:
@@ -238,7 +238,7 @@ async def check_msgpack(body: bytes) -> None:
 
 
 def _pass(body: bytes, at: int) -> tuple[int, int]:
-    """Where the next values begin, and how many lists and maps were among those that were passed."""
+    """The place where the next values begin, and how many lists and maps were among those that were passed."""
     num_lists = 0
     for _ in range(_VALUES_A_STEP):
         if at >= len(body):

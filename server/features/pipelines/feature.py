@@ -1,4 +1,4 @@
-"""What pipelines bring to a server, and their flag."""
+"""The pipelines feature of a server, and their flag."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class PipelinesFlags:
 
 # fmt: off
 def metrics() -> "Sequence[Declared]":
-    """What the process counts."""
+    """The metrics that the process counts."""
     from server.metrics.declared import FROM_HALF_A_MILLISECOND, counter, gauge, histogram
     from wire.metrics import SECONDS
 

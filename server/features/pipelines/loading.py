@@ -12,7 +12,7 @@ _MODULE = "embedline_pipelines_file"
 
 
 class PipelinesUnusable(Exception):
-    """What is wrong with the file; one line that names it and, where there is one, the line."""
+    """The file can't be used: the message is one line that names it and, where there is one, the line."""
 
 
 def load(file: str) -> dict[str, Pipeline[..., Any]]:

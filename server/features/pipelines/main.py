@@ -48,7 +48,8 @@ logger = logging.getLogger("embedline.server")
 
 
 class Clients:
-    """Of this very server, one for each API key that requests came with: there are as many as the server has keys."""
+    """Clients of this very server, one for each API key that requests came with: there are as many as the server has
+    keys."""
 
     def __init__(self, path: str, secret: str) -> None:
         self._url = f"unix://{quote(path)}"
@@ -56,19 +57,20 @@ class Clients:
         self._clients: dict[str, AsyncClient] = {}
 
     def of(self, owner: str) -> AsyncClient:
-        """Its requests count as that key's own."""
+        """The client of a key; its requests count as that key's own."""
         if owner not in self._clients:
             self._clients[owner] = AsyncClient(self._url, api_key=f"{self._secret}.{owner}")
         return self._clients[owner]
 
     def close(self) -> None:
-        """What is under way raises Cancelled."""
+        """Close all clients; what is under way raises Cancelled."""
         for client in self._clients.values():
             client.close()
 
 
 class Runs:
-    """`most` at a time; others are refused, for they would wait for the same event loop. Frontends bound the bodies.
+    """Runs pipelines, `most` at a time; others are refused, for they would wait for the same event loop. Frontends
+    bound the bodies.
 
     A key has at most three times as many as are free beside it, so that other keys find places.
     """
@@ -87,7 +89,7 @@ class Runs:
         self._turns = WeakKeyDictionary[FrameConnection, defaultdict[str | None, asyncio.Lock]]()
 
     def listing(self) -> list[Listed]:
-        """All pipelines."""
+        """The pipelines that this process has."""
         return [bodies.listed for _, bodies in self._pipelines.values()]
 
     async def answer(self, call: Call) -> None:
@@ -110,7 +112,8 @@ class Runs:
 
     @asynccontextmanager
     async def run(self, run: Run) -> AsyncIterator[Body]:
-        """What makes the answer's body, when it has run; the run is open until the block ends. Raises RequestError."""
+        """The body of the answer, when the pipeline has run; the run is open until the block ends. Raises
+        RequestError."""
         if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
         if self.num_open >= self._most or self._has_its_share(run.owner):

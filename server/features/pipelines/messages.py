@@ -1,4 +1,4 @@
-"""What frontends and the pipelines process say to each other, and START of that process."""
+"""The messages between frontends and the pipelines process, and START of that process."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -13,7 +13,8 @@ _MAX_RUNS = 128  # … and never more
 
 
 def plan(settings: Settings, sidecar: Sidecar) -> Plan:
-    """Where it never starts the server ends, for the file is wrong; later it is tried again for ever."""
+    """The plan of the process. Where it never starts the server ends, for the file is wrong; later it is tried again
+    for ever."""
     flags = settings.of(PipelinesFlags)
     assert flags.pipelines is not None
     start = PipelinesStart(

@@ -56,7 +56,7 @@ class PipelinesClient(Caller):
         self._listing: dict[str, Listed] | None = None  # the newest
 
     async def listing(self) -> list[Listed]:
-        """All pipelines. Raises NotReady before the process was there for the first time."""
+        """The list of pipelines. Raises NotReady before the process was there for the first time."""
         if self._listing is None:
             await self.wait_for_it()
         assert self._listing is not None
@@ -114,7 +114,7 @@ class PipelinesPart(Part):
 
 
 def make_part(start: FeatureStart, shared: Shared) -> PipelinesPart:
-    """What pipelines do in a frontend."""
+    """The part of pipelines in a frontend."""
     assert start.process is not None
     shared.keys.let_act(acting(start.process.secret))
     client = PipelinesClient(start.process.path)
@@ -144,7 +144,7 @@ class RunPipeline:
         self._bodies = bodies
 
     def at(self, method: str, path: str) -> PassOn | None:
-        """Who answers there; None if this is no run."""
+        """The answer to a run there; None if this is no run."""
         if method != "POST" or not path.startswith(_PREFIX):
             return None
         return partial(self._answer, path.removeprefix(_PREFIX))
@@ -165,7 +165,8 @@ class RunPipeline:
 
 
 def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None = None) -> None:
-    """With what the OpenAPI page says of each. Without `pipelines` they stand there for the page alone."""
+    """Add the routes with what the OpenAPI page says of each. Without `pipelines` they stand there for the page
+    alone."""
 
     async def listing() -> Response:
         body = msgspec.json.encode({"pipelines": await cast(PipelinesClient, pipelines).listing()})
@@ -200,6 +201,6 @@ def _run_operation() -> _Schema:
 
 
 def _responses(*kinds: type[RequestError]) -> _Schema:
-    """What a route answers, and with which errors."""
+    """The answers and errors of a route."""
     anything = {"description": "In the pipeline's own form", "content": {"application/json": {"schema": {}}}}
     return {"200": anything, **errors_of(*kinds)}

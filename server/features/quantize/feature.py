@@ -1,4 +1,4 @@
-"""What the quantizer of the TensorRT-LLM engine brings to a server: a command."""
+"""The feature of the TensorRT-LLM engine's quantizer: a command."""
 
 from server.feature import Command, Feature
 from server.settings.flag import HUB_FLAGS

@@ -1,4 +1,5 @@
-"""What runs in Ray's processes: a replica of Ray Serve, a worker of a backfill, and the server that each of them has.
+"""The programs that run in Ray's processes: a replica of Ray Serve, a worker of a backfill, and the server that each of
+them has.
 
 In Serve, a replica behind HAProxy answers HTTP itself, on a port that the controller gives it. Here a whole server
 accepts on that port in place of Serve's uvicorn: a request goes from HAProxy to it, and no Python of Ray's is between.
@@ -295,7 +296,7 @@ class Replica:
         replica.start_asgi_http_server = self._listen  # what Serve calls next
 
     async def _listen(self, app: object, options: Any, **_: object) -> tuple[asyncio.Task[None], "_Listening"]:
-        """In place of Serve's own, which raises RuntimeError of an OSError where the port is taken."""
+        """Listens in place of Serve's own method, which raises RuntimeError of an OSError where the port is taken."""
         listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -351,7 +352,7 @@ class QueuedTokens:
         self._target = target_tokens
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """How many replicas there should be; Serve applies the delays and bounds."""
+        """The number of replicas that there should be; Serve applies the delays and bounds."""
         series = (context.raw_metrics or {}).get(TOKENS, {})
         newest = [points[-1].value for points in series.values() if points]
         if not newest:

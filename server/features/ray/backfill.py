@@ -32,8 +32,8 @@ _Answer = tuple[Sequence[int], dict[str, Any]]
 _MAX_RUN = 4  # shards that a worker is told at a time: neighbours are read together
 
 
-class Room:
-    """How long the workers of one job may wait for places in the cluster."""
+class PlaceWait:
+    """Bounds how long the workers of one job may wait for places in the cluster."""
 
     def __init__(
         self, needs: str, seconds: float, cluster: Callable[[], str], clock: Callable[[], float] = time.monotonic
@@ -43,11 +43,12 @@ class Room:
         self._goes_on_at = self._said_at = clock()
 
     def found(self) -> None:
-        """A worker has answered, or computes."""
+        """Note that a worker has answered, or computes."""
         self._goes_on_at = self._said_at = self._clock()
 
     def check(self, is_computing: Callable[[], bool]) -> None:
-        """No worker has answered. `is_computing`: whether one that has a place has work. Raises BackfillError."""
+        """Say that no worker has answered, after a while. `is_computing`: whether one that has a place has work. Raises
+        BackfillError."""
         now = self._clock()
         is_over = now - self._goes_on_at > self._seconds
         if not is_over and now - self._said_at < _SAY_SECONDS:
@@ -77,7 +78,7 @@ class Workers:
         self._asked: dict[Any, tuple[Any, Sequence[int]]] = {}  # workers by Ray's words for their answers to come
         self._ready: list[Any] = []
         needs = f"{self._settings.num_cpus:g} CPUs and {self._settings.num_gpus:g} GPUs"
-        self._room = Room(needs, self._settings.start_seconds + _ROOM_SECONDS, _free)
+        self._place_wait = PlaceWait(needs, self._settings.start_seconds + _ROOM_SECONDS, _free)
         made = ray.remote(
             num_cpus=self._settings.num_cpus,
             num_gpus=self._settings.num_gpus,
@@ -92,7 +93,7 @@ class Workers:
 
     @property
     def size(self) -> int:
-        """Workers at most."""
+        """The most workers."""
         return self._settings.max_replicas
 
     def first_ready(self) -> Served:
@@ -112,10 +113,10 @@ class Workers:
             raise Stopped("stopped by a signal")
         found, _ = ray.wait(list(self._asked), timeout=_POLL_SECONDS) if self._asked else ([], [])
         for reference in found:
-            self._room.found()
+            self._place_wait.found()
             yield self._answer(reference)
         if not found:
-            self._room.check(self._is_computing)
+            self._place_wait.check(self._is_computing)
 
     def tell(self, shards: Sequence[int]) -> None:
         """A worker that is free writes these."""
@@ -160,7 +161,7 @@ def _has_place(actor: Any) -> bool:
 
 
 def _free() -> str:
-    """What the cluster has, in words."""
+    """The resources that the cluster has, in words."""
     import ray
 
     total, free = ray.cluster_resources(), ray.available_resources()

@@ -1,4 +1,4 @@
-"""What Ray brings: commands."""
+"""The Ray feature: commands."""
 
 from server.feature import Feature, Group
 

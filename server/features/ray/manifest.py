@@ -14,7 +14,7 @@ _HEAD = {"cpu": "2", "memory": "8Gi"}
 
 
 def manifest(config: RayConfig, *, image: str, name: str) -> str:
-    """YAML. Each worker pod has one replica. Raises SettingsError for what pods can't be given."""
+    """The manifest in YAML. Each worker pod has one replica. Raises SettingsError for what pods can't be given."""
     import yaml  # type: ignore[import-untyped]
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]

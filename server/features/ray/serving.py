@@ -87,7 +87,7 @@ def check_version() -> None:
 
 
 def application(config: RayConfig) -> Any:
-    """What Serve runs."""
+    """The application that Serve runs."""
     from ray import cloudpickle, serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
@@ -132,7 +132,7 @@ def _http(config: RayConfig) -> dict[str, Any]:
 
 
 def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
-    """Until it is ready or the signal comes; else why it is not."""
+    """Waits until the application is ready or the signal comes; else returns why it is not."""
     seconds = settings.start_seconds * _STARTS + _DEPLOY_SECONDS
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -147,7 +147,7 @@ def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
 
 
 def _reason(message: str) -> str:
-    """What was raised, without Ray's traceback and the names of classes."""
+    """The message of what was raised, without Ray's traceback and the names of classes."""
     if "Traceback" not in message:
         return message
     return re.sub(r"^[\w.]+: ", "", message.strip().splitlines()[-1])

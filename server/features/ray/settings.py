@@ -26,7 +26,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """How many servers there are, what each one gets, and when there are more of them."""
+    """The number of servers, what each one gets, and when there are more of them."""
 
     host: str = flag("127.0.0.1", RAY, "Where the proxy of each node and its replicas listen.")
     port: int = flag(8000, RAY, "The proxy's port.", least=1, most=MAX_PORT)

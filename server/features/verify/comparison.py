@@ -60,7 +60,7 @@ _PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer q
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How near rows are to the library's."""
+    """Figures of how near rows are to the library's."""
 
     num_texts: int
     num_tokens: int
@@ -102,7 +102,7 @@ def _asked(model: ModelSettings) -> ModelSettings:
 
 
 def _check_tokenizer(plan: ModelPlan) -> None:
-    """Without one, figures would be those of arbitrary ids. Raises ModelError."""
+    """Refuse a model without a tokenizer: its figures would be those of arbitrary ids. Raises ModelError."""
     try:
         load(plan.folder.path, do_lower_case=plan.folder.do_lower_case)
     except TokenizerError as error:
@@ -110,7 +110,7 @@ def _check_tokenizer(plan: ModelPlan) -> None:
 
 
 def _options(plan: ModelPlan, settings: Settings) -> LoadOptions:
-    """What an engine on the model's first device is loaded with."""
+    """The options that an engine on the model's first device is loaded with."""
     return engine_options(
         plan,
         plan.devices.names[0],
@@ -388,7 +388,7 @@ def _compare(rows: _Array, reference: Reference, info: ModelInfo, tokens: Tokeni
 
 
 def _cosines(rows: _Array, expected: _Array) -> NDArray[np.float64]:
-    """In float64, in which a cosine of 1 is one."""
+    """The cosines in float64, in which a cosine of 1 is one."""
     ours, theirs = rows.astype(np.float64), expected.astype(np.float64)
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     found: NDArray[np.float64] = (ours * theirs).sum(axis=1) / np.maximum(lengths, 1e-30)

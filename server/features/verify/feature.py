@@ -1,4 +1,4 @@
-"""What verify brings: a command."""
+"""The verify feature: a command."""
 
 from server.feature import Command, Feature
 from server.settings.flag import HUB_FLAGS

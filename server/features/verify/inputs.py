@@ -1,4 +1,5 @@
-"""What `embedline verify` computes: fixed texts, as texts, pairs, or queries and documents, by our own tokenizer.
+"""The inputs that `embedline verify` computes: fixed texts, as texts, pairs, or queries and documents, by our own
+tokenizer.
 
 Among them are long texts, which a start can't try because it would take too long. One is just longer than the model's
 window, and one is as long as the model takes, or as two CPU cores can compute in some minutes, for the library and for
@@ -95,7 +96,7 @@ class LongTexts:
 
 
 def long_texts(folder: ModelFolder, tokenizer: Tokenizer, texts: Sequence[str]) -> LongTexts:
-    """Made of these texts. Raises ModelError if config.json can't be read."""
+    """Long texts made of these texts. Raises ModelError if config.json can't be read."""
     most = folder.max_seqlen
     is_asked = folder.max_seqlen_source == "--max-input-length"
     longest = most if is_asked or folder.is_static else min(most, _affordable(folder))
@@ -108,7 +109,8 @@ def long_texts(folder: ModelFolder, tokenizer: Tokenizer, texts: Sequence[str]) 
 
 
 def _affordable(folder: ModelFolder) -> int:
-    """Tokens of a sequence. Attention takes S / 6 h of the time of all else (S tokens, h numbers a row)."""
+    """The tokens of a sequence that can be afforded. Attention takes S / 6 h of the time of all else (S tokens, h
+    numbers a row)."""
     tokens_alone = _MAX_WORK / num_layer_parameters(folder)
     # the root of S + S² / 6 h = tokens_alone
     half = 3 * folder.hidden_size

@@ -36,7 +36,7 @@ _EXTRA = "pip install 'embedline[verify]'"
 
 @dataclass(frozen=True, slots=True)
 class HeldIds:
-    """How the library's ids compare with ours."""
+    """The result of comparing the library's ids with ours."""
 
     in_words: str
     passed: bool = True
@@ -44,7 +44,7 @@ class HeldIds:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a library makes of the texts."""
+    """The rows that a library makes of the texts."""
 
     rows: _Array  # one a text or pair [N, D], of token classifiers and late interaction one a token that counts [T, D]
     library: str  # its name
@@ -67,7 +67,7 @@ def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
 
 
 def ids_of(plan: ModelPlan, asked: Inputs) -> HeldIds:
-    """How the ids of transformers' tokenizer for the folder compare with ours; "not compared" for those with a template
+    """Compare the ids of transformers' tokenizer for the folder with ours; "not compared" for those with a template
     or markers, and where transformers asks for the folder's own code.
     """
     if plan.folder.template or plan.folder.late:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.features import rpc
-from server.features.rpc import Answer, Call, Caller, Service
+from server.features.rpc import Call, Caller, Reply, Service
 from server.requests.errors import ERRORS, EngineFailed, NotReady, RequestError
 from tests.server.jobs.connected import listening
 from wire import frames
@@ -97,7 +97,7 @@ async def test_after_a_fault_of_ours_the_next_call_is_answered(tmp_path: Path) -
     async with connected(tmp_path, Process()) as caller:
         with pytest.raises(EngineFailed, match="the some process failed on the call fail"):
             await caller.call("fail", "")
-        assert await caller.call("echo", "") == Answer({"owner": ""})
+        assert await caller.call("echo", "") == Reply({"owner": ""})
 
 
 async def test_a_call_that_no_frame_holds_leaves_its_place_to_others(
@@ -108,7 +108,7 @@ async def test_a_call_that_no_frame_holds_leaves_its_place_to_others(
     async with connected(tmp_path, Process()) as caller:
         with pytest.raises(frames.PayloadTooLarge):
             await caller.call("echo", "", body=bytes(1000))
-        assert await caller.call("echo", "") == Answer({"owner": ""})
+        assert await caller.call("echo", "") == Reply({"owner": ""})
 
 
 async def test_a_process_that_is_down_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

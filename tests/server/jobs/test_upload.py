@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from server.features.jobs.http import batch_routes
 from server.features.jobs.http.batch_routes import PIECE_BYTES
-from server.features.rpc import Answer, Caller
+from server.features.rpc import Caller, Reply
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
@@ -27,14 +27,14 @@ class Jobs(Caller):
         self.begun: Mapping[str, object] = {}
         self.pieces: list[bytes] = []
 
-    async def call(self, what: str, owner: str, *, body: Any = b"", timeout_s: Any = 0.0, **fields: Any) -> Answer:
+    async def call(self, what: str, owner: str, *, body: Any = b"", timeout_s: Any = 0.0, **fields: Any) -> Reply:
         assert owner == "me"
         self.asked.append(what)
         if what == "file_begin":
             self.begun = fields
         if what == "file_append":
             self.pieces.append(bytes(body))
-        return Answer({"file_id": "file-1"})
+        return Reply({"file_id": "file-1"})
 
 
 def part(name: str, content: bytes, more: str = "") -> bytes:

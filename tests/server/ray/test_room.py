@@ -3,7 +3,7 @@
 import pytest
 
 from server.features.backfill.errors import BackfillError
-from server.features.ray.backfill import Room
+from server.features.ray.backfill import PlaceWait
 
 
 class Clock:
@@ -19,8 +19,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def of(clock: Clock) -> Room:
-    return Room("8 CPUs and 0 GPUs", 150.0, lambda: "2 of 4 CPUs are free", clock)
+def of(clock: Clock) -> PlaceWait:
+    return PlaceWait("8 CPUs and 0 GPUs", 150.0, lambda: "2 of 4 CPUs are free", clock)
 
 
 def test_what_is_waited_for_is_said_once_a_minute_and_ends_in_an_error(

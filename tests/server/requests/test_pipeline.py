@@ -12,6 +12,7 @@ from server.requests.errors import (
     DeadlineExceeded,
 )
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from server.settings.api_keys import ApiKey
@@ -99,7 +100,7 @@ def test_batch_managers_learn_whose_a_request_is() -> None:
     async def run() -> list[tuple[int, float]]:
         edge = Edge(keys=[ApiKey("one", b"1"), ApiKey("two", b"2", weight=2.5)])
         for name in ("two", "one"):
-            await edge.pipeline.embed(a_request(), Trace(key=name))
+            await edge.pipeline.embed(a_request(context=RequestContext(name)), Trace())
         return [(submission.key, submission.weight) for submission in edge.managers.submitted]
 
     assert asyncio.run(run()) == [(1, 2.5), (0, 1.0)]

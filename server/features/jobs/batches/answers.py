@@ -1,5 +1,5 @@
-"""What becomes of a batch's lines: each is asked for, of this very server as a client does, until there is an answer
-that counts. It is a line of output or of errors, as OpenAI has them.
+"""The answers to a batch's lines: each line is sent, as a request of this very server as a client does, until there is
+an answer that counts. It is a line of output or of errors, as OpenAI has them.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Answered:
 
 
 class LineAnswers:
-    """Of the lines of one batch, while it runs."""
+    """The answers to the lines of one batch, while it runs."""
 
     def __init__(
         self, state: BatchState, ask: Ask, dtype: "np.dtype[Any] | None", *, clock: Callable[[], float]
@@ -61,11 +61,11 @@ class LineAnswers:
 
     @property
     def seconds_left(self) -> float:
-        """Of the window."""
+        """The seconds that are left of the window."""
         return min(self._latest - asyncio.get_running_loop().time(), self._expires_at - self._clock())
 
     async def of(self, line: Line, lane: Lane, *, is_repeated: bool) -> Answered | None:
-        """None if it was not asked for before the lane was closed."""
+        """Returns None if the line was not asked for before the lane was closed."""
         line_id = f"batch_req_{self._batch_id}_{line.number}"
         try:
             request = request_of(line, self._endpoint)

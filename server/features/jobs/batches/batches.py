@@ -136,7 +136,7 @@ class Batches:
         return [state_of(one) for one in await self._documents.newest(owner, KIND, after=after, limit=limit)]
 
     async def cancel(self, owner: str, batch_id: str) -> BatchState | None:
-        """None where there is none; one that has ended stays as it is."""
+        """Returns None where there is no such batch; one that has ended stays as it is."""
         for _ in range(_MAX_TRIES):
             document = await self._documents.get(owner, KIND, batch_id)
             if document is None:
@@ -160,7 +160,7 @@ class Batches:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled; what runs then goes on after the next start."""
+        """Runs batches until cancelled; what runs then goes on after the next start."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -173,7 +173,7 @@ class Batches:
                 await self._changed.wait(LOOK_SECONDS if self._holder else None)
 
     async def release(self) -> None:
-        """Once `run` was cancelled: other servers may go on at once with what ran here."""
+        """Give up all claims once `run` was cancelled: other servers may go on at once with what ran here."""
         for run in self._left:
             with contextlib.suppress(StoreError, ClaimLost):  # then they wait until the claim is over
                 await run.kept.release()
@@ -324,7 +324,7 @@ class Expiry:
             await asyncio.sleep(max(1.0, min(_LONGEST_SECONDS, self._ttl / 10)))
 
     async def forget(self) -> int:
-        """How many were due."""
+        """Removes the batches that are due, and returns how many there were."""
         count, kept = 0, None
         while True:
             page = await self._documents.in_state(KIND, ENDED, after=kept, limit=_PAGE)

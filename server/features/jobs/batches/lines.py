@@ -39,7 +39,7 @@ class Line:
 
 
 class LineRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a line asks for; `body` as it stands there."""
+    """The request of a line; `body` as it stands there."""
 
     custom_id: str
     method: str
@@ -52,7 +52,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class LineProblem(ValueError):
-    """Why a line fails. The message repeats nothing of it."""
+    """The reason why a line fails. The message repeats nothing of it."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -96,7 +96,8 @@ def lines_of(path: Path, *, offset: int = 0, number: int = 0) -> Iterator[Line |
 
 
 def _skip_blank_lines(file: "BufferedReader[FileIO]") -> int:
-    """How many: a file may be of nothing else, so they are not read one by one."""
+    """Skips blank lines and returns how many there were: a file may be of nothing else, so they are not read one by
+    one."""
     found = file.peek()
     end = found.rfind(b"\n", 0, len(found) - len(found.lstrip())) + 1
     return file.read(end).count(b"\n")
@@ -147,7 +148,7 @@ def request_of(line: Line, endpoint: str) -> LineRequest:
 
 
 def _decoded(content: bytes) -> LineRequest:
-    """Of a value in `body` that no decoder takes, the server says which it is: it stays there as it is."""
+    """Decodes a line. A value in `body` that no decoder takes stays as it is: the server says which it is."""
     try:
         return _REQUESTS.decode(content)
     except msgspec.ValidationError:
@@ -166,18 +167,19 @@ def _decoded(content: bytes) -> LineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over a file finds. It takes 16 bytes a line, and leaves a bit a line where names are repeated."""
+    """The findings of one pass over a file. It takes 16 bytes a line, and leaves a bit a line where names are
+    repeated."""
 
     total: int  # lines that are not blank
     repeated: bytes = b""  # bits of these lines: whether an earlier line has the same custom_id; "" = none has
 
     def is_repeated(self, index: int) -> bool:
-        """`index` counts the lines that are not blank, from 0."""
+        """Whether the line's name is repeated; `index` counts the lines that are not blank, from 0."""
         return bool(self.repeated) and bool(self.repeated[index // 8] >> index % 8 & 1)
 
 
 def scan(path: Path, stops: Callable[[], bool] = lambda: False) -> Scan | None:
-    """None if the file has more than MAX_LINES lines. Blocking, and soon over when `stops` says so."""
+    """Returns None if the file has more than MAX_LINES lines. Blocking, and soon over when `stops` says so."""
     hashes, indices = array("Q"), array("Q")
     total = 0
     for line in lines_of(path):

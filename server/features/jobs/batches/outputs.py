@@ -39,7 +39,8 @@ class Output:
         self.path = path
 
     def write(self, content: bytes | bytearray, at: int) -> None:
-        """On the disk when it returns. The same call again, after an error, mends what that one left.
+        """Writes bytes, which are on the disk when it returns. The same call again, after an error, mends what that one
+        left.
 
         Raises OSError, also where bytes before these are gone: they would become zeros.
         """
@@ -75,7 +76,7 @@ def _opened_private(path: str, flags: int) -> int:
 
 
 class Outputs:
-    """Of one claim. `state` says how long they are and what they will be called."""
+    """The output files of one claim. `state` says how long they are and what they will be called."""
 
     def __init__(self, files: Files, kept: KeptBatch, dtype: "np.dtype[Any] | None") -> None:
         """dtype  of the Parquet file that the output becomes; None = JSONL"""
@@ -130,18 +131,18 @@ class Outputs:
                 one.path.unlink(missing_ok=True)
 
     def remove_rest(self) -> None:
-        """What all claims have left, beside the files that clients see. Blocking."""
+        """Remove what all claims have left, beside the files that clients see. Blocking."""
         for file_id in _ids(self._kept.state):
             for left in self._files.path("").glob(f"{file_id}.*"):
                 left.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Of a batch that has failed. Blocking."""
+        """Remove the files of a batch that has failed. Blocking."""
         _remove(self._pair)
         self.remove_rest()
 
     async def forget(self) -> None:
-        """Of a claim that was lost, of a batch that has ended meanwhile: nobody knows what came too late."""
+        """Remove the files of a lost claim whose batch has ended meanwhile: nobody knows what came too late."""
         await asyncio.to_thread(self.remove_rest)  # a half Parquet file too
         for file_id in _ids(self._kept.state):
             if await self._files.exists(file_id):
@@ -197,7 +198,7 @@ def _remove(these: tuple[Output, Output]) -> None:
 
 
 class LineRows(msgspec.Struct, frozen=True):
-    """What a line's request was answered with; rows is float32 [n, dimensions], little-endian."""
+    """The rows that a line's request was answered with; rows is float32 [n, dimensions], little-endian."""
 
     custom_id: str
     prompt_tokens: int
@@ -229,7 +230,7 @@ def rows_of(custom_id: str, answer: HttpAnswer, dtype: "np.dtype[Any]") -> bytes
 
 
 def write_parquet(lines: Path, to: Path, dtype: "np.dtype[Any]") -> None:
-    """All rows in their order, on the disk when it returns. Blocking. Raises OSError."""
+    """Write all rows in their order; they are on the disk when it returns. Blocking. Raises OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -42,7 +42,7 @@ logger = logging.getLogger("embedline.jobs")
 
 
 class DiskWait:
-    """How long a call of the disk has taken that has not ended: where a mount is lost it may never."""
+    """Measures how long a call of the disk has taken that has not ended: where a mount is lost it may never."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ class DiskWait:
 
     @contextlib.contextmanager
     def asked(self, seconds: float = 0.0) -> Iterator[None]:
-        """Around one call, for which so many seconds are usual."""
+        """Measures one call while the block runs, for which so many seconds are usual."""
         self._until = self._clock() + seconds
         try:
             yield
@@ -62,7 +62,8 @@ class DiskWait:
 
 
 class Slots:
-    """`async with slots.turn(lane)` around each turn, whose lines are asked for in this lane.
+    """Gives turns to batches: `async with slots.turn(lane)` goes around each turn, whose lines are asked for in this
+    lane.
 
     The lane is closed when the turn is over. The owner with the fewest slots goes first, of equals who had its turn
     longest ago; of its batches the one that waits longest.
@@ -119,14 +120,15 @@ class Slots:
             num_wanted -= 1
 
     def _note(self, owner: str) -> None:
-        """It has a turn."""
+        """Note that the owner has a turn."""
         self._latest.pop(owner, None)
         self._latest[owner] = None
         if len(self._latest) > _MAX_LATEST:
             del self._latest[next(iter(self._latest))]
 
     def _next_over(self) -> Lane | None:
-        """Whose turn ends next: of those that have more slots than an owner that waits, or whose owner waits itself."""
+        """The lane whose turn ends next: of those that have more slots than an owner that waits, or whose owner waits
+        itself."""
         going_on = [lane for lane in self._running if not lane.is_closed]  # who began first is the first
         held = Counter(lane.owner for lane in going_on)
         owners = {lane.owner for lane in self._waiting}
@@ -135,7 +137,7 @@ class Slots:
 
 
 class BatchRun:
-    """Run it once. It can be cancelled at any time; another one goes on from what is committed."""
+    """One run of a batch. It can be cancelled at any time; another one goes on from what is committed."""
 
     def __init__(
         self,
@@ -174,14 +176,14 @@ class BatchRun:
         return self.kept.state
 
     def _stop(self) -> None:
-        """No line is begun any more, and those in flight are given up."""
+        """Stops the run: no line is begun any more, and those in flight are given up."""
         self._stops = True
         self._slots.leave(self._lane)
         for task in self._window:
             task.cancel()
 
     async def run(self) -> None:
-        """Until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
+        """Runs until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
         self._answers.begin()
         try:
             if await self._has_outputs():
@@ -223,7 +225,7 @@ class BatchRun:
         return await self._retried("its input can't be copied", copied)
 
     async def _has_room(self) -> bool:
-        """Once what found no room in the last turn finds some; not if the window is over before."""
+        """Waits until what found no room in the last turn finds some; not if the window is over before."""
         while self._needed and not self._is_over:
             try:
                 await self.kept.reserve(self._needed)
@@ -235,7 +237,7 @@ class BatchRun:
         return True
 
     async def _checked(self, path: Path) -> Scan | None:
-        """What is in the input; None if the batch has failed because of that."""
+        """Scans the input; None if the batch has failed because of that."""
         try:
             with self._disk.asked(_MANY_SECONDS):
                 found = await asyncio.to_thread(scan, path, lambda: self._stops)
@@ -320,7 +322,8 @@ class BatchRun:
         return max(_MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, MAX_BYTES_IN_FLIGHT // max(1, self._usual)))
 
     async def _commit(self, answered: list[Answered]) -> None:
-        """All of `answered`, which is empty afterwards; as often as it takes where the disk is full. As `_reserve`."""
+        """Commits all of `answered`, which is empty afterwards; as often as it takes where the disk is full. As
+        `_reserve`."""
         if not answered:
             return
         num_failed, last = sum(one.has_failed for one in answered), answered[-1].line
@@ -384,7 +387,7 @@ class BatchRun:
         )
 
     async def _pause(self, why: str, error: Exception) -> None:
-        """Until it is tried again. Raises ClaimLost, and the error where another server may do better."""
+        """Waits until the step is tried again. Raises ClaimLost, and the error where another server may do better."""
         if self.kept.is_shared and isinstance(error, OSError) and error.errno not in FULL_ERRORS:
             raise error
         logger.error("batch %s waits, as %s: %s", self.state.id, why, error)
@@ -393,7 +396,8 @@ class BatchRun:
             await self.kept.keep()
 
     async def _retried(self, why: str, do: Callable[[], Awaitable[_Value]]) -> _Value:
-        """What it gives, however often the disk has to be asked. Raises FileNotFoundError, and as `_pause`."""
+        """The result of the call, however often the disk has to be asked. Raises FileNotFoundError, and what `_pause`
+        does."""
         while True:
             try:
                 with self._disk.asked(_MANY_SECONDS):

@@ -1,5 +1,5 @@
-"""What is kept of a batch: what its owner sees, and how far it has come. The state of a batch that runs here is changed
-by this process alone, but for a client's cancel.
+"""The state of a batch as it is kept: what its owner sees, and how far it has come. The state of a batch that runs here
+is changed by this process alone, but for a client's cancel.
 
 Servers that share a store claim a batch for a time, and each change claims it anew. A server that stood still for
 longer finds another claim at its next change. What it wrote meanwhile counts for nothing: each claim has outputs of its
@@ -31,7 +31,7 @@ AHEAD_BYTES = 4 << 20  # reserved beside what is needed, so that not each commit
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """Why a whole batch failed."""
+    """The reason why a whole batch failed."""
 
     code: str
     message: str
@@ -81,7 +81,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def anew(self) -> "BatchState":
-        """Without an answer, for the outputs of its claim."""
+        """The batch without an answer, for the outputs of its claim."""
         changes: dict[str, Any] = dict.fromkeys(_PROGRESS, 0)
         changes |= {"has_expired": False, "outputs_claim": self.claim}
         status = "in_progress" if self.status == "finalizing" else self.status
@@ -93,7 +93,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, status=status, times=times, **changes)
 
     def shown(self) -> dict[str, Any]:
-        """In OpenAI's words."""
+        """The batch in OpenAI's words."""
         names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
         errors = {"object": "list", "data": [msgspec.to_builtins(error) for error in self.errors]}
         return {
@@ -114,7 +114,7 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def document(self, owner: str, version: int = 1) -> Document:
-        """What the store keeps; bytes of outputs are counted here until their files are seen."""
+        """The document that the store keeps; bytes of outputs are counted here until their files are seen."""
         held = 0 if self.has_ended else max(self.reserved_bytes, self.output_bytes + self.error_bytes)
         state = ENDED if self.has_ended else OPEN
         content = msgspec.json.encode(self)
@@ -147,7 +147,7 @@ class Holder:
         return state.holder in ("", self.name) or not is_held
 
     async def claim(self, document: Document, documents: DocumentStore, now: float) -> Document | None:
-        """As it is kept then; None if another server was quicker."""
+        """Claims the batch and returns it as it is kept then; None if another server was quicker."""
         claim = {"holder": self.name, "held_until": now + self.lease, "claim": uuid.uuid4().hex}
         state = msgspec.structs.replace(state_of(document), **claim)
         claimed = state.document(document.owner, document.version)
@@ -194,7 +194,8 @@ class KeptBatch:
         return self._holder.lease if self._holder is not None else math.inf
 
     async def change(self, changed: Callable[[BatchState], BatchState]) -> None:
-        """Durable when it returns. `changed` may be called again, with a state that was cancelled meanwhile."""
+        """Changes the state, which is durable when it returns. `changed` may be called again, with a state that was
+        cancelled meanwhile."""
         async with self._changing:
             while True:
                 state = changed(self.state)
@@ -227,11 +228,11 @@ class KeptBatch:
             await self.keep()
 
     async def keep(self) -> None:
-        """Claim it anew."""
+        """Claim the batch anew."""
         await self.change(lambda state: state)
 
     async def release(self) -> None:
-        """Another server may claim it at once."""
+        """Gives the claim up, so that another server may claim the batch at once."""
         if self._holder is not None:
             await self.change(lambda state: msgspec.structs.replace(state, holder=""))
 

@@ -49,7 +49,7 @@ _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 
 
 class BatchRoutes:
-    """Each raises RequestError."""
+    """Routes for files and batches. Each raises RequestError."""
 
     def __init__(self, jobs: Caller) -> None:
         self._jobs = jobs
@@ -84,7 +84,7 @@ class BatchRoutes:
         return JSONResponse(await self._call("batch_create", request, fields))
 
     def one(self, what: str) -> Endpoint:
-        """What a call about one file or batch gives."""
+        """An endpoint for a call about one file or batch."""
 
         async def endpoint(request: Request) -> Response:
             return JSONResponse(await self._call(what, request, request.path_params))
@@ -159,7 +159,7 @@ async def _pieces(piece: Buffer, num_bytes: int, more: Callable[[int], Awaitable
 
 @dataclass(slots=True)
 class _Form:
-    """What the parser has found so far; `chunks` is emptied as it is passed on."""
+    """The parts of a form that the parser has found so far; `chunks` is emptied as it is passed on."""
 
     name: str = ""  # of the part that is being read
     filename: str | None = None  # of the file, once its part has begun
@@ -213,7 +213,7 @@ class _Form:
 
 
 async def received(request: Request, jobs: Caller, owner: str) -> dict[str, Any]:
-    """What is known of the file, once all of it is kept. Raises RequestError, ClientLeft."""
+    """The fields of the file, once all of it is kept. Raises RequestError, ClientLeft."""
     form = _Form()
     parser = _parser(request, form)
     length = request.headers.get("content-length")

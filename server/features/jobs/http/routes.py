@@ -20,12 +20,11 @@ from fastapi.responses import JSONResponse
 from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import Answer, retry_after
 from server.dialects.table import ROUTES
-from server.features import rpc
 from server.features.jobs.feature import JOBS
 from server.features.jobs.http.batch_routes import BatchRoutes, NewBatch, in_pieces
 from server.features.jobs.messages import MAX_BODY_BYTES
 from server.features.jobs.types import Status
-from server.features.rpc import Caller
+from server.features.rpc import Caller, Reply
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Authority
@@ -114,7 +113,7 @@ class AsyncPredict:
         self._jobs = jobs
 
     def at(self, method: str, path: str) -> PassOn | None:
-        """As PassedOn has it."""
+        """The answer to a request there; None if it is not this route."""
         return self._answer if (method, path) == PLACE else None
 
     async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
@@ -143,7 +142,7 @@ def _decode(body: bytes) -> AsyncPredictBody:
 
 
 def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes], keys: Sequence[bytes]) -> dict[str, Any]:
-    """As the jobs process takes them. Raises InvalidRequest."""
+    """The fields of the request as the jobs process takes them. Raises InvalidRequest."""
     fields: dict[str, Any] = {
         "body": bytes(body.model_input),
         "route": body.route or _DEFAULT_ROUTE,
@@ -210,14 +209,14 @@ class JobsPart(Part):
 
 
 def make_part(start: FeatureStart, shared: Shared) -> JobsPart:
-    """What jobs do in a frontend."""
+    """The part of jobs in a frontend."""
     assert start.process is not None
     shared.keys.let_act(acting(start.process.secret))
     return JobsPart(Caller(start.process.path, JOBS.name), [socket.socket(fileno=start.process.listener_fd)])
 
 
 def add_job_routes(app: FastAPI, jobs: Caller | None = None) -> None:
-    """With what the OpenAPI page says of each. Without `jobs` they stand there for the page alone."""
+    """Add the routes with what the OpenAPI page says of each. Without `jobs` they stand there for the page alone."""
     client = cast(Caller, jobs)
     routes, of_batches = _Routes(client), BatchRoutes(client)
     for method, path, endpoint in (
@@ -242,7 +241,7 @@ def add_job_routes(app: FastAPI, jobs: Caller | None = None) -> None:
 
 
 class _Routes:
-    """Each raises RequestError."""
+    """Routes for async requests. Each raises RequestError."""
 
     def __init__(self, jobs: Caller) -> None:
         self._jobs = jobs
@@ -300,18 +299,18 @@ class _Routes:
         documents = (await self._call("document_counts", request)).value
         return JSONResponse({"queued": queued, **counts, **documents})
 
-    async def _call(self, what: str, request: Request, **fields: Any) -> rpc.Answer:
+    async def _call(self, what: str, request: Request, **fields: Any) -> Reply:
         return await self._jobs.call(what, request.scope[OWNER], **request.path_params, **fields)
 
 
 def _shown(view: dict[str, Any]) -> dict[str, Any]:
-    """As Baseten shows it, with route and priority beside it."""
+    """The request as Baseten shows it, with route and priority beside it."""
     times = {name: datetime.fromtimestamp(view[name], UTC).isoformat() for name in ("created_at", "status_at")}
     return {**view, "model_id": "embedline", "deployment_id": "embedline", **times}
 
 
 def documented(method: str, path: str) -> dict[str, Any]:
-    """What FastAPI is told of a route."""
+    """The arguments that describe a route to FastAPI."""
     place = (method, path)
     return {
         "summary": JOBS.routes[place],
@@ -336,7 +335,7 @@ def _accepting() -> Schema:
 
 
 def _schema(body: type[msgspec.Struct]) -> Schema:
-    """Without references: these types are on no other route."""
+    """The schema of a type without references: these types are on no other route."""
     (schema,), components = msgspec.json.schema_components([body], ref_template="{name}")
 
     def whole(value: Any) -> Any:
@@ -362,7 +361,7 @@ def _asking(method: str, path: str) -> Schema:
 
 
 def _of_batches(method: str, path: str) -> Schema:
-    """In OpenAI's words."""
+    """The schema of a batch in OpenAI's words."""
     responses = {
         "200": _answer("It is there", {"type": "object"}),
         **errors_of(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),

@@ -1,1 +1,1 @@
-"""Where requests and documents lie: one interface, and SQLite or Redis behind it. Runs and sends nothing."""
+"""The store of requests and documents: one interface, and SQLite or Redis behind it. Runs and sends nothing."""

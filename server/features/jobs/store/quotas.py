@@ -1,4 +1,4 @@
-"""What a store holds, of all owners together and of each, by the store's own count.
+"""Counts what a store holds, of all owners together and of each, by the store's own count.
 
 Here stands what is counted of a request, its end and a document; who is refused when there is no room; and how much is
 reserved for the results of requests that run.
@@ -19,7 +19,7 @@ _PART = 16
 
 @dataclass(slots=True)
 class Held:
-    """Of all, or of one owner."""
+    """The numbers that all owners hold, or one."""
 
     held_bytes: int = 0
     open_bytes: int = 0  # of requests that wait or run; part of the former
@@ -44,7 +44,7 @@ class Usage:
     _changes: list[tuple[str, tuple[int, int, int, int]]] = field(default_factory=list)  # of this transaction
 
     def add(self, owner: str, *, held: int = 0, open_bytes: int = 0, num_open: int = 0, running: int = 0) -> None:
-        """Something of this owner came, changed or went."""
+        """Count that something of this owner came, changed or went."""
         change = (held, open_bytes, num_open, running)
         self._changes.append((owner, change))
         self._apply(owner, change)
@@ -87,12 +87,13 @@ class Usage:
 
 
 def first_result(quota: int) -> int:
-    """What is reserved before an owner's results are known."""
+    """The bytes reserved before an owner's results are known."""
     return min(_FIRST_RESULT, quota // _PART)
 
 
 def usual_after(usual: int, size: int, quota: int) -> int:
-    """Never more than half of what the owner may hold: one request can always run beside nothing."""
+    """The usual size after a result of this size, never more than half of what the owner may hold: one request can
+    always run beside nothing."""
     return min(max(size, usual // 2), quota // 2)
 
 
@@ -113,7 +114,7 @@ def size_of_end(outcome: Finished) -> int:
 
 
 def too_large_to_keep(outcome: Finished) -> Finished:
-    """How a request ends whose result has more bytes than its owner may hold."""
+    """The end of a request whose result has more bytes than its owner may hold."""
     message = f"the answer has {size_of_end(outcome)} bytes, which is more than this key may hold of --jobs-quota"
     return Finished(Status.FAILED, errors=(JobError("MODEL_INVALID_INPUT", message),))
 
@@ -124,7 +125,7 @@ def size_of_document(document: Document) -> int:
 
 
 def size_of_content(content_bytes: int, held_bytes: int) -> int:
-    """The same, of what is known without its content."""
+    """The size of what is known of a request without its content."""
     blocks = -(-held_bytes // BLOCK_BYTES) * BLOCK_BYTES + INODE_BYTES if held_bytes else 0
     return OVERHEAD_BYTES + content_bytes + blocks
 

@@ -268,7 +268,7 @@ def _turns(turns: Turns) -> list[str | int]:
 
 
 def _scores(answers: list[list[bytes]]) -> list[float]:
-    """Of `ZRANGE … 0 0 WITHSCORES`, without those that found nothing."""
+    """The scores in replies to `ZRANGE … 0 0 WITHSCORES`, without those that found nothing."""
     return [float(answer[1]) for answer in answers if answer]
 
 
@@ -379,7 +379,7 @@ class RedisDocuments:
         return (scripts.limits_text(self._limits), *names, size)
 
     async def _read(self, kind: str, ids: Sequence[str]) -> list[Document]:
-        """Those of them that are there."""
+        """The documents of these ids that are there."""
         if not ids:
             return []
         keys = [f"{self._connection.prefix}document:{kind}:{one}" for one in ids]

@@ -1,5 +1,5 @@
-"""What changes requests and documents in Redis: Lua scripts, each of which is carried out whole, and the connections
-that carry them there.
+"""The scripts that change requests and documents in Redis: they are Lua, each of which is carried out whole, and the
+connections that carry them there.
 
 Keys, all with one prefix: `request:ID` is a hash; `queue:PRIORITY` a stream with the group "servers", whose pending
 entries are claims; `waiting:PRIORITY`, `running` and `outbox` are sorted sets, once for all and once for each owner;
@@ -440,7 +440,7 @@ return 1
 """
 
 
-# Of a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
+# Migrates a store of version 1, which did not count by owner. "" is an owner too, so the totals are counted anew.
 COUNT = """
 if call('GET', P .. 'version') ~= '1' then return end
 call('DEL', P .. 'usage')
@@ -481,7 +481,7 @@ def client_of(url: str) -> Redis:
 
 
 def limits_text(limits: StoreLimits) -> str:
-    """As scripts take the quota, and the share of each owner with a name."""
+    """The quota as scripts take it, and the share of each owner with a name."""
     return f"{limits.quota_bytes} {limits.key_share!r}"
 
 
@@ -502,7 +502,7 @@ class Connection:
         self._is_closed = False
 
     async def run(self, script: str, *arguments: bytes | str | float) -> Any:
-        """What the script returns; `arguments` are its own."""
+        """Runs the script and returns what it does; `arguments` are its own."""
         now = self.clock()
         if now < self._last_now - BACKWARDS_SECONDS:
             await self.shorten_waits()

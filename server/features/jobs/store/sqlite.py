@@ -349,12 +349,12 @@ class _Log:
 
     @property
     def end(self) -> int:
-        """Of what is sound, in bytes of the file."""
+        """The end of what is sound, in bytes of the file."""
         return _LOG_HEAD + self.num_committed * (_FRAME_HEAD + self.page_size)
 
 
 def _frames_of_index(index: Path, salts: bytes) -> tuple[int, int]:
-    """How many frames the latest process committed, and how many of them are in the file.
+    """The number of frames that the latest process committed, and how many of them are in the file.
 
     0 where nobody knows, as after a loss of power.
     """
@@ -372,7 +372,7 @@ def _frames_of_index(index: Path, salts: bytes) -> tuple[int, int]:
 
 
 def _read(log: Path) -> _Log | None:
-    """None where its head is damaged."""
+    """Returns None where the log's head is damaged."""
     with log.open("rb") as opened:
         head = opened.read(_LOG_HEAD)
         magic, _, page_size = struct.unpack_from(">III", head)

@@ -102,7 +102,7 @@ SELECT min(due) FROM (SELECT min(expires_at) AS due FROM requests WHERE status =
     SELECT min(next_attempt_at) FROM requests WHERE next_attempt_at IS NOT NULL)
 """
 END_TTL = "UPDATE requests SET purge_at = :now WHERE owner = :owner AND purge_at > :now"
-# As those of the queue.
+# Owners of due webhooks are found as those of the queue are.
 DUE_OWNERS = """
 WITH RECURSIVE owners(owner) AS (
     SELECT min(owner) FROM requests INDEXED BY due WHERE next_attempt_at IS NOT NULL UNION ALL
@@ -191,7 +191,7 @@ class SqliteRequests:
         return claimed
 
     def _claim(self, transaction: Transaction, limit: int, turns: Turns) -> tuple[list[Claimed], int]:
-        """None of an owner whose results might find no room; and how many have expired."""
+        """The requests claimed, none of an owner whose results might find no room; and how many have expired."""
         num_expired = self._expire(transaction)
         ask, usage = transaction.connection.execute, transaction.usage
 
@@ -381,7 +381,7 @@ class SqliteRequests:
         await self._writer.do(postpone)
 
     async def _settle(self, request_id: str, status: WebhookStatus) -> None:
-        """No more attempts; the TTL of the request counts from its end."""
+        """Ends the attempts of a webhook; the TTL of the request counts from its end."""
 
         def settle(transaction: Transaction) -> None:
             given = (status.value, self._limits.result_ttl, transaction.now, status == WebhookStatus.FAILED, request_id)

@@ -27,7 +27,7 @@ MAX_WAITING_BYTES = 256 << 20
 MIN_ROOM = 16 << 20  # bytes of the disk beside the log; with less the log is kept short
 _RESERVE = 4 << 20  # of it, where ends and removals find room
 _WRITTEN = 3  # times its size: into the log and into the file, whose pages stay partly empty
-# What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
+# SQLite's errors when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(slots=True)
 class Transaction:
-    """What an operation works with, in the writer's thread."""
+    """The connection that an operation works with, in the writer's thread."""
 
     connection: sqlite3.Connection
     usage: Usage
@@ -44,7 +44,7 @@ class Transaction:
     _taken: int = 0
 
     def take(self, size: int) -> None:
-        """For something new, which goes into SQLite's log first and then into its file.
+        """Take room for something new, which goes into SQLite's log first and then into its file.
 
         StoreFull where one of them would find no room: what was accepted could not end either, and not even be removed.
         """
@@ -89,7 +89,7 @@ class Writer:
         threading.Thread(target=self._run, name="store-writer", daemon=True).start()
 
     async def do(self, operation: Callable[[Transaction, *Ts], T], *given: *Ts, size: int = 0) -> T:
-        """What the operation returns, when it is on the disk. `size` is that of what it will write, in bytes.
+        """Returns what the operation does, when it is on the disk. `size` is that of what it will write, in bytes.
 
         It is carried out even if the caller is canceled. Before it writes anything it may raise a StoreError.
         """
@@ -122,7 +122,7 @@ class Writer:
         self._tell(lambda: self._closed.set_result(None))
 
     def _next_group(self) -> list[_Waiting]:
-        """What waits now; empty when the store is closed and nothing does."""
+        """The operations that wait now; empty when the store is closed and nothing does."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
@@ -188,14 +188,14 @@ class Reader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
     async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """What the operation returns, else StoreUnavailable."""
+        """Returns what the operation does, else StoreUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, operation, self._connection)
         except (RuntimeError, sqlite3.Error) as error:  # the former when the thread has ended
             raise StoreUnavailable(f"the store of jobs can't be read: {error}") from error
 
     async def rows(self, query: str, given: Any = ()) -> list[Any]:
-        """All that a query finds."""
+        """The rows that a query finds."""
         return await self.do(lambda connection: connection.execute(query, given).fetchall())
 
     async def close(self) -> None:
@@ -225,7 +225,7 @@ def _for_caller(error: Exception) -> Exception:
 
 
 def _shorten_waits(connection: sqlite3.Connection, now: float, result_ttl: float) -> None:
-    """No wait may be longer than its whole length from now: after the clock went back, nothing hangs."""
+    """Shortens waits to at most their whole length from now: after the clock went back, nothing hangs."""
     given = {"now": now, "ttl": result_ttl}
     connection.execute(
         "UPDATE requests SET expires_at = :now + max_time_in_queue "

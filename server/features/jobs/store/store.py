@@ -1,4 +1,4 @@
-"""What a store of requests and documents does, whichever it is, and what all stores share. All calls are durable when
+"""The interface of every store of requests and documents, and what all stores share. All calls are durable when
 they return.
 
 Every call may raise StoreUnavailable, and every call that writes StoreFull. A request whose end could not be written
@@ -51,7 +51,8 @@ class StoreError(Exception):
 
 
 class StoreFull(StoreError):
-    """No room: the quota, the queue's limit or the disk. Nothing of this call was kept; the next may find room."""
+    """There is no room: the quota, the queue's limit or the disk. Nothing of this call was kept; the next may find
+    room."""
 
 
 class StoreUnavailable(StoreError):
@@ -68,7 +69,7 @@ class IdempotencyConflict(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Whose turn it is among the owners that share something: who has least of it goes first.
+    """The turns among the owners that share something: who has least of it goes first.
 
     So nobody waits for another. An owner's own order is another matter: it is kept within its turns.
 
@@ -80,7 +81,7 @@ class Turns:
     room: Mapping[str, int] = field(default_factory=dict)
 
     def given(self, waiting: Iterable[tuple[str, float]], first: Callable[[str], T | None]) -> Iterator[T]:
-        """What is to be taken, one after another: take each before you ask for the next.
+        """Yields what is to be taken, one after another: take each before you ask for the next.
 
         waiting  the owners that wait, each with what its oldest is ordered by
         first    an owner's first now; None = it has no more
@@ -117,7 +118,7 @@ class StoreLimits:
     delivery_lease: float = 60.0  # seconds after which a delivery that nobody reported is due again
 
     def share_of(self, owner: str) -> float:
-        """Of each bound, what this owner may have."""
+        """The share of each bound that this owner may have."""
         return self.key_share if owner else 1.0
 
     def quota_of(self, owner: str) -> int:
@@ -162,13 +163,14 @@ class RequestStore(Protocol):
         ...
 
     async def view(self, owner: str, request_id: str) -> RequestView | None:
-        """None where there is none, or it is another owner's."""
+        """Returns None where there is none, or it is another owner's."""
         ...
 
     async def result(
         self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
     ) -> Result | None:
-        """None as for `view`, and where the request has none (yet). Of its body so many bytes from the offset on."""
+        """Returns None as `view` does, and where the request has none (yet). Of its body so many bytes from the offset
+        on."""
         ...
 
     async def cancel(self, owner: str, request_id: str) -> bool:
@@ -176,7 +178,7 @@ class RequestStore(Protocol):
         ...
 
     async def counts(self, owner: str | None) -> QueueCounts:
-        """Of one owner, or of all with None."""
+        """The counts of one owner, or of all with None."""
         ...
 
     async def expire(self) -> int:
@@ -191,7 +193,7 @@ class RequestStore(Protocol):
         ...
 
     async def holders(self) -> dict[str, int]:
-        """How many bytes each owner holds, documents and their files included."""
+        """The number of bytes that each owner holds, documents and their files included."""
         ...
 
     async def end_ttl(self, owner: str) -> None:
@@ -206,11 +208,11 @@ class RequestStore(Protocol):
         ...
 
     async def delivered(self, request_id: str) -> None:
-        """A webhook was received."""
+        """Note that a webhook was received."""
         ...
 
     async def delivery_failed(self, request_id: str, next_attempt_at: float | None) -> None:
-        """A webhook was not received: it is due again at that time, or given up with None."""
+        """Note that a webhook was not received: it is due again at that time, or given up with None."""
         ...
 
     async def next_due(self) -> float | None:
@@ -228,7 +230,7 @@ class RequestStore(Protocol):
         ...
 
     async def webhook_due(self, seconds: float) -> None:
-        """The same for webhooks, after the last `due_webhooks`."""
+        """Return when a webhook may be due that was not at the last `due_webhooks`, or after so many seconds."""
         ...
 
 
@@ -244,7 +246,7 @@ class DocumentStore(Protocol):
         ...
 
     async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
-        """None where there is none, or it is another owner's."""
+        """Returns None where there is none, or it is another owner's."""
         ...
 
     async def newest(self, owner: str, kind: str, *, after: str | None = None, limit: int = 20) -> list[Document]:
@@ -252,11 +254,11 @@ class DocumentStore(Protocol):
         ...
 
     async def in_state(self, kind: str, state: str, *, after: str | None = None, limit: int = 100) -> list[Document]:
-        """All owners' documents in this state, the oldest first, from the one behind `after` on."""
+        """The documents of all owners in this state, the oldest first, from the one behind `after` on."""
         ...
 
     async def held(self, owner: str, kind: str) -> tuple[int, int]:
-        """How many documents an owner has, and their `held_bytes` together."""
+        """The number of documents that an owner has, and their `held_bytes` together."""
         ...
 
     async def replace(self, document: Document) -> bool:
@@ -272,7 +274,7 @@ class DocumentStore(Protocol):
 
 
 class Store(Protocol):
-    """Both, in one place. Closed by whoever opened it."""
+    """Requests and documents in one store. It is closed by whoever opened it."""
 
     @property
     def requests(self) -> RequestStore: ...
@@ -315,12 +317,13 @@ class Signal:
 
 
 def new_request_id(now: float) -> str:
-    """32 hexadecimal digits that nobody can guess; they begin with the time, so that an index grows at its end."""
+    """A new id: 32 hexadecimal digits that nobody can guess; they begin with the time, so that an index grows at its
+    end."""
     return f"{int(now * 1000) & (1 << 48) - 1:012x}{secrets.token_hex(10)}"
 
 
 def content_digest(new: NewRequest) -> bytes:
-    """Of all that its sender said, bar the idempotency key."""
+    """The digest of all that a request's sender said, bar the idempotency key."""
     said = (new.route, new.headers, new.priority, new.max_time_in_queue, new.retry, new.webhook_endpoint)
     return hashlib.sha256(msgspec.json.encode(said) + b"\0" + new.body).digest()
 

@@ -16,7 +16,7 @@ from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.features.jobs.http.routes import JobsPart
-from server.features.rpc import Answer, Caller
+from server.features.rpc import Caller, Reply
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
@@ -44,7 +44,7 @@ class Jobs(Caller):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def call(self, what: str, owner: str, **fields: Any) -> Answer:
+    async def call(self, what: str, owner: str, **fields: Any) -> Reply:
         self.asked.append(what)
         size = 3 * len(LARGE)
         result = {"status_code": 200, "headers": [], "content_type": "application/json", "bytes": size}
@@ -52,7 +52,7 @@ class Jobs(Caller):
         view = {"created_at": 1.0, "status_at": 2.0}
         given = {"id": "file-1", "file_id": "file-1", "bytes": size, "request_id": "1", "result": result, "view": view}
         offset = fields.get("offset", 0)
-        return Answer({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
+        return Reply({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
 
 
 def other_routes() -> Iterator[tuple[str, str]]:
