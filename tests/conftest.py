@@ -1,5 +1,6 @@
 """What all tests share: which of them run, how kernels are run, one cache of compiled models, and two servers."""
 
+import asyncio
 import gc
 import os
 import sys
@@ -38,6 +39,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="default: what `make test` runs; rest: what `make test-all` adds; all: both, if none is given; "
         "nightly: the others, and also chosen by -m nightly",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """asyncio's own loop, and uvloop's too for tests that are marked `both_loops`: both are served on, and each orders
+    sockets and callbacks in its own way."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.get_closest_marker("both_loops"):
+        import uvloop
+
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,7 +21,6 @@ from batch_manager.messages import (
 from engine.types import Batch, OutputKind
 from tests.batch_manager.peers import (
     ManagerRole,
-    Run,
     assert_same,
     expected,
     ids_of,
@@ -32,6 +31,8 @@ from tests.batch_manager.peers import (
     until,
 )
 from wire.vocabulary import RequestClass
+
+pytestmark = pytest.mark.both_loops
 
 BULK = RequestClass.BULK
 ONE = submission(3, 4)
@@ -53,29 +54,26 @@ async def queued(manager: ManagerRole, num_tokens: int) -> None:
 
 @pytest.mark.holds("Identical requests")
 @pytest.mark.parametrize("outputs", [OutputKind.POOLED, OutputKind.POOLED | OutputKind.TOKENS], ids=str)
-def test_the_same_from_two_frontends_is_computed_once(run: Run, tmp_path: Path, outputs: OutputKind) -> None:
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            first, second = await manager.frontend(), await manager.frontend()
-            one = submission(3, 4, outputs=outputs)
-            answers = [first.submit(one)]
-            frame_id, batch = await manager.engine.batches.get()  # it is being computed already
-            answers += [second.submit(one), second.submit(one)]
-            other = second.submit(submission(7, first=50))
-            await queued(manager, 14)
-            manager.engine.answer(frame_id, rows_of(batch))
-            for answer in answers:
-                assert_same(await answer, expected(one))
-            assert [has_joined(await answer) for answer in answers] == [False, True, True]
-            frame_id, batch = await manager.engine.batches.get()
-            assert batch.num_tokens == 7
-            manager.engine.answer(frame_id, rows_of(batch))
-            assert not has_joined(await other)
-            assert num_joined(manager) == 2
-            manager.engine.is_automatic = True
-            assert not has_joined(await first.ask(one)), "what has been answered is computed anew"
-
-    run(test())
+async def test_the_same_from_two_frontends_is_computed_once(tmp_path: Path, outputs: OutputKind) -> None:
+    async with running(tmp_path) as manager:
+        first, second = await manager.frontend(), await manager.frontend()
+        one = submission(3, 4, outputs=outputs)
+        answers = [first.submit(one)]
+        frame_id, batch = await manager.engine.batches.get()  # it is being computed already
+        answers += [second.submit(one), second.submit(one)]
+        other = second.submit(submission(7, first=50))
+        await queued(manager, 14)
+        manager.engine.answer(frame_id, rows_of(batch))
+        for answer in answers:
+            assert_same(await answer, expected(one))
+        assert [has_joined(await answer) for answer in answers] == [False, True, True]
+        frame_id, batch = await manager.engine.batches.get()
+        assert batch.num_tokens == 7
+        manager.engine.answer(frame_id, rows_of(batch))
+        assert not has_joined(await other)
+        assert num_joined(manager) == 2
+        manager.engine.is_automatic = True
+        assert not has_joined(await first.ask(one)), "what has been answered is computed anew"
 
 
 @pytest.mark.holds("Identical requests")
@@ -91,136 +89,116 @@ def test_the_same_from_two_frontends_is_computed_once(run: Run, tmp_path: Path, 
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_what_differs_in_anything_is_computed_for_itself(run: Run, tmp_path: Path, changed: dict[str, Any]) -> None:
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            manager.engine.is_automatic = True
-            frontend, other = await manager.frontend(), replace(ONE, **changed)
-            answers = await asyncio.gather(frontend.ask(ONE), frontend.ask(other))
-            assert_same(answers[0], expected(ONE))
-            assert_same(answers[1], expected(other))
-            assert not any(map(has_joined, answers))
-
-    run(test())
+async def test_what_differs_in_anything_is_computed_for_itself(tmp_path: Path, changed: dict[str, Any]) -> None:
+    async with running(tmp_path) as manager:
+        manager.engine.is_automatic = True
+        frontend, other = await manager.frontend(), replace(ONE, **changed)
+        answers = await asyncio.gather(frontend.ask(ONE), frontend.ask(other))
+        assert_same(answers[0], expected(ONE))
+        assert_same(answers[1], expected(other))
+        assert not any(map(has_joined, answers))
 
 
-def test_what_is_long_is_not_looked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_long_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "MAX_JOINED_BYTES", 40)
-
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            manager.engine.is_automatic = True
-            frontend = await manager.frontend()
-            for one in (ONE, submission(1)):  # of 60 bytes, and of 32
-                answers = await asyncio.gather(frontend.ask(one), frontend.ask(one))
-                assert has_joined(answers[1]) == (one is not ONE)
-
-    run(test())
+    async with running(tmp_path) as manager:
+        manager.engine.is_automatic = True
+        frontend = await manager.frontend()
+        for one in (ONE, submission(1)):  # of 60 bytes, and of 32
+            answers = await asyncio.gather(frontend.ask(one), frontend.ask(one))
+            assert has_joined(answers[1]) == (one is not ONE)
 
 
 @pytest.mark.holds("Identical requests", "Cancellation")
 @pytest.mark.parametrize("leaves_by", ["cancelling", "dying"])
-def test_it_is_computed_until_the_last_has_left(run: Run, tmp_path: Path, leaves_by: str) -> None:
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            first, second = await manager.frontend(), await manager.frontend()
-            busy = second.submit(submission(90, first=100))
-            frame_id, batch = await manager.engine.batches.get()
-            first.submit(ONE)
-            await queued(manager, 97)
-            joined = second.submit(ONE)
-            await until(lambda: num_joined(manager) == 1)
-            if leaves_by == "dying":
-                first.connection.close()
-                await first.lost.wait()
-            else:
-                first.cancel(1)
-            manager.engine.answer(frame_id, rows_of(batch))
-            await busy
-            frame_id, batch = await manager.engine.batches.get()
-            manager.engine.answer(frame_id, rows_of(batch))
-            assert_same(await joined, expected(ONE))
-
-            first = await manager.frontend()
-            busy = first.submit(submission(90, first=100))
-            await manager.engine.batches.get()
-            for frontend in (first, second):
-                frontend.submit(ONE)
-            await queued(manager, 97)
-            await until(lambda: num_joined(manager) == 1)
-            first.cancel(2)
-            second.cancel(3)
-            await queued(manager, 90)  # nobody waits for it any more
+async def test_it_is_computed_until_the_last_has_left(tmp_path: Path, leaves_by: str) -> None:
+    async with running(tmp_path) as manager:
+        first, second = await manager.frontend(), await manager.frontend()
+        busy = second.submit(submission(90, first=100))
+        frame_id, batch = await manager.engine.batches.get()
+        first.submit(ONE)
+        await queued(manager, 97)
+        joined = second.submit(ONE)
+        await until(lambda: num_joined(manager) == 1)
+        if leaves_by == "dying":
+            first.connection.close()
+            await first.lost.wait()
+        else:
             first.cancel(1)
+        manager.engine.answer(frame_id, rows_of(batch))
+        await busy
+        frame_id, batch = await manager.engine.batches.get()
+        manager.engine.answer(frame_id, rows_of(batch))
+        assert_same(await joined, expected(ONE))
 
-    run(test())
+        first = await manager.frontend()
+        busy = first.submit(submission(90, first=100))
+        await manager.engine.batches.get()
+        for frontend in (first, second):
+            frontend.submit(ONE)
+        await queued(manager, 97)
+        await until(lambda: num_joined(manager) == 1)
+        first.cancel(2)
+        second.cancel(3)
+        await queued(manager, 90)  # nobody waits for it any more
+        first.cancel(1)
 
 
 @pytest.mark.holds("Identical requests", "Deadlines")
-def test_each_has_its_own_deadline(run: Run, tmp_path: Path) -> None:
+async def test_each_has_its_own_deadline(tmp_path: Path) -> None:
     """The request lives as long as the last of them; each frontend stops waiting at its own time."""
-
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            frontend = await manager.frontend()
-            late = replace(ONE, deadline=time.monotonic() - 1)
-            patient = replace(ONE, deadline=time.monotonic() + 60)
-            answers = [frontend.submit(one) for one in (late, patient, late)]  # in one tick
-            frame_id, batch = await manager.engine.batches.get()
-            manager.engine.answer(frame_id, rows_of(batch))
-            for answer in answers:
-                assert_same(await answer, expected(ONE))
-            outcomes = await asyncio.gather(frontend.ask(late), frontend.ask(late))
-            assert [refusal(outcome) for outcome in outcomes] == [(RequestRefusal.DEADLINE, -1)] * 2
-
-    run(test())
+    async with running(tmp_path) as manager:
+        frontend = await manager.frontend()
+        late = replace(ONE, deadline=time.monotonic() - 1)
+        patient = replace(ONE, deadline=time.monotonic() + 60)
+        answers = [frontend.submit(one) for one in (late, patient, late)]  # in one tick
+        frame_id, batch = await manager.engine.batches.get()
+        manager.engine.answer(frame_id, rows_of(batch))
+        for answer in answers:
+            assert_same(await answer, expected(ONE))
+        outcomes = await asyncio.gather(frontend.ask(late), frontend.ask(late))
+        assert [refusal(outcome) for outcome in outcomes] == [(RequestRefusal.DEADLINE, -1)] * 2
 
 
 @pytest.mark.holds("Identical requests", "A bad input fails alone")
-def test_poison_fails_all_who_asked_for_it_and_nobody_else(run: Run, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            frontends = [await manager.frontend(), await manager.frontend()]
+async def test_poison_fails_all_who_asked_for_it_and_nobody_else(tmp_path: Path) -> None:
+    async with running(tmp_path) as manager:
+        frontends = [await manager.frontend(), await manager.frontend()]
 
-            def answer(frame_id: int, batch: Batch) -> None:
-                if 13 in batch.token_ids:
-                    manager.engine.cut()
-                else:
-                    manager.engine.answer(frame_id, rows_of(batch))
+        def answer(frame_id: int, batch: Batch) -> None:
+            if 13 in batch.token_ids:
+                manager.engine.cut()
+            else:
+                manager.engine.answer(frame_id, rows_of(batch))
 
-            script = asyncio.create_task(manager.engine.answer_all(answer))
-            good, bad = submission(3, 4, first=100), submission(6, 6, 6)
-            asked = [frontend.submit(one) for one in (bad, good) for frontend in frontends]
-            outcomes = await asyncio.gather(*asked)
-            assert [refusal(outcome) for outcome in outcomes[:2]] == [(RequestRefusal.POISON, 2)] * 2
-            for outcome in outcomes[2:]:
-                assert_same(outcome, expected(good))
-            script.cancel()
-
-    run(test())
+        script = asyncio.create_task(manager.engine.answer_all(answer))
+        good, bad = submission(3, 4, first=100), submission(6, 6, 6)
+        asked = [frontend.submit(one) for one in (bad, good) for frontend in frontends]
+        outcomes = await asyncio.gather(*asked)
+        assert [refusal(outcome) for outcome in outcomes[:2]] == [(RequestRefusal.POISON, 2)] * 2
+        for outcome in outcomes[2:]:
+            assert_same(outcome, expected(good))
+        script.cancel()
 
 
-def test_the_time_of_one_who_came_later_is_its_own(run: Run, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with running(tmp_path) as manager:
-            frontend = await manager.frontend()
-            busy = frontend.submit(submission(90, first=100))
-            frame_id, batch = await manager.engine.batches.get()
-            first = frontend.submit(ONE)
-            await queued(manager, 97)
-            second = frontend.submit(ONE)
-            await until(lambda: num_joined(manager) == 1)
-            manager.engine.answer(frame_id, rows_of(batch))
-            await busy
-            frame_id, batch = await manager.engine.batches.get()
-            manager.engine.answer(frame_id, rows_of(batch), 0.25)
-            answers = [await first, await second]
-            assert isinstance(answers[0], RequestResults)
-            assert isinstance(answers[1], RequestResults)
-            assert answers[1].queue_seconds < answers[0].queue_seconds
-            assert answers[0].compute_seconds == answers[1].compute_seconds == 0.25
-
-    run(test())
+async def test_the_time_of_one_who_came_later_is_its_own(tmp_path: Path) -> None:
+    async with running(tmp_path) as manager:
+        frontend = await manager.frontend()
+        busy = frontend.submit(submission(90, first=100))
+        frame_id, batch = await manager.engine.batches.get()
+        first = frontend.submit(ONE)
+        await queued(manager, 97)
+        second = frontend.submit(ONE)
+        await until(lambda: num_joined(manager) == 1)
+        manager.engine.answer(frame_id, rows_of(batch))
+        await busy
+        frame_id, batch = await manager.engine.batches.get()
+        manager.engine.answer(frame_id, rows_of(batch), 0.25)
+        answers = [await first, await second]
+        assert isinstance(answers[0], RequestResults)
+        assert isinstance(answers[1], RequestResults)
+        assert answers[1].queue_seconds < answers[0].queue_seconds
+        assert answers[0].compute_seconds == answers[1].compute_seconds == 0.25
 
 
 def test_submissions_are_the_same_work_whatever_their_deadlines() -> None:

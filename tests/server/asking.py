@@ -1,6 +1,5 @@
 """One request to an edge whose model is for something else than embeddings."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, call, state_with
+from tests.server.edge import Called, Edge, answered, state_with
 
 RAW = {"accept": "application/octet-stream"}
 
@@ -29,19 +28,14 @@ def ask(
     """What is answered. `rows` are what the engine gives, `model` is what is known of it, as its task and labels;
     `before` sees the edge first, and `look` afterwards."""
 
-    async def run() -> Called:
-        edge = Edge(max_bytes=10_000)
-        edge.state.update(state_with(outputs, **model))
+    def prepare(edge: Edge) -> None:
         edge.managers.num_labels = num_labels
         edge.managers.rows = None if rows is None else np.array(rows, np.float32)
         edge.managers.token_rows = None if token_rows is None else np.array(token_rows, np.float32)
         before(edge)
-        payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-        called = await call(edge.app, "POST", path, payload, headers)
-        look(edge)
-        return called
 
-    return asyncio.run(run())
+    loaded = state_with(outputs, **model)
+    return answered("POST", path, body, headers, before=prepare, look=look, loaded=loaded, max_bytes=10_000)
 
 
 def tei_error(called: Called) -> tuple[int, str, str]:

@@ -330,6 +330,29 @@ async def call(
     return Called(start["status"], answered, b"".join(bytes(message.get("body", b"")) for message in rest))
 
 
+def answered(
+    method: str,
+    path: str,
+    body: bytes | Iterable[bytes] | dict[str, Any] = b"",
+    headers: Mapping[str, str] | None = None,
+    *,
+    before: Callable[[Edge], object] = lambda edge: None,
+    look: Callable[[Edge], object] = lambda edge: None,
+    **settings: Any,
+) -> Called:
+    """What an edge of its own with these settings answers. `before` sees the edge first, and `look` afterwards."""
+
+    async def run() -> Called:
+        edge = Edge(**settings)
+        before(edge)
+        payload = json.dumps(body).encode() if isinstance(body, dict) else body
+        called = await call(edge.app, method, path, payload, dict(headers or {}))
+        look(edge)
+        return called
+
+    return asyncio.run(run())
+
+
 async def aiter_of(pieces: Iterable[bytes]) -> AsyncIterator[Message]:
     """The pieces of a body as a server hands them on."""
     waiting = list(pieces)

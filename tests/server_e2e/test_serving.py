@@ -1,6 +1,5 @@
 """A whole server with the fake engine: every text gets its own row, in every form, and nothing is left behind."""
 
-import base64
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server_e2e.expected import DIMENSIONS, FAKE, ids_of, row_of_ids, rows_of
+from tests.server_e2e.expected import FAKE, ids_of, row_of_ids, rows_of
 from tests.server_e2e.running import PATIENCE, Server, is_running, serving
 
 TEXTS = [
@@ -59,29 +58,6 @@ def test_floats(server: Server) -> None:
 
 
 @pytest.mark.holds("OpenAI's route")
-def test_base64(server: Server) -> None:
-    answer = server.embed(TEXTS, encoding_format="base64").json()
-
-    rows = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in answer["data"]]
-    assert np.array_equal(np.stack(rows), rows_of(TEXTS))
-
-
-@pytest.mark.parametrize("by_header", [False, True])
-def test_raw_bytes(server: Server, by_header: bool) -> None:
-    body = {"input": TEXTS} if by_header else {"input": TEXTS, "encoding_format": "bytes"}
-    accept = "application/octet-stream" if by_header else "*/*"
-
-    reply = server.request("POST", "/v1/embeddings", body, accept=accept)
-
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "application/octet-stream"
-    assert reply.headers["x-embedline-shape"] == f"{len(TEXTS)},{DIMENSIONS}"
-    assert reply.headers["x-embedline-dtype"] == "float32"
-    assert reply.headers["x-embedline-prompt-tokens"] == str(sum(len(ids_of(text)) for text in TEXTS))
-    assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(-1, DIMENSIONS), rows_of(TEXTS))
-
-
-@pytest.mark.holds("OpenAI's route")
 def test_one_string_and_token_ids(server: Server) -> None:
     ids = [[101, 7592, 102], [101, 5, 102], [101, *range(200, 500), 102]]
 
@@ -94,12 +70,6 @@ def test_one_string_and_token_ids(server: Server) -> None:
     expected = np.stack([row_of_ids(sequence[:256]) for sequence in ids])
     assert np.array_equal(np.frombuffer(listed.body, "<f4").reshape(3, -1), expected)
     assert np.array_equal(np.frombuffer(single.body, "<f4"), expected[0])
-
-
-def test_dimensions(server: Server) -> None:
-    reply = server.embed(TEXTS[:2], encoding_format="bytes", dimensions=7)
-
-    assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(2, 7), rows_of(TEXTS[:2])[:, :7])
 
 
 @pytest.mark.holds("OpenAI's route")

@@ -11,8 +11,6 @@ from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import ScanPiece
 from wire.vocabulary import RequestClass
 
-pytestmark = pytest.mark.asyncio
-
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
 
@@ -160,21 +158,13 @@ async def test_a_refused_request_is_over() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 1500])
-async def test_a_lone_surrogate_is_refused_with_its_index(place: int) -> None:
+@pytest.mark.parametrize("is_second", [False, True])
+async def test_a_lone_surrogate_is_refused_with_its_index(place: int, is_second: bool) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
-        texts = list(MANY)
-        texts[place] = "\ud800"
-        with pytest.raises(TextRefused) as caught:
-            await answer_all([worker], ask(pool, texts, BULK))
-        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, place)
-
-
-@pytest.mark.parametrize("place", [0, 1, 1500])
-async def test_a_lone_surrogate_in_a_second_text_is_refused_with_its_index(place: int) -> None:
-    async with scripted_pool(1) as (pool, (worker,)):
-        pair_texts = list(MANY)
-        pair_texts[place] = "\ud800"
-        request = asyncio.ensure_future(pool.tokenize(MANY, model=0, request_class=BULK, pair_texts=pair_texts))
+        wrong = list(MANY)
+        wrong[place] = "\ud800"
+        texts, pairs = (MANY, wrong) if is_second else (wrong, ())
+        request = asyncio.ensure_future(pool.tokenize(texts, model=0, request_class=BULK, pair_texts=pairs))
         with pytest.raises(TextRefused) as caught:
             await answer_all([worker], request)
         assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, place)

@@ -14,7 +14,7 @@ from tokenizer_pool.client import TokenizedTexts
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from wire.vocabulary import RequestClass
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 

@@ -16,8 +16,6 @@ from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import DecodePiece, DetailPiece, Token
 from wire.vocabulary import RequestClass
 
-pytestmark = pytest.mark.asyncio
-
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
 

@@ -14,8 +14,6 @@ from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 from wire.vocabulary import RequestClass
 
-pytestmark = pytest.mark.asyncio
-
 SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=256)
 TEXTS = [f"{number}: the ferry to the island leaves the old harbour at seven" for number in range(4000)]
 

@@ -25,8 +25,6 @@ from wire.child import Child
 from wire.control import Json
 from wire.vocabulary import RequestClass
 
-pytestmark = pytest.mark.asyncio
-
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=512)
 

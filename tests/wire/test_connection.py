@@ -68,58 +68,49 @@ class Client:
         self.num_downs += 1
 
 
-def test_frames_arrive_whole_and_in_order(listener: socket.socket) -> None:
-    async def scenario() -> None:
-        echo = EchoServer()
-        await echo.start(listener)
-        client = Client(listener.getsockname())
-        await client.ups.get()
-        payloads = [b"", b"x" * 10, b"y" * 2_000_000, b"z"]
-        for frame_id, payload in enumerate(payloads):
-            client.link.send(KIND, frame_id, [payload])
-        assert [await client.received.get() for _ in payloads] == list(enumerate(payloads))
-        client.link.close()
-        await echo.stop()
-
-    asyncio.run(scenario())
+async def test_frames_arrive_whole_and_in_order(listener: socket.socket) -> None:
+    echo = EchoServer()
+    await echo.start(listener)
+    client = Client(listener.getsockname())
+    await client.ups.get()
+    payloads = [b"", b"x" * 10, b"y" * 2_000_000, b"z"]
+    for frame_id, payload in enumerate(payloads):
+        client.link.send(KIND, frame_id, [payload])
+    assert [await client.received.get() for _ in payloads] == list(enumerate(payloads))
+    client.link.close()
+    await echo.stop()
 
 
-def test_a_link_is_made_again_while_its_server_is_away(listener: socket.socket) -> None:
-    async def scenario() -> None:
-        first = EchoServer()
-        await first.start(listener)
-        client = Client(listener.getsockname())
-        await client.ups.get()
-        client.link.send(KIND, 1, [b"before"])
-        assert await client.received.get() == (1, b"before")
+async def test_a_link_is_made_again_while_its_server_is_away(listener: socket.socket) -> None:
+    first = EchoServer()
+    await first.start(listener)
+    client = Client(listener.getsockname())
+    await client.ups.get()
+    client.link.send(KIND, 1, [b"before"])
+    assert await client.received.get() == (1, b"before")
 
-        await first.stop()
-        await client.ups.get()  # connected again, though nobody accepts yet
-        assert client.num_downs == 1
-        client.link.send(KIND, 2, [b"while nobody was there"])
+    await first.stop()
+    await client.ups.get()  # connected again, though nobody accepts yet
+    assert client.num_downs == 1
+    client.link.send(KIND, 2, [b"while nobody was there"])
 
-        second = EchoServer()
-        await second.start(listener)
-        assert await client.received.get() == (2, b"while nobody was there")
-        client.link.close()
-        await second.stop()
-
-    asyncio.run(scenario())
+    second = EchoServer()
+    await second.start(listener)
+    assert await client.received.get() == (2, b"while nobody was there")
+    client.link.close()
+    await second.stop()
 
 
-def test_a_stranger_is_cut_off(listener: socket.socket) -> None:
-    async def scenario() -> None:
-        echo = EchoServer()
-        await echo.start(listener)
-        reader, writer = await asyncio.open_unix_connection(listener.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\n" + b"\0" * 64)
-        await reader.read()  # until it is cut
-        assert echo.num_lost == 1
-        writer.close()
-        await writer.wait_closed()
-        await echo.stop()
-
-    asyncio.run(scenario())
+async def test_a_stranger_is_cut_off(listener: socket.socket) -> None:
+    echo = EchoServer()
+    await echo.start(listener)
+    reader, writer = await asyncio.open_unix_connection(listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\n" + b"\0" * 64)
+    await reader.read()  # until it is cut
+    assert echo.num_lost == 1
+    writer.close()
+    await writer.wait_closed()
+    await echo.stop()
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])

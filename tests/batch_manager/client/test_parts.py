@@ -58,73 +58,61 @@ def test_parts_joined_are_the_whole(has_types: bool) -> None:
         assert (joined.queue_seconds, joined.compute_seconds) == (0.5, len(answers))
 
 
-def test_a_large_request_goes_to_all_in_parts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with connected(tmp_path, 2) as (client, managers, page):
-            page.engines_ready[:] = 1
-            page.tokens_per_second[:] = 1000
-            page.queued_tokens[1, 0, 0] = 4000
-            await until(lambda: all(one.is_up for one in client._managers))
-            asked = asyncio.ensure_future(client.submit(LARGE))
-            got = [await manager.submitted.get() for manager in managers]
-            sizes = [sum(part.seqlens) for _, part in got]
-            assert sum(sizes) == 31 * 512 + 100
-            assert abs(sizes[0] - sizes[1] - 4000) <= 1024  # to a sequence for each
-            for manager, one in reversed(list(zip(managers, got, strict=True))):
-                answer(manager, *one)
-            assert_same(await asked, expected(LARGE))
-            small = asyncio.ensure_future(client.submit(submission(512)))
-            answer(managers[0], *(await managers[0].submitted.get()))
-            await small
-            assert managers[1].submitted.empty()
-
-    asyncio.run(scenario())
+async def test_a_large_request_goes_to_all_in_parts(tmp_path: Path) -> None:
+    async with connected(tmp_path, 2) as (client, managers, page):
+        page.engines_ready[:] = 1
+        page.tokens_per_second[:] = 1000
+        page.queued_tokens[1, 0, 0] = 4000
+        await until(lambda: all(one.is_up for one in client._managers))
+        asked = asyncio.ensure_future(client.submit(LARGE))
+        got = [await manager.submitted.get() for manager in managers]
+        sizes = [sum(part.seqlens) for _, part in got]
+        assert sum(sizes) == 31 * 512 + 100
+        assert abs(sizes[0] - sizes[1] - 4000) <= 1024  # to a sequence for each
+        for manager, one in reversed(list(zip(managers, got, strict=True))):
+            answer(manager, *one)
+        assert_same(await asked, expected(LARGE))
+        small = asyncio.ensure_future(client.submit(submission(512)))
+        answer(managers[0], *(await managers[0].submitted.get()))
+        await small
+        assert managers[1].submitted.empty()
 
 
 @pytest.mark.holds("A bad input fails alone")
-def test_a_refusal_names_the_sequence_of_the_whole_and_ends_the_other_parts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with connected(tmp_path, 2) as (client, managers, page):
-            page.engines_ready[:] = 2
-            await until(lambda: all(one.is_up for one in client._managers))
-            asked = asyncio.ensure_future(client.submit(LARGE))
-            (first_id, first), (second_id, _) = [await manager.submitted.get() for manager in managers]
-            refused = RequestRefused(RequestRefusal.TOO_LONG, 3)
-            managers[1].send(messages.REFUSED, second_id, messages.encode_refused(refused))
-            with pytest.raises(RequestRefused) as caught:
-                await asked
-            assert (caught.value.reason, caught.value.index) == (RequestRefusal.TOO_LONG, len(first.seqlens) + 3)
-            assert await managers[0].cancelled.get() == first_id
-
-    asyncio.run(scenario())
+async def test_a_refusal_names_the_sequence_of_the_whole_and_ends_the_other_parts(tmp_path: Path) -> None:
+    async with connected(tmp_path, 2) as (client, managers, page):
+        page.engines_ready[:] = 2
+        await until(lambda: all(one.is_up for one in client._managers))
+        asked = asyncio.ensure_future(client.submit(LARGE))
+        (first_id, first), (second_id, _) = [await manager.submitted.get() for manager in managers]
+        refused = RequestRefused(RequestRefusal.TOO_LONG, 3)
+        managers[1].send(messages.REFUSED, second_id, messages.encode_refused(refused))
+        with pytest.raises(RequestRefused) as caught:
+            await asked
+        assert (caught.value.reason, caught.value.index) == (RequestRefusal.TOO_LONG, len(first.seqlens) + 3)
+        assert await managers[0].cancelled.get() == first_id
 
 
 @pytest.mark.holds("When a process dies")
-def test_a_part_whose_manager_dies_goes_to_the_other(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with connected(tmp_path, 2) as (client, managers, page):
-            page.engines_ready[:] = 1
-            await until(lambda: all(one.is_up for one in client._managers))
-            asked = asyncio.ensure_future(client.submit(LARGE))
-            own, _ = [await manager.submitted.get() for manager in managers]
-            page.engines_ready[1] = 0
-            await managers[1].die()
-            answer(managers[0], *own)
-            answer(managers[0], *(await managers[0].submitted.get()))
-            assert_same(await asked, expected(LARGE))
-
-    asyncio.run(scenario())
+async def test_a_part_whose_manager_dies_goes_to_the_other(tmp_path: Path) -> None:
+    async with connected(tmp_path, 2) as (client, managers, page):
+        page.engines_ready[:] = 1
+        await until(lambda: all(one.is_up for one in client._managers))
+        asked = asyncio.ensure_future(client.submit(LARGE))
+        own, _ = [await manager.submitted.get() for manager in managers]
+        page.engines_ready[1] = 0
+        await managers[1].die()
+        answer(managers[0], *own)
+        answer(managers[0], *(await managers[0].submitted.get()))
+        assert_same(await asked, expected(LARGE))
 
 
 @pytest.mark.holds("Cancellation")
-def test_whoever_stops_waiting_cancels_all_parts(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with connected(tmp_path, 2) as (client, managers, page):
-            page.engines_ready[:] = 1
-            await until(lambda: all(one.is_up for one in client._managers))
-            asked = asyncio.ensure_future(client.submit(LARGE))
-            ids = [(await manager.submitted.get())[0] for manager in managers]
-            asked.cancel()
-            assert [await manager.cancelled.get() for manager in managers] == ids
-
-    asyncio.run(scenario())
+async def test_whoever_stops_waiting_cancels_all_parts(tmp_path: Path) -> None:
+    async with connected(tmp_path, 2) as (client, managers, page):
+        page.engines_ready[:] = 1
+        await until(lambda: all(one.is_up for one in client._managers))
+        asked = asyncio.ensure_future(client.submit(LARGE))
+        ids = [(await manager.submitted.get())[0] for manager in managers]
+        asked.cancel()
+        assert [await manager.cancelled.get() for manager in managers] == ids

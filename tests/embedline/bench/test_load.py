@@ -27,7 +27,6 @@ async def run(server: Server, load: Load, *, patience: float = 30.0) -> tuple[Ph
     return phase, summarize(phase)
 
 
-@pytest.mark.asyncio
 async def test_a_closed_loop_counts_requests_texts_and_tokens() -> None:
     async with scripted() as server:
         _, summary = await run(server, Load(concurrency=3, num_requests=20))
@@ -38,7 +37,6 @@ async def test_a_closed_loop_counts_requests_texts_and_tokens() -> None:
     assert server.num_connections == 3
 
 
-@pytest.mark.asyncio
 async def test_a_closed_loop_keeps_so_many_in_flight_and_no_more() -> None:
     gate = asyncio.Event()
     async with scripted(gate) as server:
@@ -49,7 +47,6 @@ async def test_a_closed_loop_keeps_so_many_in_flight_and_no_more() -> None:
     assert (server.most_in_flight, len(server.bodies)) == (5, 8)
 
 
-@pytest.mark.asyncio
 async def test_a_closed_loop_ends_with_its_time() -> None:
     async with scripted() as server:
         phase, _ = await run(server, Load(concurrency=2, seconds=0.05))
@@ -57,7 +54,6 @@ async def test_a_closed_loop_ends_with_its_time() -> None:
     assert len(phase.samples) == len(server.bodies)
 
 
-@pytest.mark.asyncio
 async def test_refusals_are_counted_by_status_with_an_excerpt_that_a_terminal_can_show() -> None:
     async with scripted(answer(), SLOW_DOWN) as server:
         phase, summary = await run(server, Load(concurrency=1, num_requests=6))
@@ -66,7 +62,6 @@ async def test_refusals_are_counted_by_status_with_an_excerpt_that_a_terminal_ca
     assert phase.excerpts == {"HTTP 429": '{"error":{"message":"slow [31m down"}}'}
 
 
-@pytest.mark.asyncio
 async def test_a_broken_connection_fails_one_request_and_the_next_goes_over_a_new_one() -> None:
     async with scripted(answer(), None) as server:
         _, summary = await run(server, Load(concurrency=1, num_requests=6))
@@ -74,7 +69,6 @@ async def test_a_broken_connection_fails_one_request_and_the_next_goes_over_a_ne
     assert server.num_connections == 3
 
 
-@pytest.mark.asyncio
 async def test_an_answer_that_ends_the_connection_is_no_failure() -> None:
     async with scripted(answer(headers=[b"Connection: close"])) as server:
         _, summary = await run(server, Load(concurrency=1, num_requests=3))
@@ -82,14 +76,12 @@ async def test_an_answer_that_ends_the_connection_is_no_failure() -> None:
     assert server.num_connections == 3
 
 
-@pytest.mark.asyncio
 async def test_garbage_is_a_failure_of_its_own() -> None:
     async with scripted(b"SSH-2.0-OpenSSH_9.9\r\n\r\n") as server:
         _, summary = await run(server, Load(concurrency=1, num_requests=1))
     assert summary.failures == {"not HTTP: no status line": 1}
 
 
-@pytest.mark.asyncio
 async def test_a_server_that_never_answers_ends_the_request_in_time() -> None:
     gate = asyncio.Event()
     async with scripted(gate) as server:
@@ -98,7 +90,6 @@ async def test_a_server_that_never_answers_ends_the_request_in_time() -> None:
     assert summary.failures == {"no answer in 0.05 s": 2}
 
 
-@pytest.mark.asyncio
 async def test_an_open_loop_sends_though_nothing_is_answered() -> None:
     gate = asyncio.Event()
     async with scripted(gate) as server:
@@ -115,7 +106,6 @@ async def test_an_open_loop_sends_though_nothing_is_answered() -> None:
     assert all(sample.done - sample.due >= due[-1] - sample.due for sample in phase.samples)
 
 
-@pytest.mark.asyncio
 async def test_an_open_loop_counts_what_it_could_not_send() -> None:
     gate = asyncio.Event()
     async with scripted(gate) as server:
@@ -128,7 +118,6 @@ async def test_an_open_loop_counts_what_it_could_not_send() -> None:
     assert summary.failures == {NOT_SENT: 7}
 
 
-@pytest.mark.asyncio
 async def test_where_nobody_listens() -> None:
     async with scripted() as server:
         pass

@@ -104,7 +104,6 @@ def test_a_file_that_can_not_be_written_is_found_before_the_run(server: Server, 
     assert server.bodies == []
 
 
-@pytest.mark.asyncio
 async def test_the_bar_is_drawn_while_a_phase_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

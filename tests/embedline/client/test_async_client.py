@@ -18,8 +18,6 @@ from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
 from tests.server_e2e.running import PATIENCE
 
-pytestmark = pytest.mark.asyncio
-
 BATCHES = RequestProcessingPreference(batch_size=7)
 
 

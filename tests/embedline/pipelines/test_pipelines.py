@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from embedline import AsyncClient
 from embedline.pipelines import InvalidInput, PipelineError, PipelineTimeout, StepFailed, StepTimeout, pipeline, step
 
-pytestmark = pytest.mark.asyncio
-
 Rows = NDArray[np.float32]
 
 

@@ -76,14 +76,6 @@ def test_a_model_without_scores_says_what_it_is_for() -> None:
     assert (error["code"], error["message"][-16:]) == ("unsupported_task", "it is for sparse")
 
 
-def test_texts_and_ids() -> None:
-    def decoded(body: dict[str, Any]) -> Any:
-        return decode(new_call(), json.dumps(body).encode())
-
-    assert (decoded({"input": "a"}).texts, decoded({"input": "a"}).is_single) == (["a"], True)
-    assert decoded({"input": [[5, 6], [7]]}).token_ids == [[5, 6], [7]]
-
-
 @pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize(
     ("body", "kind", "param"),

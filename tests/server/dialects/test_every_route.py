@@ -1,6 +1,5 @@
 """What every route does the same way, from the table of routes, so that one that is added later is walked too."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -13,7 +12,7 @@ from server.dialects.table import ROUTES
 from server.requests.errors import InvalidRequest, ModelNotFound, NotReady
 from server.requests.models import ModelTable
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, decoded, good_body, served_model, state_with_everything
+from tests.server.edge import Called, answered, decoded, good_body, served_model, state_with_everything
 from wire.vocabulary import RequestClass
 
 ALL = OutputKind(sum(OutputKind))
@@ -28,12 +27,7 @@ def route_of(path: str) -> Route:
 
 def asked(path: str, **settings: Any) -> Called:
     headers = {"authorization": "Bearer secret"} if settings.pop("has_key", False) else {}
-
-    async def run() -> Called:
-        edge = Edge(loaded=state_with_everything(), **settings)
-        return await call(edge.app, "POST", path, good_body(path), headers)
-
-    return asyncio.run(run())
+    return answered("POST", path, good_body(path), headers, loaded=state_with_everything(), **settings)
 
 
 @pytest.mark.holds("OpenAI's route", "TEI's routes")

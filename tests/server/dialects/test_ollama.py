@@ -1,6 +1,5 @@
 """Ollama's routes: its bodies, answers and errors, and inputs without a text, which only load a model."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -13,7 +12,7 @@ from server.http.hosts import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable
 from tests.server.asking import RAW, ask
-from tests.server.edge import Called, Edge, call, new_call, one_model, ready_state, served_model
+from tests.server.edge import Called, Edge, answered, call, new_call, one_model, ready_state, served_model
 from tokenizer_pool.messages import Truncation
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
@@ -24,10 +23,7 @@ def answer(path: str, rows: Any = ROWS, **fields: Any) -> Called:
 
 
 def get(path: str, headers: dict[str, str] | None = None, **how: Any) -> Called:
-    async def run() -> Called:
-        return await call(Edge(**how).app, "GET", path, headers=headers or {})
-
-    return asyncio.run(run())
+    return answered("GET", path, headers=headers, **how)
 
 
 def request(body: Any, models: ModelTable | None = None, **how: Any) -> Any:
@@ -203,13 +199,9 @@ def test_a_model_is_shown(field: str) -> None:
     assert content["model_info"][f"{family}.context_length"] == 16
 
 
-def test_an_unknown_model_is_404_so_that_clients_see_it() -> None:
+async def test_an_unknown_model_is_404_so_that_clients_see_it() -> None:
     models = ready_state()["models"]
     second = {**models[0], "index": 1, "info": {**models[0]["info"], "name": "second"}}
-
-    async def run() -> Called:
-        edge = Edge(loaded=ready_state(names=["the-model", "second"], models=[models[0], second]))
-        return await call(edge.app, "POST", "/api/show", b'{"model":"third"}')
-
-    called = asyncio.run(run())
+    edge = Edge(loaded=ready_state(names=["the-model", "second"], models=[models[0], second]))
+    called = await call(edge.app, "POST", "/api/show", b'{"model":"third"}')
     assert (called.status, list(json.loads(called.body))) == (404, ["error"])

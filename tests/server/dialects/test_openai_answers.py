@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from server.dialects.openai import encode
 from server.dialects.route import Answer
 from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Encoding, RowForm
-from server.dialects.writing.rows import headers, raw_headers
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
@@ -83,35 +82,9 @@ def test_rows_cut_to_fewer_dimensions(form: RowForm) -> None:
     assert np.array_equal(answered, rows)
 
 
-@pytest.mark.holds("OpenAI's route")
-def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
-    rows = some_rows(50, 33)
-
-    body = body_of(rows, RAW_FLOATS)
-
-    assert bytes(body) == rows.astype("<f4").tobytes()
-    assert len(body) == 4 * 50 * 33  # what content-length is made of
-
-
 def test_a_models_name_may_have_any_character() -> None:
     name = 'a "quoted"\\ naïve\n模型'
     assert answer_of(some_rows(1, 4), FLOATS, name)["model"] == name
-
-
-@pytest.mark.holds("OpenAI's route")
-def test_headers() -> None:
-    many = embedded(some_rows(50, 33), num_tokens=5120)
-
-    truncated = (b"x-embedline-truncated-inputs", b"0")
-    assert headers(many, FLOATS) == [(b"content-type", b"application/json"), truncated]
-    assert headers(many, BASE64) == [(b"content-type", b"application/json"), truncated]
-    assert dict(raw_headers(many, RAW_FLOATS, (50, 33))) == {
-        b"content-type": b"application/octet-stream",
-        b"x-embedline-shape": b"50,33",
-        b"x-embedline-dtype": b"float32",
-        b"x-embedline-prompt-tokens": b"5120",
-        b"x-embedline-truncated-inputs": b"0",
-    }
 
 
 @pytest.mark.parametrize("form", [FLOATS, BASE64])

@@ -1,6 +1,5 @@
 """What Weaviate asks its inference containers: one text or several, queries and passages, meta and health."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -11,7 +10,7 @@ from server.dialects.weaviate import decode
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.settings.api_keys import ApiKey, digest
 from tests.server.asking import RAW, ask
-from tests.server.edge import Called, Edge, call, new_call, one_model
+from tests.server.edge import Called, answered, new_call, one_model
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
 FACTS = {"info": {"pooling": "cls"}, "prompts": {"query": "Q: ", "passage": "P: "}}
@@ -29,11 +28,8 @@ def request(body: Any, **how: Any) -> Any:
 
 
 def get(path: str, *, is_loaded: bool = True, method: str = "GET") -> Called:
-    async def run() -> Called:
-        edge = Edge(is_loaded=is_loaded, keys=[ApiKey("team", digest(b"sesame"))])
-        return await call(edge.app, method, path, headers={"x-api-key": "sesame"} if path == "/meta" else {})
-
-    return asyncio.run(run())
+    headers = {"x-api-key": "sesame"} if path == "/meta" else {}
+    return answered(method, path, headers=headers, is_loaded=is_loaded, keys=[ApiKey("team", digest(b"sesame"))])
 
 
 @pytest.mark.holds("Weaviate's routes")

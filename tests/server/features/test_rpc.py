@@ -17,8 +17,6 @@ from tests.server.jobs.connected import listening
 from wire import frames
 from wire.connection import FrameConnection
 
-pytestmark = pytest.mark.asyncio
-
 
 class Process:
     """Answers by what is asked for, and takes note of how calls that wait end."""

@@ -279,7 +279,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixtu
     assert counted(recorder) == 20
 
 
-def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
+async def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     received: list[bytes] = []
@@ -288,21 +288,18 @@ def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
         with open(read_end, "rb") as pipe:
             received.extend(pipe)
 
-    async def test() -> None:
-        log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
-        for number in range(1000):
-            log.write(Trace(route=PATH, status=200, num_items=number))
-        reader = threading.Thread(target=read_all)
-        reader.start()
-        await log.close(30)
-        os.close(write_end)
-        reader.join()
-
-    asyncio.run(test())
+    log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
+    for number in range(1000):
+        log.write(Trace(route=PATH, status=200, num_items=number))
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    await log.close(30)
+    os.close(write_end)
+    reader.join()
     assert [json.loads(line)["items"] for line in received] == list(range(1000))
 
 
-def test_two_processes_do_not_mix_their_lines() -> None:
+async def test_two_processes_do_not_mix_their_lines() -> None:
     """A pipe takes a write of at most PIPE_BUF bytes whole; lines are never cut over two."""
     read_end, write_end = os.pipe()
     received: list[bytes] = []
@@ -311,32 +308,25 @@ def test_two_processes_do_not_mix_their_lines() -> None:
         with open(read_end, "rb") as pipe:
             received.extend(pipe)
 
-    async def test() -> None:
-        logs = [RequestLog(Logged.ALL, Recorder(), fd=write_end) for _ in range(2)]
-        for number in range(3000):
-            for log in logs:
-                log.write(Trace(route=PATH, status=200, num_items=number))
-        reader = threading.Thread(target=read_all)
-        reader.start()
+    logs = [RequestLog(Logged.ALL, Recorder(), fd=write_end) for _ in range(2)]
+    for number in range(3000):
         for log in logs:
-            await log.close(30)
-        os.close(write_end)
-        reader.join()
-
-    asyncio.run(test())
+            log.write(Trace(route=PATH, status=200, num_items=number))
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    for log in logs:
+        await log.close(30)
+    os.close(write_end)
+    reader.join()
     assert sorted(json.loads(line)["items"] for line in received) == sorted([*range(3000)] * 2)
 
 
-def test_lines_leave_without_a_close_and_without_more_requests() -> None:
+async def test_lines_leave_without_a_close_and_without_more_requests() -> None:
     read_end, write_end = os.pipe()
-
-    async def test() -> bytes:
-        log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
-        log.write(Trace(route=PATH, status=200))
-        line = await asyncio.to_thread(os.read, read_end, 4096)
-        await log.close()
-        return line
-
-    assert json.loads(asyncio.run(test()))["status"] == 200
+    log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
+    log.write(Trace(route=PATH, status=200))
+    line = await asyncio.to_thread(os.read, read_end, 4096)
+    await log.close()
+    assert json.loads(line)["status"] == 200
     os.close(read_end)
     os.close(write_end)

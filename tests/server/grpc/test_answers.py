@@ -1,6 +1,5 @@
 """Each method gives what its route over HTTP gives, alone and in a stream."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -92,61 +91,52 @@ async def by_http(edge: Edge, route: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.holds("gRPC")
 @CASES
-def test_as_over_http_alone_and_in_a_stream(
+async def test_as_over_http_alone_and_in_a_stream(
     name: str, message: Any, route: str, body: dict[str, Any], read: Read
 ) -> None:
-    async def run() -> None:
-        async with serving(everything()) as port:
-            expected = await by_http(port.edge, route, body)
-            one = await port.ask(f"/tei.v1.{name}", message)
-            assert read(one) == expected
-            each = [read(answer) async for answer in port.stream(f"/tei.v1.{name}Stream", iter([message] * 3))]
-            assert each == [expected] * 3
-            assert [(trace.route, trace.status) for trace in port.traces] == [
-                (f"/tei.v1.{name}", 200),
-                *[(f"/tei.v1.{name}Stream", 200)] * 3,
-            ]
-            if "metadata" in one.DESCRIPTOR.fields_by_name:
-                assert one.metadata.compute_tokens == port.traces[0].num_tokens > 0
-                assert one.metadata.total_time_ns >= one.metadata.tokenization_time_ns > 0
-
-    asyncio.run(run())
+    async with serving(everything()) as port:
+        expected = await by_http(port.edge, route, body)
+        one = await port.ask(f"/tei.v1.{name}", message)
+        assert read(one) == expected
+        each = [read(answer) async for answer in port.stream(f"/tei.v1.{name}Stream", iter([message] * 3))]
+        assert each == [expected] * 3
+        assert [(trace.route, trace.status) for trace in port.traces] == [
+            (f"/tei.v1.{name}", 200),
+            *[(f"/tei.v1.{name}Stream", 200)] * 3,
+        ]
+        if "metadata" in one.DESCRIPTOR.fields_by_name:
+            assert one.metadata.compute_tokens == port.traces[0].num_tokens > 0
+            assert one.metadata.total_time_ns >= one.metadata.tokenization_time_ns > 0
 
 
 @pytest.mark.holds("gRPC")
-def test_ranks_of_one_request_and_of_a_stream() -> None:
+async def test_ranks_of_one_request_and_of_a_stream() -> None:
     async def messages() -> AsyncIterator[Any]:
         for index, text in enumerate(("a", "bcd", "ef")):
             yield tei_pb2.RerankStreamRequest(query="q", text=text, return_text=index == 0)
 
-    async def run() -> None:
-        async with serving(Edge(max_bytes=MAX_BYTES)) as port:
-            body: dict[str, Any] = {"query": "q", "texts": ["a", "bcd", "ef"], "return_text": True}
-            expected = await by_http(port.edge, "/rerank", body)
-            one = await port.ask("/tei.v1.Rerank/Rerank", tei_pb2.RerankRequest(**body))
-            streamed = await port.collect("/tei.v1.Rerank/RerankStream", messages())
-            for answer in (one, streamed):
-                assert as_dicts(answer.ranks, "index", "score", "text") == expected
-
-    asyncio.run(run())
+    async with serving(Edge(max_bytes=MAX_BYTES)) as port:
+        body: dict[str, Any] = {"query": "q", "texts": ["a", "bcd", "ef"], "return_text": True}
+        expected = await by_http(port.edge, "/rerank", body)
+        one = await port.ask("/tei.v1.Rerank/Rerank", tei_pb2.RerankRequest(**body))
+        streamed = await port.collect("/tei.v1.Rerank/RerankStream", messages())
+        for answer in (one, streamed):
+            assert as_dicts(answer.ranks, "index", "score", "text") == expected
 
 
 @pytest.mark.holds("gRPC")
-def test_info_is_that_of_the_route() -> None:
-    async def run() -> None:
-        async with serving() as port:
-            answer = await port.ask("/tei.v1.Info/Info", tei_pb2.InfoRequest())
-            called = await call(port.edge.app, "GET", "/info")
-            known = json.loads(called.body)
-            assert answer.model_type == tei_pb2.MODEL_TYPE_EMBEDDING
-            for name in ("model_id", "version", "model_dtype", "max_client_batch_size", "max_input_length"):
-                assert getattr(answer, name) == known[name]
-            assert not answer.HasField("max_batch_requests")
-
-    asyncio.run(run())
+async def test_info_is_that_of_the_route() -> None:
+    async with serving() as port:
+        answer = await port.ask("/tei.v1.Info/Info", tei_pb2.InfoRequest())
+        called = await call(port.edge.app, "GET", "/info")
+        known = json.loads(called.body)
+        assert answer.model_type == tei_pb2.MODEL_TYPE_EMBEDDING
+        for name in ("model_id", "version", "model_dtype", "max_client_batch_size", "max_input_length"):
+            assert getattr(answer, name) == known[name]
+        assert not answer.HasField("max_batch_requests")
 
 
-def test_headers_of_the_answer() -> None:
+async def test_headers_of_the_answer() -> None:
     """TEI's, and ours for what was cut and for the log."""
 
     async def run(port: Port) -> None:
@@ -158,8 +148,5 @@ def test_headers_of_the_answer() -> None:
         assert headers["x-request-id"] == "mine"
         assert len((await asked).embeddings) == 8
 
-    async def with_port() -> None:
-        async with serving() as port:
-            await run(port)
-
-    asyncio.run(with_port())
+    async with serving() as port:
+        await run(port)

@@ -40,22 +40,19 @@ def test_every_error_has_a_status() -> None:
 
 @pytest.mark.holds("gRPC", "API keys")
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),)], ids=["no key", "a wrong key"])
-def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
-    async def run() -> None:
-        async with serving(keys=KEYS) as port:
-            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(), metadata=metadata))
-            assert code is grpc.StatusCode.UNAUTHENTICATED
-            assert await error_of(port.stream(f"{EMBED}Stream", nothing(), metadata=metadata).read()) == (
-                code,
-                "send a valid API key: authorization: Bearer …",
-            )
-            assert [(trace.status, trace.reason) for trace in port.traces] == [(401, "unauthorized")] * 2
+async def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
+    async with serving(keys=KEYS) as port:
+        code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(), metadata=metadata))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert await error_of(port.stream(f"{EMBED}Stream", nothing(), metadata=metadata).read()) == (
+            code,
+            "send a valid API key: authorization: Bearer …",
+        )
+        assert [(trace.status, trace.reason) for trace in port.traces] == [(401, "unauthorized")] * 2
 
-            right = (("authorization", "Bearer sesame"),)
-            assert (await port.ask(EMBED, HELLO, metadata=right)).embeddings
-            assert port.traces[-1].key == "team"
-
-    asyncio.run(run())
+        right = (("authorization", "Bearer sesame"),)
+        assert (await port.ask(EMBED, HELLO, metadata=right)).embeddings
+        assert port.traces[-1].key == "team"
 
 
 Case = tuple[Any, Exception | None, Exception | None, grpc.StatusCode, str, int]
@@ -99,7 +96,7 @@ CASES: list[Case] = [
 
 @pytest.mark.holds("gRPC")
 @pytest.mark.parametrize(("message", "of_tokenizer", "of_manager", "code", "text", "status"), CASES)
-def test_errors_have_teis_codes(
+async def test_errors_have_teis_codes(
     message: Any,
     of_tokenizer: Exception | None,
     of_manager: Exception | None,
@@ -107,141 +104,115 @@ def test_errors_have_teis_codes(
     text: str,
     status: int,
 ) -> None:
-    async def run() -> None:
-        async with serving() as port:
-            port.edge.tokenizers.error, port.edge.managers.error = of_tokenizer, of_manager
-            call = port.call(EMBED, message)
-            assert await error_of(call) == (code, text)
-            trailers = dict(await call.trailing_metadata())
-            assert trailers["x-request-id"] == port.traces[0].request_id
-            assert trailers.get("grpc-retry-pushback-ms") == ("2000" if status == 503 else None)
-            assert [trace.status for trace in port.traces] == [status]
-
-    asyncio.run(run())
+    async with serving() as port:
+        port.edge.tokenizers.error, port.edge.managers.error = of_tokenizer, of_manager
+        call = port.call(EMBED, message)
+        assert await error_of(call) == (code, text)
+        trailers = dict(await call.trailing_metadata())
+        assert trailers["x-request-id"] == port.traces[0].request_id
+        assert trailers.get("grpc-retry-pushback-ms") == ("2000" if status == 503 else None)
+        assert [trace.status for trace in port.traces] == [status]
 
 
-def test_what_is_no_message_or_no_task_of_the_model() -> None:
-    async def run() -> None:
-        async with serving() as port:
-            raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            problem = "the message is not of the type tei.v1.EmbedRequest, or a text in it is not UTF-8"
-            assert await error_of(raw) == (code, problem)
+async def test_what_is_no_message_or_no_task_of_the_model() -> None:
+    async with serving() as port:
+        raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        problem = "the message is not of the type tei.v1.EmbedRequest, or a text in it is not UTF-8"
+        assert await error_of(raw) == (code, problem)
 
-            unsupported = await error_of(port.ask("/tei.v1.Predict/Predict", tei_pb2.PredictRequest(inputs="a")))
-            assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
-            wrong_class = (("x-embedline-class", "first"),)
-            assert (await error_of(port.ask(EMBED, HELLO, metadata=wrong_class)))[0] is code
-
-    asyncio.run(run())
+        unsupported = await error_of(port.ask("/tei.v1.Predict/Predict", tei_pb2.PredictRequest(inputs="a")))
+        assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
+        wrong_class = (("x-embedline-class", "first"),)
+        assert (await error_of(port.ask(EMBED, HELLO, metadata=wrong_class)))[0] is code
 
 
 @pytest.mark.holds("gRPC")
-def test_metadata_name_the_model() -> None:
-    async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES)
-        edge.state = ServerState(edge.page, strict_model_name=True)
-        edge.state.update(ready_state())
-        async with serving(edge) as port:
-            assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "the-model"),))).embeddings
-            code, _ = await error_of(port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "another"),)))
-            assert code is grpc.StatusCode.NOT_FOUND
-
-    asyncio.run(run())
+async def test_metadata_name_the_model() -> None:
+    edge = Edge(max_bytes=MAX_BYTES)
+    edge.state = ServerState(edge.page, strict_model_name=True)
+    edge.state.update(ready_state())
+    async with serving(edge) as port:
+        assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "the-model"),))).embeddings
+        code, _ = await error_of(port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "another"),)))
+        assert code is grpc.StatusCode.NOT_FOUND
 
 
 @pytest.mark.holds("gRPC")
-def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_MESSAGE_SECONDS", 0.05)
-
-    async def run() -> None:
-        async with serving() as port:
-            begun = port.channel.stream_unary(EMBED)(nothing(), timeout=PATIENCE)
-            assert await error_of(begun) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
-            assert [(trace.status, trace.error) for trace in port.traces] == [(408, "BodyTooSlow")]
-
-    asyncio.run(run())
+    async with serving() as port:
+        begun = port.channel.stream_unary(EMBED)(nothing(), timeout=PATIENCE)
+        assert await error_of(begun) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
+        assert [(trace.status, trace.error) for trace in port.traces] == [(408, "BodyTooSlow")]
 
 
-def test_a_message_that_is_too_large_never_comes_in() -> None:
-    async def run() -> None:
-        async with serving() as port:
-            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1))))
-            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            # compressed it would be small
-            how = {"compression": grpc.Compression.Gzip}
-            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1)), **how))
-            assert code is grpc.StatusCode.UNIMPLEMENTED
-            assert not port.edge.tokenizers.asked
-
-    asyncio.run(run())
+async def test_a_message_that_is_too_large_never_comes_in() -> None:
+    async with serving() as port:
+        code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1))))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # compressed it would be small
+        how = {"compression": grpc.Compression.Gzip}
+        code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1)), **how))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert not port.edge.tokenizers.asked
 
 
 @pytest.mark.holds("gRPC")
-def test_too_many_open_requests() -> None:
+async def test_too_many_open_requests() -> None:
     """As over HTTP, both counted together."""
-
-    async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES, max_requests=1)
-        async with serving(edge) as port:
-            edge.managers.gate = asyncio.Event()
-            first = port.call(EMBED, HELLO)
-            first_sent = asyncio.ensure_future(first.initial_metadata())
-            await edge.managers.arrivals.get()
-            code, message = await error_of(port.ask(EMBED, HELLO))
-            assert (code, "--max-concurrent-requests" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-            edge.managers.gate.set()
-            assert (await first).embeddings
-            await first_sent
-            assert (await port.ask(EMBED, HELLO)).embeddings
-
-    asyncio.run(run())
+    edge = Edge(max_bytes=MAX_BYTES, max_requests=1)
+    async with serving(edge) as port:
+        edge.managers.gate = asyncio.Event()
+        first = port.call(EMBED, HELLO)
+        first_sent = asyncio.ensure_future(first.initial_metadata())
+        await edge.managers.arrivals.get()
+        code, message = await error_of(port.ask(EMBED, HELLO))
+        assert (code, "--max-concurrent-requests" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        edge.managers.gate.set()
+        assert (await first).embeddings
+        await first_sent
+        assert (await port.ask(EMBED, HELLO)).embeddings
 
 
 @pytest.mark.holds("gRPC")
-def test_a_deadline_reaches_the_batch_manager_and_ends_the_request() -> None:
-    async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES)
-        async with serving(edge) as port:
-            edge.managers.gate = asyncio.Event()
-            seconds = 0.1
-            while not edge.managers.submitted:  # on a busy machine the first may be over on its way
-                seconds *= 2
-                code, _ = await error_of(port.ask(EMBED, HELLO, timeout=seconds))
-                assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert edge.managers.submitted[0].deadline < float("inf")
-            await port.wait_reported(1)
-            assert [(trace.status, trace.error) for trace in port.traces] == [(504, "DeadlineExceeded")]
+async def test_a_deadline_reaches_the_batch_manager_and_ends_the_request() -> None:
+    edge = Edge(max_bytes=MAX_BYTES)
+    async with serving(edge) as port:
+        edge.managers.gate = asyncio.Event()
+        seconds = 0.1
+        while not edge.managers.submitted:  # on a busy machine the first may be over on its way
+            seconds *= 2
+            code, _ = await error_of(port.ask(EMBED, HELLO, timeout=seconds))
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert edge.managers.submitted[0].deadline < float("inf")
+        await port.wait_reported(1)
+        assert [(trace.status, trace.error) for trace in port.traces] == [(504, "DeadlineExceeded")]
 
-            edge.managers.gate.set()
-            await port.ask(EMBED, HELLO, metadata=(("x-embedline-class", "bulk"),))
-            assert port.traces[-1].request_class == "bulk"
-
-    asyncio.run(run())
+        edge.managers.gate.set()
+        await port.ask(EMBED, HELLO, metadata=(("x-embedline-class", "bulk"),))
+        assert port.traces[-1].request_class == "bulk"
 
 
 @pytest.mark.holds("gRPC")
-def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
-    async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES)
-        async with serving(edge) as port:
-            edge.managers.gate = asyncio.Event()
-            call = port.call(EMBED, HELLO)
-            asking = asyncio.ensure_future(call.code())
-            await edge.managers.arrivals.get()
-            call.cancel()
-            assert await asking is grpc.StatusCode.CANCELLED
-            await port.wait_reported(1)
-            assert [(trace.status, trace.error, trace.stage) for trace in port.traces] == [(499, "ClientLeft", "queue")]
-            assert edge.admission.requests.num_open == 0
-            assert not edge.page.admitted_tokens.any()
-
-    asyncio.run(run())
+async def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
+    edge = Edge(max_bytes=MAX_BYTES)
+    async with serving(edge) as port:
+        edge.managers.gate = asyncio.Event()
+        call = port.call(EMBED, HELLO)
+        asking = asyncio.ensure_future(call.code())
+        await edge.managers.arrivals.get()
+        call.cancel()
+        assert await asking is grpc.StatusCode.CANCELLED
+        await port.wait_reported(1)
+        assert [(trace.status, trace.error, trace.stage) for trace in port.traces] == [(499, "ClientLeft", "queue")]
+        assert edge.admission.requests.num_open == 0
+        assert not edge.page.admitted_tokens.any()
 
 
 @pytest.mark.holds("gRPC", "Every bound")
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are places: of one message, of several, in streams, and of reflection."""
     keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))] if has_keys else []
 
@@ -252,55 +223,44 @@ def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pytest.Mon
 
         return begin_and_note
 
-    async def run() -> None:
-        edge, arrived = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2), asyncio.Queue[str]()
-        for places in (edge.admission.requests, edge.admission.streams):
-            monkeypatch.setattr(places, "begin", noting(places.begin, arrived))
-        async with serving(edge, keys=keys) as port:
-            silent = [
-                port.channel.stream_stream(path)(nothing(), metadata=(("authorization", "Bearer key-a"),))
-                for path in (EMBED, "/tei.v1.Rerank/RerankStream", "/tei.v1.Embed/EmbedStream", REFLECTION)
-                for _ in range(4)
-            ]
-            for _ in silent:
-                await arrived.get()
-            for key in ("a", "b"):
-                answer = await port.ask(EMBED, HELLO, metadata=(("authorization", f"Bearer key-{key}"),))
-                assert answer.embeddings
-            for call in silent:
-                call.cancel()
-
-    asyncio.run(run())
+    edge, arrived = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2), asyncio.Queue[str]()
+    for places in (edge.admission.requests, edge.admission.streams):
+        monkeypatch.setattr(places, "begin", noting(places.begin, arrived))
+    async with serving(edge, keys=keys) as port:
+        silent = [
+            port.channel.stream_stream(path)(nothing(), metadata=(("authorization", "Bearer key-a"),))
+            for path in (EMBED, "/tei.v1.Rerank/RerankStream", "/tei.v1.Embed/EmbedStream", REFLECTION)
+            for _ in range(4)
+        ]
+        for _ in silent:
+            await arrived.get()
+        for key in ("a", "b"):
+            answer = await port.ask(EMBED, HELLO, metadata=(("authorization", f"Bearer key-{key}"),))
+            assert answer.embeddings
+        for call in silent:
+            call.cancel()
 
 
 @pytest.mark.holds("gRPC", "Every bound")
-def test_calls_whose_answers_nobody_reads_refuse_their_own_key_alone() -> None:
+async def test_calls_whose_answers_nobody_reads_refuse_their_own_key_alone() -> None:
     keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
-
-    async def run() -> None:
-        edge = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2)
-        with contextlib.ExitStack() as unread:
-            for _ in range(3):
-                unread.enter_context(edge.admission.unread.one_of("a"))
-            async with serving(edge, keys=keys) as port:
-                asked = port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-a"),))
-                assert (await error_of(asked))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert (await port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-b"),))).embeddings
-
-    asyncio.run(run())
+    edge = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2)
+    with contextlib.ExitStack() as unread:
+        for _ in range(3):
+            unread.enter_context(edge.admission.unread.one_of("a"))
+        async with serving(edge, keys=keys) as port:
+            asked = port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-a"),))
+            assert (await error_of(asked))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-b"),))).embeddings
 
 
 @pytest.mark.holds("gRPC")
-def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_REFLECTION_SECONDS", 0.02)
-
-    async def run() -> None:
-        async with serving() as port:
-            stream = port.channel.stream_stream(REFLECTION)(nothing(), timeout=PATIENCE)
-            assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "no message came" in await stream.details()
-
-    asyncio.run(run())
+    async with serving() as port:
+        stream = port.channel.stream_stream(REFLECTION)(nothing(), timeout=PATIENCE)
+        assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no message came" in await stream.details()
 
 
 class Kept:

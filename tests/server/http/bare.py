@@ -2,13 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from server.http.body import ASGIApp
 from server.http.http_server import HttpServer
 from server.requests.errors import RequestError
-from tests.server.http.running import App
 
 
 class Transport(asyncio.Transport):
@@ -125,21 +123,6 @@ class Connected:
         """Of all answers. Bodies have no line that looks like an answer's."""
         lines = bytes(self.transport.written).split(b"HTTP/1.1 ")[1:]
         return [int(line[:3]) for line in lines]
-
-
-def run_bare(test: Callable[[Bare, App], Awaitable[None]]) -> None:
-    """Runs a test with a server and its application."""
-
-    async def run() -> None:
-        app = App()
-        server = Bare(app)
-        try:
-            await test(server, app)
-        finally:
-            app.gate.set()
-            server.close()
-
-    asyncio.run(run())
 
 
 async def turns(num: int = 3) -> None:

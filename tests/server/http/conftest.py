@@ -1,31 +1,35 @@
-"""What tests of the HTTP server share."""
+"""Servers that tests of the HTTP server share."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import uvloop
 
-from tests.server.http.running import Running, Test
-from tests.server_e2e.running import PATIENCE
+from tests.server.http.bare import Bare
+from tests.server.http.running import App, Running
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
-    """Runs a test against a running server."""
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    """On a port. Tests that have it are marked `both_loops`."""
+    started = Running()
+    await started.server.start()
+    yield started
+    started.app.gate.set()
+    await started.server.stop(10)
 
-    async def start_and_run(test: Test) -> None:
-        async with asyncio.timeout(PATIENCE):
-            running = Running()
-            await running.server.start()
-            try:
-                await test(running)
-            finally:
-                running.app.gate.set()
-                await running.server.stop(10)
 
-    def run_it(test: Test) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(start_and_run(test))
+@pytest.fixture
+def app() -> Iterator[App]:
+    """Of `server`; what still waits in the end is let go."""
+    made = App()
+    yield made
+    made.gate.set()
 
-    return run_it
+
+@pytest.fixture
+async def server(app: App) -> AsyncIterator[Bare]:
+    """Without sockets."""
+    made = Bare(app)
+    yield made
+    app.gate.set()
+    made.close()

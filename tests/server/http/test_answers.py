@@ -12,7 +12,7 @@ from server.dialects.writing.error_shapes import openai_error, text_error
 from server.http import body as asgi
 from server.http.body import Message
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
-from tests.server.edge import ERROR_KEYS, Called, Edge, call, good_body, state_with_everything
+from tests.server.edge import ERROR_KEYS, Called, Edge, answered, good_body, state_with_everything
 
 PATHS = [route.path for route in ROUTES]
 RAW = {route.path for route in ROUTES if route.raw_answer}
@@ -22,11 +22,8 @@ NEEDS_NOTHING = {path for path in PATHS if path.startswith("/api/")}  # Ollama's
 
 
 def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
-    async def run() -> Called:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await call(Edge(loaded=state_with_everything()).app, method, path, body, named)
-
-    return asyncio.run(run())
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return answered(method, path, body, named, loaded=state_with_everything())
 
 
 @pytest.mark.holds("Requests and answers")
@@ -76,24 +73,22 @@ def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_f
 
 @pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", PATHS)
-def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.005)
     sent: list[Message] = []
+    pieces: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
 
-    async def run() -> None:
-        pieces: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
+    async def receive() -> Message:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
 
-        async def receive() -> Message:
-            if not pieces:
-                await asyncio.Event().wait()
-            return pieces.pop()
+    async def send(message: Message) -> None:
+        sent.append(message)
 
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await Edge().app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
-
-    asyncio.run(run())
+    await Edge().app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
     error = json.loads(bytes(sent[1]["body"]))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
@@ -151,16 +146,11 @@ def test_usage_says_how_many_texts_were_cut() -> None:
         (MalformedBody("no HTTP"), "400", "malformed"),
     ],
 )
-def test_what_never_became_a_request_is_counted_too(error: RequestError, status: str, reason: str) -> None:
+async def test_what_never_became_a_request_is_counted_too(error: RequestError, status: str, reason: str) -> None:
     """And so has a line in the log, which hears of all that is counted."""
-
-    async def run() -> list[list[object]]:
-        edge = Edge()
-        edge.app.refused(error)
-        counts: list[list[object]] = edge.metrics.drain()["counts"]
-        return counts
-
-    counts = asyncio.run(run())
+    edge = Edge()
+    edge.app.refused(error)
+    counts: list[list[object]] = edge.metrics.drain()["counts"]
     assert ["embedline_requests_total", "other", "none", status, 1] in counts
     assert ["embedline_rejected_total", reason, 1] in counts
 

@@ -3,42 +3,26 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from server.feature import Feature
-from server.features.table import FEATURES
-from tests.server.edge import Called, Edge, call, ready_state
+from tests.server.edge import Called, Edge, answered, call, ready_state
 
 BODY = b'{"input":["one","three"]}'
 PATH = "/v1/embeddings"
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
-def with_edge(test: Callable[[Edge], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        return await test(Edge())
-
-    return asyncio.run(run())
-
-
 def answer(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    called = with_edge(lambda edge: call(edge.app, method, path, body, named))
-    assert isinstance(called, Called)
-    return called
+    return answered(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @pytest.mark.holds("Identical requests")
 @pytest.mark.parametrize("has_joined", [False, True])
-def test_an_answer_says_whether_it_was_computed_for_itself(has_joined: bool) -> None:
-    async def test(edge: Edge) -> Called:
-        edge.managers.has_joined = has_joined
-        return await call(edge.app, "POST", PATH, BODY)
-
-    assert with_edge(test).headers.get("x-embedline-joined") == ("1" if has_joined else None)
+async def test_an_answer_says_whether_it_was_computed_for_itself(has_joined: bool) -> None:
+    edge = Edge()
+    edge.managers.has_joined = has_joined
+    assert (await call(edge.app, "POST", PATH, BODY)).headers.get("x-embedline-joined") == ("1" if has_joined else None)
 
 
 @pytest.mark.holds("Requests and answers")
@@ -63,39 +47,12 @@ def test_other_methods_of_the_hot_route() -> None:
             assert called.error()["code"] == "method_not_supported"
 
 
-def test_other_methods_of_the_other_routes() -> None:
-    called = answer("POST", "/livez")
-
-    assert called.status == 405
-    assert called.headers["allow"] == "GET"
-    assert called.error()["code"] == "method_not_supported"
-
-
 @pytest.mark.parametrize("path", ["/async_request/0", "/v1/files/0"])
 def test_a_path_with_two_methods_names_both(path: str) -> None:
     called = answer("OPTIONS", path)
 
     assert called.status == 405
     assert called.headers["allow"] == "DELETE, GET"
-
-
-@pytest.mark.parametrize("feature", [one for one in FEATURES if one.routes], ids=lambda one: one.name)
-@pytest.mark.parametrize("body", [b"", b"{", BODY, b"1" * 1_000_000], ids=["none", "broken", "json", "large"])
-def test_each_route_of_a_feature_that_is_off_says_how_to_have_it(feature: Feature, body: bytes) -> None:
-    for method, path in feature.routes:
-        called = answer(method, path, body)
-
-        assert (called.status, called.error()["code"]) == (404, "unknown_url")
-        assert called.error()["message"].startswith(f"start the server with {feature.flag} ")
-
-
-@pytest.mark.parametrize("path", ["/v1", "/v2/embeddings", "/v1/embeddings/x", "//v1/embeddings", "/V1/EMBEDDINGS"])
-def test_an_unknown_route(path: str) -> None:
-    called = answer("POST", path, BODY)
-
-    assert called.status == 404
-    assert called.error()["code"] == "unknown_url"
-    assert path not in called.error()["message"]
 
 
 @pytest.mark.holds("Errors")
@@ -121,62 +78,35 @@ def test_the_slow_routes() -> None:
     assert answer("GET", "/metrics").body == b"metrics of the whole server\n"
     info = json.loads(answer("GET", "/info").body)
     assert (info["ready"], info["max_client_batch_size"]) == (True, 4)
-    (card,) = json.loads(answer("GET", "/v1/models").body)["data"]
-    assert card == {
-        "id": "the-model",
-        "object": "model",
-        "created": 7,
-        "owned_by": "embedline",
-        "root": "somebody/the-model",
-        "parent": None,
-        "permission": [],
-        "ready": True,
-        "fingerprint": "0123456789abcdef",
-        "dimensions": 8,
-        "max_dimensions": 8,
-        "max_model_len": 16,
-        "max_input_length": 16,
-        "tasks": ["embed"],
-        "outputs": ["pooled", "tokens"],
-        "prompts": ["query"],
-        "dtype": "float32",
-        "backend": "fake",
-        "capabilities": ["embed"],
-        "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 64},
-    }
 
 
 @pytest.mark.holds("Readiness", "Shutdown")
 @pytest.mark.parametrize("why", ["loading", "not ready", "no engine", "draining"])
-def test_readiness_is_honest(why: str) -> None:
-    async def test(edge: Edge) -> Called:
-        match why:
-            case "loading":
-                edge.state.update(ready_state(ready=False, reason="no engine is ready", models=[]))
-            case "not ready":
-                edge.state.update(ready_state(ready=False, reason="no tokenizer is ready"))
-            case "no engine":
-                edge.page.engines_ready[:] = 0  # before the supervisor has said so
-            case "draining":
-                edge.state.draining = True
-        return await call(edge.app, "GET", "/readyz")
-
-    called = with_edge(test)
+async def test_readiness_is_honest(why: str) -> None:
+    edge = Edge()
+    match why:
+        case "loading":
+            edge.state.update(ready_state(ready=False, reason="no engine is ready", models=[]))
+        case "not ready":
+            edge.state.update(ready_state(ready=False, reason="no tokenizer is ready"))
+        case "no engine":
+            edge.page.engines_ready[:] = 0  # before the supervisor has said so
+        case "draining":
+            edge.state.draining = True
+    called = await call(edge.app, "GET", "/readyz")
     assert called.status == 503
     assert int(called.headers["retry-after"]) >= 1
     assert called.body
 
 
 @pytest.mark.holds("Readiness")
-def test_startupz_is_503_until_it_was_ready_once() -> None:
-    async def test(edge: Edge) -> list[int]:
-        statuses = []
-        for ready in (False, True, False):
-            edge.state.update(ready_state(ready=ready, reason=None if ready else "no engine is ready"))
-            statuses.append((await call(edge.app, "GET", "/startupz")).status)
-        return statuses
-
-    assert with_edge(test) == [503, 200, 200]
+async def test_startupz_is_503_until_it_was_ready_once() -> None:
+    edge = Edge()
+    statuses = []
+    for ready in (False, True, False):
+        edge.state.update(ready_state(ready=ready, reason=None if ready else "no engine is ready"))
+        statuses.append((await call(edge.app, "GET", "/startupz")).status)
+    assert statuses == [503, 200, 200]
 
 
 def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
@@ -187,14 +117,6 @@ def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> N
     assert called.status == 503
     assert called.error()["code"] == "not_ready"
     assert "retry-after" in called.headers
-
-
-def test_raw_bytes_by_header() -> None:
-    called = answer("POST", PATH, BODY, accept="application/octet-stream")
-
-    assert called.headers["content-type"] == "application/octet-stream"
-    assert called.headers["x-embedline-shape"] == "2,8"
-    assert len(called.body) == 2 * 8 * 4
 
 
 @pytest.mark.holds("Errors")
@@ -218,12 +140,9 @@ def test_refusals(status: int, param: str | None, body: bytes, headers: dict[str
 
 @pytest.mark.holds("Errors")
 def test_a_failure_of_our_own_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(edge: Edge) -> Called:
-        edge.managers.error = ZeroDivisionError("an inner detail")
-        return await call(edge.app, "POST", PATH, BODY)
-
+    error = ZeroDivisionError("an inner detail")
     with caplog.at_level(logging.ERROR):
-        called = with_edge(test)
+        called = answered("POST", PATH, BODY, before=lambda edge: setattr(edge.managers, "error", error))
 
     assert called.status == 500
     assert called.error()["type"] == "server_error"
@@ -231,15 +150,13 @@ def test_a_failure_of_our_own_says_nothing_of_itself(caplog: pytest.LogCaptureFi
     assert "an inner detail" in caplog.text
 
 
-def test_each_request_is_counted_by_its_route_and_status() -> None:
-    async def test(edge: Edge) -> dict[str, Any]:
-        await call(edge.app, "POST", PATH, BODY)
-        await call(edge.app, "POST", f"{PATH}/", b'{"input":"' + b"x" * 20 + b'"}')
-        await call(edge.app, "POST", "/embeddings", b"{}")
-        await call(edge.app, "GET", "/livez")
-        return edge.metrics.drain()
-
-    drained = with_edge(test)
+async def test_each_request_is_counted_by_its_route_and_status() -> None:
+    edge = Edge()
+    await call(edge.app, "POST", PATH, BODY)
+    await call(edge.app, "POST", f"{PATH}/", b'{"input":"' + b"x" * 20 + b'"}')
+    await call(edge.app, "POST", "/embeddings", b"{}")
+    await call(edge.app, "GET", "/livez")
+    drained = edge.metrics.drain()
     assert {tuple(count) for count in drained["counts"]} >= {
         ("embedline_requests_total", PATH, "interactive", "200", 2),
         ("embedline_requests_total", "/embeddings", "none", "400", 1),
@@ -254,14 +171,12 @@ def test_each_request_is_counted_by_its_route_and_status() -> None:
     }
 
 
-def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_logged(
+async def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(edge: Edge) -> dict[str, Any]:
-        await call(edge.app, "POST", PATH, [])
-        return edge.metrics.drain()
-
-    counts = with_edge(test)["counts"]
+    edge = Edge()
+    await call(edge.app, "POST", PATH, [])
+    counts = edge.metrics.drain()["counts"]
 
     assert counts == [
         ["embedline_requests_total", PATH, "none", "499", 1],
@@ -271,64 +186,54 @@ def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_logged(
 
 
 @pytest.mark.parametrize(("draining", "status"), [(False, 499), (True, 503)])
-def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, status: int) -> None:
-    async def test(edge: Edge) -> Called:
-        edge.managers.gate = asyncio.Event()
-        waiting = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
-        await edge.managers.arrivals.get()
-        edge.state.draining = draining
-        waiting.cancel()
-        return await waiting
-
-    called = with_edge(test)
+async def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, status: int) -> None:
+    edge = Edge()
+    edge.managers.gate = asyncio.Event()
+    waiting = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
+    await edge.managers.arrivals.get()
+    edge.state.draining = draining
+    waiting.cancel()
+    called = await waiting
     assert called.status == status
     if draining:
         assert called.error()["code"] == "not_ready"
 
 
 @pytest.mark.holds("Limits")
-def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
+async def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
     """Bodies of open requests count against the limit for all of them together: four times 1,000 bytes here."""
-
-    async def test(edge: Edge) -> list[int]:
-        edge.managers.gate = asyncio.Event()
-        large = [b'{"input":"a","user":"', b"x" * 950, b'"}']
-        waiting = [asyncio.create_task(call(edge.app, "POST", PATH, large)) for _ in range(4)]
-        for _ in waiting:
-            await edge.managers.arrivals.get()
-        refused = await call(edge.app, "POST", PATH, large)
-        assert "retry-after" in refused.headers
-        edge.managers.gate.set()
-        answered = [(await task).status for task in waiting]
-        return [refused.status, *answered, (await call(edge.app, "POST", PATH, large)).status]
-
-    assert with_edge(test) == [429, 200, 200, 200, 200, 200]
-
-
-def test_a_request_is_open_from_its_head_to_its_answers_last_byte() -> None:
-    async def run() -> None:
-        edge = Edge(max_requests=1)
-        edge.managers.gate = asyncio.Event()
-        first = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
+    edge = Edge()
+    edge.managers.gate = asyncio.Event()
+    large = [b'{"input":"a","user":"', b"x" * 950, b'"}']
+    waiting = [asyncio.create_task(call(edge.app, "POST", PATH, large)) for _ in range(4)]
+    for _ in waiting:
         await edge.managers.arrivals.get()
-        assert (await call(edge.app, "POST", PATH, BODY)).status == 429
-        edge.managers.gate.set()
-        assert (await first).status == 200
-        assert (await call(edge.app, "POST", PATH, BODY)).status == 200
+    refused = await call(edge.app, "POST", PATH, large)
+    assert "retry-after" in refused.headers
+    edge.managers.gate.set()
+    statuses = [(await task).status for task in waiting]
+    last = await call(edge.app, "POST", PATH, large)
+    assert [refused.status, *statuses, last.status] == [429, 200, 200, 200, 200, 200]
 
-    asyncio.run(run())
+
+async def test_a_request_is_open_from_its_head_to_its_answers_last_byte() -> None:
+    edge = Edge(max_requests=1)
+    edge.managers.gate = asyncio.Event()
+    first = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
+    await edge.managers.arrivals.get()
+    assert (await call(edge.app, "POST", PATH, BODY)).status == 429
+    edge.managers.gate.set()
+    assert (await first).status == 200
+    assert (await call(edge.app, "POST", PATH, BODY)).status == 200
 
 
-def test_one_model_and_the_pages_that_other_servers_have() -> None:
-    async def run() -> list[Called]:
-        loaded = ready_state(names=["org/the-model"])
-        loaded["models"][0]["info"] |= {"name": "org/the-model"}
-        edge = Edge(loaded=loaded)
-        paths = ("/v1/models/org/the-model", "/v1/models/any", "/version", "/api-doc/openapi.json", "/openapi.json")
-        asked = [("GET", path) for path in paths] + [("POST", "/ping")]
-        return [await call(edge.app, method, path) for method, path in asked]
-
-    card, other, version, api_doc, openapi, ping = asyncio.run(run())
+async def test_one_model_and_the_pages_that_other_servers_have() -> None:
+    loaded = ready_state(names=["org/the-model"])
+    loaded["models"][0]["info"] |= {"name": "org/the-model"}
+    edge = Edge(loaded=loaded)
+    paths = ("/v1/models/org/the-model", "/v1/models/any", "/version", "/api-doc/openapi.json", "/openapi.json")
+    asked = [("GET", path) for path in paths] + [("POST", "/ping")]
+    card, other, version, api_doc, openapi, ping = [await call(edge.app, method, path) for method, path in asked]
     assert (json.loads(card.body)["id"], json.loads(card.body)["max_model_len"]) == ("org/the-model", 16)
     assert json.loads(other.body)["id"] == "org/the-model"  # one model takes any name
     assert set(json.loads(version.body)) == {"version"}

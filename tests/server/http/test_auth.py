@@ -16,18 +16,14 @@ from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import files
 from server.settings.api_keys import ApiKey, api_keys, digest, key_file
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, answered
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
 OPEN = HEALTH_PATHS | METRICS_PATHS
 
 
 def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metrics_need_a_key: bool = False) -> Called:
-    async def run() -> Called:
-        edge = Edge(keys=KEYS, metrics_need_a_key=metrics_need_a_key)
-        return await call(edge.app, method, path, b"{}", headers)
-
-    return asyncio.run(run())
+    return answered(method, path, b"{}", headers, keys=KEYS, metrics_need_a_key=metrics_need_a_key)
 
 
 def every_route() -> list[tuple[str, str]]:

@@ -95,15 +95,12 @@ def test_more_than_the_limit_is_refused_with_the_piece_that_goes_over(pieces: li
 
 
 @pytest.mark.parametrize("pieces", [[], [b"a" * 50], [b"a" * 50, b"b" * 50]])
-def test_a_client_that_leaves_early_takes_no_room(pieces: list[bytes]) -> None:
-    async def leave_and_read() -> bytes:
-        bodies = reader(max_total_bytes=LIMIT)
-        for _ in range(3):
-            with pytest.raises(ClientLeft):
-                await bodies.read({}, Connection(pieces, is_whole=False).receive, None)
-        return await bodies.read({}, Connection([b"a" * 60, b"b" * 40]).receive, None)
-
-    assert len(asyncio.run(leave_and_read())) == LIMIT
+async def test_a_client_that_leaves_early_takes_no_room(pieces: list[bytes]) -> None:
+    bodies = reader(max_total_bytes=LIMIT)
+    for _ in range(3):
+        with pytest.raises(ClientLeft):
+            await bodies.read({}, Connection(pieces, is_whole=False).receive, None)
+    assert len(await bodies.read({}, Connection([b"a" * 60, b"b" * 40]).receive, None)) == LIMIT
 
 
 def large() -> Receive:
@@ -111,19 +108,16 @@ def large() -> Receive:
 
 
 @pytest.mark.holds("Limits")
-def test_all_open_bodies_together_have_a_limit() -> None:
-    async def read_three() -> None:
-        bodies = reader(max_total_bytes=200)
-        first, second = await bodies.read({}, large(), None), await bodies.read({}, large(), None)
-        with bodies.held(len(first)):
-            with bodies.held(len(second)):
-                with pytest.raises(Overloaded) as refused:
-                    await bodies.read({}, large(), None)
-                assert refused.value.retry_after is not None
-                assert await bodies.read({}, Connection([b"small"]).receive, None) == b"small"
-            assert len(await bodies.read({}, large(), None)) == 80
-
-    asyncio.run(read_three())
+async def test_all_open_bodies_together_have_a_limit() -> None:
+    bodies = reader(max_total_bytes=200)
+    first, second = await bodies.read({}, large(), None), await bodies.read({}, large(), None)
+    with bodies.held(len(first)):
+        with bodies.held(len(second)):
+            with pytest.raises(Overloaded) as refused:
+                await bodies.read({}, large(), None)
+            assert refused.value.retry_after is not None
+            assert await bodies.read({}, Connection([b"small"]).receive, None) == b"small"
+        assert len(await bodies.read({}, large(), None)) == 80
 
 
 def test_bodies_that_are_being_read_count() -> None:
@@ -248,17 +242,14 @@ def test_an_escape_between_two_slices_counts(start: int, escape: bytes, width: i
     assert asyncio.run(decoded_bytes_of_large(body)) == width * len(body)
 
 
-def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
-    async def test() -> None:
-        bodies = BodyReader(max_bytes=LIMIT, max_total_bytes=4 * LIMIT, are_keys_several=True)
-        of_a, of_b = bodies.of("a"), bodies.of("b")
-        with of_a.held(2 * LIMIT):
-            with pytest.raises(Overloaded):
-                await of_a.read({}, large(), None)
-            assert len(await of_b.read({}, large(), None)) == 80
-        assert len(await of_a.read({}, large(), None)) == 80
-
-    asyncio.run(test())
+async def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
+    bodies = BodyReader(max_bytes=LIMIT, max_total_bytes=4 * LIMIT, are_keys_several=True)
+    of_a, of_b = bodies.of("a"), bodies.of("b")
+    with of_a.held(2 * LIMIT):
+        with pytest.raises(Overloaded):
+            await of_a.read({}, large(), None)
+        assert len(await of_b.read({}, large(), None)) == 80
+    assert len(await of_a.read({}, large(), None)) == 80
 
 
 def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only_body() -> None:

@@ -29,7 +29,6 @@ def test_off_unless_asked_for() -> None:
 
 
 @pytest.mark.holds("CORS")
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("origins", "allowed"),
     [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None), (["https://*.example"], ORIGIN)],
@@ -46,7 +45,6 @@ async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str]
 
 
 @pytest.mark.holds("CORS")
-@pytest.mark.asyncio
 async def test_answers_and_errors_can_be_read_by_the_page() -> None:
     app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, [ORIGIN])
     body = json.dumps({"input": "a", "model": "m"}).encode()
@@ -82,7 +80,6 @@ def written_headers() -> set[str]:
 
 
 @pytest.mark.holds("CORS")
-@pytest.mark.asyncio
 async def test_a_page_may_read_every_header_that_answers_have() -> None:
     called = await call(with_cors(Edge().app, [ORIGIN]), "GET", "/livez", headers={"origin": ORIGIN})
     exposed = set(called.headers["access-control-expose-headers"].split(", "))

@@ -1,13 +1,11 @@
 """Which names a server answers to and which web pages it takes requests from, against rebinding and forged requests."""
 
-import asyncio
-
 import pytest
 
 from server.http.auth import HEALTH_PATHS
 from server.http.hosts import Hosts, answered_hosts
 from server.requests.errors import Forbidden
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, answered, call
 
 PATH = "/v1/embeddings"
 BODY = b'{"input":"one"}'
@@ -23,10 +21,7 @@ def refused_header(hosts: Hosts, **headers: str) -> str | None:
 
 
 def ask(method: str, path: str, hosts: Hosts, **headers: str) -> Called:
-    async def run() -> Called:
-        return await call(Edge(hosts=hosts).app, method, path, BODY if method == "POST" else b"", headers)
-
-    return asyncio.run(run())
+    return answered(method, path, BODY if method == "POST" else b"", headers, hosts=hosts)
 
 
 @pytest.mark.holds("Hosts and web pages")
@@ -137,13 +132,10 @@ def test_web_pages(origin: str, is_taken: bool) -> None:
 
 
 @pytest.mark.holds("Hosts and web pages", "Errors")
-def test_a_plain_text_post_of_a_web_page_is_not_computed() -> None:
-    async def run() -> tuple[Called, Edge]:
-        edge = Edge(hosts=Hosts(()))
-        headers = {"host": "127.0.0.1:8080", "origin": "https://page.example", "content-type": "text/plain"}
-        return await call(edge.app, "POST", PATH, BODY, headers), edge
-
-    called, edge = asyncio.run(run())
+async def test_a_plain_text_post_of_a_web_page_is_not_computed() -> None:
+    edge = Edge(hosts=Hosts(()))
+    headers = {"host": "127.0.0.1:8080", "origin": "https://page.example", "content-type": "text/plain"}
+    called, edge = await call(edge.app, "POST", PATH, BODY, headers), edge
 
     assert (called.status, called.error()["param"], called.error()["code"]) == (403, "origin", "forbidden")
     assert "--allowed-hosts" in called.error()["message"]

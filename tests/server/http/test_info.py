@@ -1,22 +1,16 @@
 """What GET /info and GET /v1/models say of models that are for something else than embeddings."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from engine.types import OutputKind
-from tests.server.edge import Edge, call, state_with
+from tests.server.edge import answered, state_with
 
 
 def get(path: str, outputs: OutputKind, **model: Any) -> Any:
-    async def run() -> bytes:
-        edge = Edge()
-        edge.state.update(state_with(outputs, **model))
-        return (await call(edge.app, "GET", path)).body
-
-    return json.loads(asyncio.run(run()))
+    return json.loads(answered("GET", path, loaded=state_with(outputs, **model)).body)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from server.dialects.route import Answer
 from server.http import http_server
@@ -23,6 +21,8 @@ from server.settings import files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl
 from tests.server_e2e.running import PATIENCE
+
+pytestmark = pytest.mark.both_loops
 
 LARGE = b"x" * 24_000_000  # more than the kernel keeps for a client that does not read
 
@@ -78,9 +78,6 @@ async def get(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: 
     return await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
 
 
-Test = Callable[[Running], Awaitable[None]]
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, Pair]:
     folder = tmp_path_factory.mktemp("certificates")
@@ -95,191 +92,153 @@ def used(pairs: tuple[Pair, Pair], tmp_path: Path) -> Pair:
     return used
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest, used: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
-    """Runs a test against a running server, which looks at its files at each handshake."""
+@pytest.fixture
+async def running(used: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    """It looks at its files at each handshake."""
     monkeypatch.setattr(files, "LOOK_SECONDS", 0)
-
-    async def start_and_run(test: Test) -> None:
-        async with asyncio.timeout(PATIENCE):
-            running = Running(used)
-            await running.server.start()
-            try:
-                await test(running)
-            finally:
-                await running.server.stop(5)
-
-    def run(test: Test) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(start_and_run(test))
-
-    return run
-
-
-Run = Callable[[Test], None]
+    started = Running(used)
+    await started.server.start()
+    yield started
+    await started.server.stop(5)
 
 
 @pytest.mark.holds("TLS")
-def test_requests_over_tls(run: Run, used: Pair) -> None:
-    async def test(running: Running) -> None:
-        reader, writer = await running.connect(used)
-        session = writer.get_extra_info("ssl_object")
-        assert session.version() in ("TLSv1.2", "TLSv1.3")
-        assert [await get(reader, writer) for _ in range(2)] == [b"https"] * 2
-        assert await get(reader, writer, "/large") == LARGE
-        await close(writer)
-
-    run(test)
+async def test_requests_over_tls(running: Running, used: Pair) -> None:
+    reader, writer = await running.connect(used)
+    session = writer.get_extra_info("ssl_object")
+    assert session.version() in ("TLSv1.2", "TLSv1.3")
+    assert [await get(reader, writer) for _ in range(2)] == [b"https"] * 2
+    assert await get(reader, writer, "/large") == LARGE
+    await close(writer)
 
 
 @pytest.mark.holds("TLS", "Limits")
-def test_an_answer_that_is_not_read_counts_until_it_is(run: Run, used: Pair) -> None:
+async def test_an_answer_that_is_not_read_counts_until_it_is(running: Running, used: Pair) -> None:
     """TLS encrypts what it is given, and what is encrypted waits where nobody counts it."""
-
-    async def test(running: Running) -> None:
-        reader, writer = await running.connect(used)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads, too
-        asking = asyncio.create_task(get(reader, writer, "/large"))
-        other = await running.connect(used)
-        for _ in range(50):
-            assert await get(*other) == b"https"
-        assert running.app.num_unread_answers == 1
-
-        writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert await asking == LARGE
+    reader, writer = await running.connect(used)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads, too
+    asking = asyncio.create_task(get(reader, writer, "/large"))
+    other = await running.connect(used)
+    for _ in range(50):
         assert await get(*other) == b"https"
-        assert running.app.num_unread_answers == 0
-        await close(writer)
-        await close(other[1])
+    assert running.app.num_unread_answers == 1
 
-    run(test)
-
-
-@pytest.mark.holds("TLS")
-def test_a_new_certificate_is_for_new_connections(run: Run, used: Pair, pairs: tuple[Pair, Pair]) -> None:
-    async def test(running: Running) -> None:
-        reader, writer = await running.connect(pairs[0])
-        pairs[1].copy_to(used)
-
-        assert await running.shown() == pairs[1].der
-        assert await get(reader, writer) == b"https"
-        newer = await running.connect(pairs[1])
-        assert await get(*newer) == b"https"
-        await close(writer)
-        await close(newer[1])
-
-    run(test)
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert await asking == LARGE
+    assert await get(*other) == b"https"
+    assert running.app.num_unread_answers == 0
+    await close(writer)
+    await close(other[1])
 
 
 @pytest.mark.holds("TLS")
-def test_a_certificate_whose_key_does_not_fit_yet(
-    run: Run, used: Pair, pairs: tuple[Pair, Pair], caplog: pytest.LogCaptureFixture
+async def test_a_new_certificate_is_for_new_connections(running: Running, used: Pair, pairs: tuple[Pair, Pair]) -> None:
+    reader, writer = await running.connect(pairs[0])
+    pairs[1].copy_to(used)
+
+    assert await running.shown() == pairs[1].der
+    assert await get(reader, writer) == b"https"
+    newer = await running.connect(pairs[1])
+    assert await get(*newer) == b"https"
+    await close(writer)
+    await close(newer[1])
+
+
+@pytest.mark.holds("TLS")
+async def test_a_certificate_whose_key_does_not_fit_yet(
+    running: Running, used: Pair, pairs: tuple[Pair, Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(running: Running) -> None:
-        used.certfile.write_bytes(pairs[1].certfile.read_bytes())
-        assert [await running.shown() for _ in range(3)] == [pairs[0].der] * 3
-        used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
-        assert await running.shown() == pairs[1].der
-
-    with caplog.at_level(logging.ERROR):
-        run(test)
+    used.certfile.write_bytes(pairs[1].certfile.read_bytes())
+    assert [await running.shown() for _ in range(3)] == [pairs[0].der] * 3
+    used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
+    assert await running.shown() == pairs[1].der
+    await running.server.stop(5)
     (record,) = caplog.records
     assert record.getMessage().startswith("--ssl-certfile and --ssl-keyfile: ")
     assert record.getMessage().endswith("; the certificate that was read before stays")
 
 
 @pytest.mark.holds("TLS")
-def test_a_process_that_starts_while_they_do_not_fit_shows_the_first_ones(
-    run: Run, used: Pair, pairs: tuple[Pair, Pair]
+async def test_a_process_that_starts_while_they_do_not_fit_shows_the_first_ones(
+    running: Running, used: Pair, pairs: tuple[Pair, Pair]
 ) -> None:
-    async def test(_: Running) -> None:
-        copies = copied(str(used.certfile), str(used.keyfile))
-        used.certfile.write_bytes(pairs[1].certfile.read_bytes())
-        restarted = Running(used, copies=copies)
-        await restarted.server.start()
-        assert [await restarted.shown() for _ in range(2)] == [pairs[0].der] * 2
-        used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
-        assert await restarted.shown() == pairs[1].der
-        await restarted.server.stop(5)
-
-    run(test)
+    copies = copied(str(used.certfile), str(used.keyfile))
+    used.certfile.write_bytes(pairs[1].certfile.read_bytes())
+    restarted = Running(used, copies=copies)
+    await restarted.server.start()
+    assert [await restarted.shown() for _ in range(2)] == [pairs[0].der] * 2
+    used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
+    assert await restarted.shown() == pairs[1].der
+    await restarted.server.stop(5)
 
 
 @pytest.mark.holds("TLS")
 @pytest.mark.parametrize("content", [b"", b"no certificate", None])
-def test_files_that_are_broken_or_gone(run: Run, used: Pair, pairs: tuple[Pair, Pair], content: bytes | None) -> None:
-    async def test(running: Running) -> None:
-        for file in (used.certfile, used.keyfile):
-            if content is None:
-                file.unlink()
-            else:
-                file.write_bytes(content)
-            assert await running.shown() == pairs[0].der
-        pairs[1].copy_to(used)
-        assert await running.shown() == pairs[1].der
-
-    run(test)
+async def test_files_that_are_broken_or_gone(
+    running: Running, used: Pair, pairs: tuple[Pair, Pair], content: bytes | None
+) -> None:
+    for file in (used.certfile, used.keyfile):
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        assert await running.shown() == pairs[0].der
+    pairs[1].copy_to(used)
+    assert await running.shown() == pairs[1].der
 
 
 @pytest.mark.holds("TLS")
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 500, b""])
-def test_what_is_no_handshake_is_closed(
-    run: Run, used: Pair, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_what_is_no_handshake_is_closed(
+    running: Running, used: Pair, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also a client that says nothing, after a while."""
     if not sent:
         monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 0.05)
 
-    async def test(running: Running) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(sent)
-        with contextlib.suppress(ConnectionError):
-            assert b"HTTP" not in await reader.read()
-        await close(writer)
-        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", PATIENCE)
-        usual = await running.connect(used)
-        assert await get(*usual) == b"https"
-        await close(usual[1])
-
-    run(test)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(sent)
+    with contextlib.suppress(ConnectionError):
+        assert b"HTTP" not in await reader.read()
+    await close(writer)
+    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", PATIENCE)
+    usual = await running.connect(used)
+    assert await get(*usual) == b"https"
+    await close(usual[1])
+    await running.server.stop(5)
     assert caplog.records == []
 
 
 @pytest.mark.holds("TLS", "Limits")
-def test_handshakes_count_as_connections(run: Run, used: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshakes_count_as_connections(running: Running, used: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that connect and say nothing can't take all descriptors."""
     monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1000)
-
-    async def test(running: Running) -> None:
-        limited = Running(used, max_connections=3)
-        await limited.server.start()
-        silent = [await asyncio.open_connection("127.0.0.1", limited.port) for _ in range(3)]
-        usual = await limited.connect(used)
-        with contextlib.suppress(ConnectionError):
-            assert await silent[0][0].read() == b""
-        assert await get(*usual) == b"https"
-        for _, writer in [*silent, usual]:
-            await close(writer)
-        await limited.server.stop(5)
-
-    run(test)
+    limited = Running(used, max_connections=3)
+    await limited.server.start()
+    silent = [await asyncio.open_connection("127.0.0.1", limited.port) for _ in range(3)]
+    usual = await limited.connect(used)
+    with contextlib.suppress(ConnectionError):
+        assert await silent[0][0].read() == b""
+    assert await get(*usual) == b"https"
+    for _, writer in [*silent, usual]:
+        await close(writer)
+    await limited.server.stop(5)
 
 
 @pytest.mark.holds("TLS", "Shutdown", "A connection that was established is answered")
-def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_answered(run: Run, used: Pair) -> None:
-    async def test(running: Running) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        while not running.server._state.by_age:  # noqa: ASYNC110 - until it is accepted
-            await asyncio.sleep(0)
-        stopping = asyncio.create_task(running.server.stop(PATIENCE))
+async def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_answered(
+    running: Running, used: Pair
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    while not running.server._state.by_age:  # noqa: ASYNC110 - until it is accepted
         await asyncio.sleep(0)
-        await writer.start_tls(used.trusting(), server_hostname="127.0.0.1")
-        assert await get(reader, writer) == b"https"
-        assert await reader.read() == b""
-        await stopping
-        await close(writer)
-
-    run(test)
+    stopping = asyncio.create_task(running.server.stop(PATIENCE))
+    await asyncio.sleep(0)
+    await writer.start_tls(used.trusting(), server_hostname="127.0.0.1")
+    assert await get(reader, writer) == b"https"
+    assert await reader.read() == b""
+    await stopping
+    await close(writer)
 
 
 def test_old_protocols_and_renegotiation_are_off(used: Pair) -> None:

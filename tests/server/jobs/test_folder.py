@@ -32,19 +32,15 @@ def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asyncio.run(opened(str(tmp_path), waits=False)).close()
 
 
-def test_a_successor_waits_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_successor_waits_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "_LET_GO_SECONDS", 0.0)
     monkeypatch.setattr(folder_module, "_LOOK_SECONDS", 0.001)
-
-    async def test() -> None:
-        first = Folder(str(tmp_path))
-        waiting = asyncio.create_task(opened(str(tmp_path), waits=True))
-        await asyncio.wait([waiting], timeout=0.02)
-        assert not waiting.done()
-        first.close()
-        (await waiting).close()
-
-    asyncio.run(test())
+    first = Folder(str(tmp_path))
+    waiting = asyncio.create_task(opened(str(tmp_path), waits=True))
+    await asyncio.wait([waiting], timeout=0.02)
+    assert not waiting.done()
+    first.close()
+    (await waiting).close()
 
 
 def test_those_that_share_it_keep_others_out(tmp_path: Path) -> None:

@@ -15,25 +15,22 @@ from tests.server.jobs.connected import connected
 from tests.server.jobs.store.stores import SUCCESS, request
 
 
-def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def test() -> None:
-        jobs = Folder(str(tmp_path / "jobs"))
-        async with opened(tmp_path / "jobs", FakeServer()) as place:
-            holdings = Holdings(place.requests, place.files, place.batches)
-            async with connected(tmp_path, holdings):
-                jobs.note_socket(str(tmp_path / "jobs.sock"))
-                await ended(place, await place.made(joined(input_lines(3))))
-                await place.made(joined(input_lines(3)), owner="anna")
-                await place.uploaded(b"more", "anna")
-                await _run_one(place.requests, "anna")
-                await asyncio.to_thread(command.held, jobs=str(tmp_path / "jobs"))
-                await asyncio.to_thread(command.remove, "anna", jobs=str(tmp_path / "jobs"))
-                await asyncio.to_thread(command.remove, "-", jobs=str(tmp_path / "jobs"))
-                assert list(await place.requests.holders()) == ["anna"]
-                assert len(await place.files.newest("anna", after=None, limit=9)) == 1  # an open batch needs it
-        jobs.close()
-
-    asyncio.run(test())
+async def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = Folder(str(tmp_path / "jobs"))
+    async with opened(tmp_path / "jobs", FakeServer()) as place:
+        holdings = Holdings(place.requests, place.files, place.batches)
+        async with connected(tmp_path, holdings):
+            jobs.note_socket(str(tmp_path / "jobs.sock"))
+            await ended(place, await place.made(joined(input_lines(3))))
+            await place.made(joined(input_lines(3)), owner="anna")
+            await place.uploaded(b"more", "anna")
+            await _run_one(place.requests, "anna")
+            await asyncio.to_thread(command.held, jobs=str(tmp_path / "jobs"))
+            await asyncio.to_thread(command.remove, "anna", jobs=str(tmp_path / "jobs"))
+            await asyncio.to_thread(command.remove, "-", jobs=str(tmp_path / "jobs"))
+            assert list(await place.requests.holders()) == ["anna"]
+            assert len(await place.files.newest("anna", after=None, limit=9)) == 1  # an open batch needs it
+    jobs.close()
     first, second, quota, of_anna, of_nobody = capsys.readouterr().out.splitlines()
     assert {first.split()[1], second.split()[1]} == {"anna", "-"}
     assert quota.split()[1] == "--jobs-quota"

@@ -163,16 +163,13 @@ def test_an_answer_over_the_bound_is_asked_for_once(tmp_path: Path, monkeypatch:
     ("status", "after", "is_paused"),
     [(200, "9", False), (500, "9", False), (503, "0", False), (429, "9", True), (503, "x", True)],
 )
-def test_the_servers_words_are_heeded(status: int, after: str, is_paused: bool, tmp_path: Path) -> None:
-    async def main() -> bool:
-        said = f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\nretry-after: {after}\r\n\r\n".encode()
-        path, pace = str(tmp_path / "s"), Pace(4)
-        client, lane = SelfClient(path, "secret", pace), Lane("")
-        how: dict[str, Any] = {"headers": [], "retry": RetryPolicy(1, 0, 0), "max_bytes": 9}
-        async with serving(path, Server([said]).accepted):
-            with contextlib.suppress(Postponed):
-                await client.ask(lane, "/a", b"body", "1", may_wait=lambda: False, **how)
-            client.close()
-        return pace.is_paused("")
-
-    assert asyncio.run(main()) == is_paused
+async def test_the_servers_words_are_heeded(status: int, after: str, is_paused: bool, tmp_path: Path) -> None:
+    said = f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\nretry-after: {after}\r\n\r\n".encode()
+    path, pace = str(tmp_path / "s"), Pace(4)
+    client, lane = SelfClient(path, "secret", pace), Lane("")
+    how: dict[str, Any] = {"headers": [], "retry": RetryPolicy(1, 0, 0), "max_bytes": 9}
+    async with serving(path, Server([said]).accepted):
+        with contextlib.suppress(Postponed):
+            await client.ask(lane, "/a", b"body", "1", may_wait=lambda: False, **how)
+        client.close()
+    assert pace.is_paused("") == is_paused

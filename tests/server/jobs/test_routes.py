@@ -25,8 +25,6 @@ from tests.server.edge import Called, Edge, call
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 from tests.server.jobs.connected import connected
 
-pytestmark = pytest.mark.asyncio
-
 
 @dataclass
 class Asked:

@@ -14,7 +14,6 @@ from server.features.rpc import Caller, Reply
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
 
-pytestmark = pytest.mark.asyncio
 FORM = "multipart/form-data; boundary=cut"
 CONTENT = random.Random(18).randbytes(3 * PIECE_BYTES + 5)
 

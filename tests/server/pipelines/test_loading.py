@@ -55,7 +55,6 @@ async def _lengths(folder: Path) -> object:
     return await found["search"].run(None, text="abc")
 
 
-@pytest.mark.asyncio
 async def test_a_file_and_what_lies_beside_it(tmp_path: Path) -> None:
     assert await _lengths(tmp_path) == 45
 

@@ -42,8 +42,6 @@ from tests.server.pipelines.running_pipelines import (
 from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
 
-pytestmark = pytest.mark.asyncio
-
 
 async def test_json_goes_in_and_comes_out(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, process):

@@ -11,7 +11,7 @@ from server.dialects.table import ROUTES
 from server.dialects.vllm.shared import vllm_error
 from server.dialects.writing.error_shapes import openai_error, text_error
 from server.http.body import Message
-from tests.server.edge import Called, Edge, call, good_body, state_with_everything
+from tests.server.edge import Edge, call, good_body, state_with_everything
 
 PATHS = [route.path for route in ROUTES]
 WAITING = [path for path in PATHS if path != "/api/show"]  # which computes nothing
@@ -26,14 +26,11 @@ def past() -> str:
 @pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize("path", WAITING)
 @pytest.mark.parametrize("name", ["request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms"])
-def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
-    async def run() -> tuple[Called, int]:
-        edge = Edge(loaded=state_with_everything())
-        edge.tokenizers.gate = asyncio.Event()  # never set
-        called = await call(edge.app, "POST", path, good_body(path), {name: past() if "deadline" in name else "5"})
-        return called, len(edge.managers.submitted) + int(edge.page.admitted_tokens.sum())
-
-    called, num_left = asyncio.run(run())
+async def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
+    edge = Edge(loaded=state_with_everything())
+    edge.tokenizers.gate = asyncio.Event()  # never set
+    called = await call(edge.app, "POST", path, good_body(path), {name: past() if "deadline" in name else "5"})
+    called, num_left = called, len(edge.managers.submitted) + int(edge.page.admitted_tokens.sum())
     assert called.status == 504
     error = json.loads(called.body)
     if path in OPENAI:
@@ -47,22 +44,12 @@ def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
-    async def run() -> list[int]:
-        names = ("request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms", "x-embedline-class")
-        return [(await call(Edge().app, "POST", path, good_body(path), {name: "soon"})).status for name in names]
-
-    assert set(asyncio.run(run())) <= {400, 422}
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_in_time(path: str) -> None:
-    async def run() -> Called:
-        return await call(
-            Edge(loaded=state_with_everything()).app, "POST", path, good_body(path), {"request-timeout-ms": "60000"}
-        )
-
-    assert asyncio.run(run()).status == 200
+async def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
+    names = ("request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms", "x-embedline-class")
+    assert set([(await call(Edge().app, "POST", path, good_body(path), {name: "soon"})).status for name in names]) <= {
+        400,
+        422,
+    }
 
 
 @pytest.mark.holds("Deadlines")

@@ -16,7 +16,6 @@ from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.inputs import GivenIds, TokenIds
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
-from server.requests.work import Embedded
 from tests.server.edge import Edge
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool import cl100k
@@ -66,15 +65,12 @@ def error(rule: TokenIds, token_ids: Any, **more: Any) -> RequestError:
     return refused.value
 
 
-def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
-    async def run() -> tuple[Edge, Embedded]:
-        edge = Edge()
-        given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
-        pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
-        request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
-        return edge, await embeddings.embed(pipeline, request, Trace())
-
-    edge, embedded = asyncio.run(run())
+async def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
+    edge = Edge()
+    given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
+    pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
+    request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
+    edge, embedded = edge, await embeddings.embed(pipeline, request, Trace())
     assert edge.tokenizers.asked[0][0] == ["the ferry", "ferry"]
     assert embedded.rows[:, 0].tolist() == [9, 0, 5]
     assert [(index, type(found), found.param) for index, found in (embedded.failed or {}).items()] == [

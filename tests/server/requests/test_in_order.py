@@ -11,7 +11,7 @@ async def work(number: int) -> int:
     return 10 * number
 
 
-def test_an_error_of_reading_comes_after_the_results() -> None:
+async def test_an_error_of_reading_comes_after_the_results() -> None:
     numbers = [1, 2]
 
     async def read() -> int:
@@ -19,16 +19,13 @@ def test_an_error_of_reading_comes_after_the_results() -> None:
             raise ValueError("no more")
         return numbers.pop(0)
 
-    async def run() -> None:
-        async with InOrder(read, work, max_open=9, dropped=lambda result: None) as results:
-            assert [await results.next(), await results.next()] == [10, 20]
-            with pytest.raises(ValueError, match="no more"):
-                await results.next()
-
-    asyncio.run(run())
+    async with InOrder(read, work, max_open=9, dropped=lambda result: None) as results:
+        assert [await results.next(), await results.next()] == [10, 20]
+        with pytest.raises(ValueError, match="no more"):
+            await results.next()
 
 
-def test_results_that_nobody_takes_are_handed_over_and_other_work_is_cancelled() -> None:
+async def test_results_that_nobody_takes_are_handed_over_and_other_work_is_cancelled() -> None:
     numbers, dropped, cancelled = [1, 2, 3], list[int](), list[int]()
 
     async def read() -> int | None:
@@ -42,11 +39,8 @@ def test_results_that_nobody_takes_are_handed_over_and_other_work_is_cancelled()
             raise
         return number
 
-    async def run() -> None:
-        async with InOrder(read, slow_for_3, max_open=9, dropped=dropped.append) as results:
-            assert await results.next() == 1
-            for _ in range(5):
-                await asyncio.sleep(0)
-        assert (dropped, cancelled) == ([2], [3])
-
-    asyncio.run(run())
+    async with InOrder(read, slow_for_3, max_open=9, dropped=dropped.append) as results:
+        assert await results.next() == 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert (dropped, cancelled) == ([2], [3])

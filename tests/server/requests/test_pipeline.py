@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.requests.errors import (
-    DeadlineExceeded,
-)
+from server.requests.errors import DeadlineExceeded
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
-from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from server.settings.api_keys import ApiKey
@@ -78,32 +75,25 @@ def test_the_class_is_by_size_and_small_requests_may_ask_for_bulk(
     assert all(how["request_class"] is expected for _, how in edge.tokenizers.asked)
 
 
-def test_tokens_count_as_admitted_until_the_answer_is_in() -> None:
+async def test_tokens_count_as_admitted_until_the_answer_is_in() -> None:
     """Estimated ones until they are tokenized."""
-
-    async def run() -> list[int]:
-        edge, admitted = Edge(), []
-        edge.tokenizers.at_work = lambda: admitted.append(int(edge.page.admitted_tokens.sum()))
-        edge.managers.gate = asyncio.Event()
-        asking = asyncio.create_task(edge.pipeline.embed(a_request(texts=["a" * 16]), Trace()))
-        await edge.managers.arrivals.get()
-        admitted.append(int(edge.page.admitted_tokens.sum()))
-        edge.managers.gate.set()
-        await asking
-        return [*admitted, int(edge.page.admitted_tokens.sum())]
-
-    assert asyncio.run(run()) == [16 // 4 + 2, 16, 0]
+    edge, admitted = Edge(), []
+    edge.tokenizers.at_work = lambda: admitted.append(int(edge.page.admitted_tokens.sum()))
+    edge.managers.gate = asyncio.Event()
+    asking = asyncio.create_task(edge.pipeline.embed(a_request(texts=["a" * 16]), Trace()))
+    await edge.managers.arrivals.get()
+    admitted.append(int(edge.page.admitted_tokens.sum()))
+    edge.managers.gate.set()
+    await asking
+    assert [*admitted, int(edge.page.admitted_tokens.sum())] == [16 // 4 + 2, 16, 0]
 
 
 @pytest.mark.holds("Fair shares")
-def test_batch_managers_learn_whose_a_request_is() -> None:
-    async def run() -> list[tuple[int, float]]:
-        edge = Edge(keys=[ApiKey("one", b"1"), ApiKey("two", b"2", weight=2.5)])
-        for name in ("two", "one"):
-            await edge.pipeline.embed(a_request(context=RequestContext(name)), Trace())
-        return [(submission.key, submission.weight) for submission in edge.managers.submitted]
-
-    assert asyncio.run(run()) == [(1, 2.5), (0, 1.0)]
+async def test_batch_managers_learn_whose_a_request_is() -> None:
+    edge = Edge(keys=[ApiKey("one", b"1"), ApiKey("two", b"2", weight=2.5)])
+    for name in ("two", "one"):
+        await edge.pipeline.embed(a_request(), Trace(key=name))
+    assert [(submission.key, submission.weight) for submission in edge.managers.submitted] == [(1, 2.5), (0, 1.0)]
 
 
 @pytest.mark.holds("Options that do not change the computation are applied at the edge", "OpenAI's route")
@@ -173,11 +163,8 @@ def test_pooled_rows_have_no_offsets() -> None:
     assert embedded.offsets is None
 
 
-def test_a_deadline_that_passes_ends_the_wait() -> None:
-    async def run() -> None:
-        edge = Edge()
-        edge.managers.gate = asyncio.Event()  # never set
-        with pytest.raises(DeadlineExceeded):
-            await edge.pipeline.embed(a_request(deadline=time.monotonic() + 0.01), Trace())
-
-    asyncio.run(run())
+async def test_a_deadline_that_passes_ends_the_wait() -> None:
+    edge = Edge()
+    edge.managers.gate = asyncio.Event()  # never set
+    with pytest.raises(DeadlineExceeded):
+        await edge.pipeline.embed(a_request(deadline=time.monotonic() + 0.01), Trace())

@@ -143,24 +143,20 @@ def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> N
 @pytest.mark.parametrize(
     "dimensions", [{}, {"dimensions": 1}], ids=str
 )  # a Dense may have made the pooled rows smaller
-def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_computed(dimensions: Any) -> None:
+async def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_computed(dimensions: Any) -> None:
     size = MAX_TOKEN_ROW_BYTES // 4 // 8
     model = served_model(**{"dimensions": size, "token_dimensions": size, **dimensions})
-
-    async def run() -> None:
-        edge = Edge(max_held_bytes=1 << 40)
-        for texts in (["one", "three"], ["one", "threes"]):
-            request = a_request(model=model, outputs=OutputKind.TOKENS, texts=texts)
-            if texts[1] == "three":
-                await edge.pipeline.embed(request, Trace())
-                continue
-            with pytest.raises(InvalidRequest, match="fewer inputs"):
-                await edge.pipeline.embed(request, Trace())
-            await edge.pipeline.embed(a_request(model=model, texts=texts), Trace())
-        kinds = [submission.outputs for submission in edge.managers.submitted]
-        assert kinds == [OutputKind.TOKENS, OutputKind.POOLED]
-
-    asyncio.run(run())
+    edge = Edge(max_held_bytes=1 << 40)
+    for texts in (["one", "three"], ["one", "threes"]):
+        request = a_request(model=model, outputs=OutputKind.TOKENS, texts=texts)
+        if texts[1] == "three":
+            await edge.pipeline.embed(request, Trace())
+            continue
+        with pytest.raises(InvalidRequest, match="fewer inputs"):
+            await edge.pipeline.embed(request, Trace())
+        await edge.pipeline.embed(a_request(model=model, texts=texts), Trace())
+    kinds = [submission.outputs for submission in edge.managers.submitted]
+    assert kinds == [OutputKind.TOKENS, OutputKind.POOLED]
 
 
 @pytest.mark.holds("Errors")
@@ -180,22 +176,19 @@ def test_when_to_try_again_is_passed_on() -> None:
     assert error_of(MANY, managers_error=refused).retry_after == 4.5
 
 
-def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
-    async def run() -> None:
-        edge = Edge(max_requests=1)
-        edge.managers.gate = asyncio.Event()
-        waiting = asyncio.create_task(edge.pipeline.embed(a_request(), Trace()))
-        await edge.managers.arrivals.get()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        edge.managers.gate.set()
-        edge.tokenizers.error = TextRefused(tokenizing.TextRefusal.FAILED, 0)
-        for _ in range(3):
-            with pytest.raises(NotTokenizable):
-                await edge.pipeline.embed(a_request(), Trace())
-        edge.tokenizers.error = None
-        assert len((await edge.pipeline.embed(a_request(), Trace())).rows) == 2
-        assert not edge.page.admitted_tokens.any()
-
-    asyncio.run(run())
+async def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
+    edge = Edge(max_requests=1)
+    edge.managers.gate = asyncio.Event()
+    waiting = asyncio.create_task(edge.pipeline.embed(a_request(), Trace()))
+    await edge.managers.arrivals.get()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    edge.managers.gate.set()
+    edge.tokenizers.error = TextRefused(tokenizing.TextRefusal.FAILED, 0)
+    for _ in range(3):
+        with pytest.raises(NotTokenizable):
+            await edge.pipeline.embed(a_request(), Trace())
+    edge.tokenizers.error = None
+    assert len((await edge.pipeline.embed(a_request(), Trace())).rows) == 2
+    assert not edge.page.admitted_tokens.any()

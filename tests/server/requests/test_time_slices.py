@@ -56,7 +56,7 @@ def test_steps_cover_all_rows_once(num_rows: int, width: int, lengths: list[int]
     assert [row for part in found for row in range(num_rows)[part]] == list(range(num_rows))
 
 
-def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are, others wait for one slice at a time."""
     shared, had = SharedSlice(), list[int]()
     monkeypatch.setattr(time_slices, "SECONDS", -1.0)
@@ -66,14 +66,11 @@ def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.M
             await shared.end_if_over()
             had.append(number)
 
-    async def run() -> list[int]:
-        tasks = [asyncio.create_task(work(number)) for number in range(5)]
-        in_a_turn = list[int]()
-        while not all(task.done() for task in tasks):
-            before = len(had)
-            await asyncio.sleep(0)
-            in_a_turn.append(len(had) - before)
-        return in_a_turn
-
-    assert max(asyncio.run(run())) == 1
+    tasks = [asyncio.create_task(work(number)) for number in range(5)]
+    in_a_turn = list[int]()
+    while not all(task.done() for task in tasks):
+        before = len(had)
+        await asyncio.sleep(0)
+        in_a_turn.append(len(had) - before)
+    assert max(in_a_turn) == 1
     assert had == list(range(5)) * 4

@@ -127,6 +127,8 @@ FAKE = ("--engine", "fake")
         (("--max-batch-token", "5"), "--max-batch-token"),
         (("--auto-truncate=maybe",), "--auto-truncate"),
         (("--port",), "--port"),
+        *((("--cpu-threads", number), "--cpu-threads") for number in ("0", "-1", "4096")),
+        (("--engine", "fake", "--devices", "cpu,cpu", "--cpu-threads", "1"), "--cpu-threads"),
         (("a-model",), "a-model"),
     ],
     ids=lambda value: str(value)[:60],

@@ -200,13 +200,3 @@ def test_where_there_is_not_one_it_is_passed_over(
 ) -> None:
     check_dense_path("2_Dense", replace(folder, steps=folder.steps * number))
     assert f"the model has {number} Dense modules" in caplog.text
-
-
-def test_a_word_that_is_neither_true_nor_false(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--auto-truncate", "maybe"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert "maybe" in capsys.readouterr().err

@@ -20,7 +20,7 @@ PLAN = Plan(role="engine", index=0, module="engine", python="python3", start=Non
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("4", "4")])
-def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
+async def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
     given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started_with: dict[str, str] = {}
@@ -29,15 +29,12 @@ def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
         started_with.update(env)
         raise OSError(errno.ENOENT, "No such file or directory")
 
-    async def start() -> None:
-        with pytest.raises(SpawnError, match="engine 0 can't be started: python3: No such file or directory"):
-            await ChildProcess(PLAN, cast(ChildEvents, None)).start()
-
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
     monkeypatch.setattr("server.supervisor.child.subprocess.Popen", refuse)
-    asyncio.run(start())
+    with pytest.raises(SpawnError, match="engine 0 can't be started: python3: No such file or directory"):
+        await ChildProcess(PLAN, cast(ChildEvents, None)).start()
     assert started_with["OPENBLAS_NUM_THREADS"] == expected
 
 
@@ -71,50 +68,43 @@ def a_sleeper(tmp_path: Path, events: Events) -> ChildProcess:
 @pytest.mark.faults
 @pytest.mark.holds("When a process dies")
 @pytest.mark.parametrize("what", ["socket.socketpair", "subprocess.Popen", "os.pidfd_open"])
-def test_a_start_for_which_there_are_no_descriptors_leaves_nothing(
+async def test_a_start_for_which_there_are_no_descriptors_leaves_nothing(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def start() -> None:
-        child = a_sleeper(tmp_path, Events())
-        before, others = num_open(), children(os.getpid())
-        with monkeypatch.context() as patch:
-            patch.setattr(f"server.supervisor.child.{what}", refuse)
-            with pytest.raises(SpawnError, match=r"engine 0 can't be started: .*: Too many open files"):
-                await child.start()
-        assert (num_open(), children(os.getpid()), child.pid) == (before, others, None)
-        await child.start()  # the next try is as the first
-        assert child.pid is not None
-        assert await child.stop(0)
-
-    asyncio.run(start())
+    child = a_sleeper(tmp_path, Events())
+    before, others = num_open(), children(os.getpid())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"server.supervisor.child.{what}", refuse)
+        with pytest.raises(SpawnError, match=r"engine 0 can't be started: .*: Too many open files"):
+            await child.start()
+    assert (num_open(), children(os.getpid()), child.pid) == (before, others, None)
+    await child.start()  # the next try is as the first
+    assert child.pid is not None
+    assert await child.stop(0)
 
 
 @pytest.mark.faults
 @pytest.mark.holds("Shutdown")
-def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
+async def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if it waited for a disk: SIGKILL is sent and nothing happens."""
     monkeypatch.setattr("server.supervisor.child._KILL_SECONDS", 0.01)
     signals: list[int] = []
-
-    async def run() -> None:
-        events = Events()
-        child = a_sleeper(tmp_path, events)
-        await child.start()
-        with monkeypatch.context() as patch:
-            patch.setattr(signal, "pidfd_send_signal", lambda _, number: signals.append(number))
-            await child.stop(0)
-        assert signals == [signal.SIGKILL]
-        assert (child.is_dying, events.exits) == (True, [])
-        assert caplog.messages == [f"engine 0 (process {child.pid}) can't be killed and is left behind"]
+    events = Events()
+    child = a_sleeper(tmp_path, events)
+    await child.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "pidfd_send_signal", lambda _, number: signals.append(number))
         await child.stop(0)
-        assert (child.pid, child.is_dying, events.exits) == (None, False, [-signal.SIGKILL])
-
-    asyncio.run(run())
+    assert signals == [signal.SIGKILL]
+    assert (child.is_dying, events.exits) == (True, [])
+    assert caplog.messages == [f"engine 0 (process {child.pid}) can't be killed and is left behind"]
+    await child.stop(0)
+    assert (child.pid, child.is_dying, events.exits) == (None, False, [-signal.SIGKILL])
 
 
 AT_ITS_IMPORT = "import signal\nsignal.raise_signal(signal.SIGILL)\n"
@@ -140,7 +130,7 @@ run(serve, ProcessStart)
         (IN_ITS_ROLE.format(enters="await child.enter('store')"), signal.SIGABRT, "store"),
     ],
 )
-def test_the_last_words_of_a_process_that_dies_right_after_them_are_known(
+async def test_the_last_words_of_a_process_that_dies_right_after_them_are_known(
     code: str,
     number: int,
     stage: str,
@@ -153,18 +143,14 @@ def test_the_last_words_of_a_process_that_dies_right_after_them_are_known(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     start = ProcessStart(title="engine 0", index=0, log_level="info")
     plan = dataclasses.replace(PLAN, module="dies", python=sys.executable, start=start)
-
-    async def run() -> None:
-        events = Events()
-        child = ChildProcess(plan, cast(ChildEvents, events))
-        await child.start()
-        await asyncio.sleep(0)  # START leaves
-        assert child.pid is not None
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - to be busy
-        await events.has_exited.wait()
-        assert (events.exits, child.stage) == ([-number], stage)
-
-    asyncio.run(run())
+    events = Events()
+    child = ChildProcess(plan, cast(ChildEvents, events))
+    await child.start()
+    await asyncio.sleep(0)  # START leaves
+    assert child.pid is not None
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - to be busy
+    await events.has_exited.wait()
+    assert (events.exits, child.stage) == ([-number], stage)
     stack = capfd.readouterr().err
     assert "Fatal Python error: " in stack
     assert f'File "{tmp_path}/dies.py", line ' in stack

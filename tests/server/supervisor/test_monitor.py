@@ -10,7 +10,6 @@ from server.settings.api_keys import ApiKey, digest
 from server.supervisor.monitor import make_monitor
 from tests.server.edge import call
 
-pytestmark = pytest.mark.asyncio
 KEYS = [ApiKey("team", digest(b"sesame"))]
 
 

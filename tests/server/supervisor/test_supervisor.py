@@ -58,95 +58,81 @@ class Fallen:
 
 
 @pytest.mark.holds("When a process dies")
-def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
+async def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a", "b")
-        server.fall("engine 0", 5)
-        assert server.end is None  # engine 1 may yet serve
-        server.fall("engine 1", 4)
-        assert server.end is None
-        server.fall("engine 1", 1)
-        assert server.end == (1, "engine 1 can't be started: exit status 70")
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a", "b")
+    server.fall("engine 0", 5)
+    assert server.end is None  # engine 1 may yet serve
+    server.fall("engine 1", 4)
+    assert server.end is None
+    server.fall("engine 1", 1)
+    assert server.end == (1, "engine 1 can't be started: exit status 70")
 
 
 @pytest.mark.holds("When a process dies", "Readiness")
-def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(
+async def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a", "b")
-        server.children["engine 0"].stage = server.children["engine 1"].stage = "weights"
-        server.fall("engine 0", 2, -signal.SIGSEGV)
-        server.fall("engine 1", 1, -signal.SIGSEGV)
-        assert server.end is None
-        how = 'SIGSEGV in the stage "weights"'
-        ends = f"engine 0 ended: {how}; engine 1 ended: {how}"
-        assert server.supervisor.why_not_ready() == f"no engine is ready ({ends})"
-        server.fall("engine 1", 1, -signal.SIGSEGV)
-        assert server.end == (1, f"engine 1 can't be started: {how}")
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a", "b")
+    server.children["engine 0"].stage = server.children["engine 1"].stage = "weights"
+    server.fall("engine 0", 2, -signal.SIGSEGV)
+    server.fall("engine 1", 1, -signal.SIGSEGV)
+    assert server.end is None
+    how = 'SIGSEGV in the stage "weights"'
+    ends = f"engine 0 ended: {how}; engine 1 ended: {how}"
+    assert server.supervisor.why_not_ready() == f"no engine is ready ({ends})"
+    server.fall("engine 1", 1, -signal.SIGSEGV)
+    assert server.end == (1, f"engine 1 can't be started: {how}")
 
 
 @pytest.mark.parametrize("title", ["engine 0", "batch manager 0", "tokenizer 0", "frontend 0"])
-def test_the_only_one_of_its_kind_ends_it(title: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "cpu")
-        others = [name for name in server.children if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
-        for other in others:
-            server.fall(other, 4)
-        assert server.end is None
-        for other in others:
-            server.fall(other, 1)
-        assert server.end is not None
-        assert server.end[0] == 1
-
-    asyncio.run(run())
+async def test_the_only_one_of_its_kind_ends_it(
+    title: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Fallen(folder, monkeypatch, "cpu")
+    others = [name for name in server.children if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
+    for other in others:
+        server.fall(other, 4)
+    assert server.end is None
+    for other in others:
+        server.fall(other, 1)
+    assert server.end is not None
+    assert server.end[0] == 1
 
 
 @pytest.mark.parametrize("has_served", [False, True])
-def test_pipelines_that_never_start_end_it_and_others_are_tried_for_ever(
+async def test_pipelines_that_never_start_end_it_and_others_are_tried_for_ever(
     has_served: bool, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "cpu", pipelines=__file__)
-        if has_served:
-            server.supervisor.child_ready(server.children["pipelines 0"], {})
-        server.fall("pipelines 0", 6)
-        assert server.end == (None if has_served else (1, "pipelines 0 can't be started: exit status 70"))
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "cpu", pipelines=__file__)
+    if has_served:
+        server.supervisor.child_ready(server.children["pipelines 0"], {})
+    server.fall("pipelines 0", 6)
+    assert server.end == (None if has_served else (1, "pipelines 0 can't be started: exit status 70"))
 
 
 @pytest.mark.faults
 @pytest.mark.holds("When a process dies")
-def test_a_restart_that_fails_is_tried_again(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restart_that_fails_is_tried_again(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as another process does the same work it is never given up."""
     tries: list[str] = []
     is_started = asyncio.Event()
+    server = Fallen(folder, monkeypatch, "a", "b")
 
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a", "b")
+    async def start(child: ChildProcess) -> None:
+        tries.append(child.plan.title)
+        if len(tries) < 7:
+            raise SpawnError("engine 0 can't be started: python: Too many open files")
+        is_started.set()
 
-        async def start(child: ChildProcess) -> None:
-            tries.append(child.plan.title)
-            if len(tries) < 7:
-                raise SpawnError("engine 0 can't be started: python: Too many open files")
-            is_started.set()
-
-        monkeypatch.setattr(ChildProcess, "start", start)
-        set_already = asyncio.Event()
-        set_already.set()
-        monkeypatch.setattr("server.supervisor.supervisor.asyncio.sleep", lambda _: set_already.wait())
-        server.fall("engine 0", 1)
-        await is_started.wait()
-        assert server.end is None
-
-    asyncio.run(run())
+    monkeypatch.setattr(ChildProcess, "start", start)
+    set_already = asyncio.Event()
+    set_already.set()
+    monkeypatch.setattr("server.supervisor.supervisor.asyncio.sleep", lambda _: set_already.wait())
+    server.fall("engine 0", 1)
+    await is_started.wait()
+    assert server.end is None
     assert tries == ["engine 0"] * 7
 
 
@@ -168,20 +154,16 @@ class Dying:
 
 
 @pytest.mark.holds("Shutdown")
-def test_processes_end_in_the_reverse_order_of_their_start(
+async def test_processes_end_in_the_reverse_order_of_their_start(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frontends have --shutdown-timeout and five seconds for what they hold, the others five."""
     stopped: list[tuple[str, float]] = []
-
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a")
-        children = server.supervisor._children
-        children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
-        await server.supervisor._shutdown.stop_frontends(30)
-        await server.supervisor._shutdown.stop_others()
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a")
+    children = server.supervisor._children
+    children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
+    await server.supervisor._shutdown.stop_frontends(30)
+    await server.supervisor._shutdown.stop_others()
     assert list(dict.fromkeys(stopped)) == [
         ("frontend", 35.0),
         ("batch manager", 5.0),
@@ -191,35 +173,10 @@ def test_processes_end_in_the_reverse_order_of_their_start(
 
 
 @pytest.mark.holds("Shutdown")
-def test_while_requests_are_finished_whatever_computes_them_is_started_again(
+async def test_while_requests_are_finished_whatever_computes_them_is_started_again(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as connections are accepted, frontends too."""
-
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a")
-        supervisor = server.supervisor
-        everything = list(server.children)
-
-        async def restarted() -> list[str]:
-            server.started.clear()
-            for title in everything:
-                server.fall(title, 1)
-            await asyncio.sleep(0)
-            return server.started
-
-        monkeypatch.setattr(ChildProcess, "stop", stop)
-        monkeypatch.setattr(Restarts, "failed", lambda *_: 0.0)
-        supervisor._signalled(60.0)
-        assert await restarted() == everything
-        ending = asyncio.create_task(supervisor._shutdown.stop_frontends(30))
-        await asking.wait()
-        assert await restarted() == [title for title in everything if not title.startswith("frontend")]
-        let_go.set()
-        await ending
-        await supervisor._shutdown.stop_others()
-        assert await restarted() == []
-
     asking, let_go = asyncio.Event(), asyncio.Event()
 
     async def stop(child: ChildProcess, seconds: float) -> bool:
@@ -227,7 +184,28 @@ def test_while_requests_are_finished_whatever_computes_them_is_started_again(
         await let_go.wait()
         return True
 
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a")
+    supervisor = server.supervisor
+    everything = list(server.children)
+
+    async def restarted() -> list[str]:
+        server.started.clear()
+        for title in everything:
+            server.fall(title, 1)
+        await asyncio.sleep(0)
+        return server.started
+
+    monkeypatch.setattr(ChildProcess, "stop", stop)
+    monkeypatch.setattr(Restarts, "failed", lambda *_: 0.0)
+    supervisor._signalled(60.0)
+    assert await restarted() == everything
+    ending = asyncio.create_task(supervisor._shutdown.stop_frontends(30))
+    await asking.wait()
+    assert await restarted() == [title for title in everything if not title.startswith("frontend")]
+    let_go.set()
+    await ending
+    await supervisor._shutdown.stop_others()
+    assert await restarted() == []
 
 
 @pytest.mark.holds("Shutdown")
@@ -235,48 +213,38 @@ def test_while_requests_are_finished_whatever_computes_them_is_started_again(
     ("was_ready", "signals", "delay"),
     [(True, ["TERM"], 60.0), (True, ["INT"], 0.0), (False, ["TERM"], 0.0), (True, ["INT", "TERM"], 0.0)],
 )
-def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
+async def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, was_ready: bool, signals: list[str], delay: float
 ) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a")
-        told: list[None] = []
-        server.supervisor.on_stopping = lambda: told.append(None)
-        server.supervisor._readiness.was_ready = was_ready
-        for name in signals:
-            server.supervisor._signalled(*([60.0] if name == "TERM" else []))
-        assert server.supervisor._shutdown.ending.result().delay == delay
-        assert server.supervisor._readiness.state()["draining"]
-        assert len(told) == 1
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a")
+    told: list[None] = []
+    server.supervisor.on_stopping = lambda: told.append(None)
+    server.supervisor._readiness.was_ready = was_ready
+    for name in signals:
+        server.supervisor._signalled(*([60.0] if name == "TERM" else []))
+    assert server.supervisor._shutdown.ending.result().delay == delay
+    assert server.supervisor._readiness.state()["draining"]
+    assert len(told) == 1
 
 
-def test_one_that_ends_by_itself_says_so_too(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_by_itself_says_so_too(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sockets soon refuse connections, so no server may take them over."""
-
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a")
-        told: list[None] = []
-        server.supervisor.on_stopping = lambda: told.append(None)
-        server.fall("batch manager 0", 5)
-        assert server.end is not None
-        assert len(told) == 1
-
-    asyncio.run(run())
+    server = Fallen(folder, monkeypatch, "a")
+    told: list[None] = []
+    server.supervisor.on_stopping = lambda: told.append(None)
+    server.fall("batch manager 0", 5)
+    assert server.end is not None
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("who", ["a second signal", "a successor"])
-def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        server = Fallen(folder, monkeypatch, "a")
+async def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Fallen(folder, monkeypatch, "a")
+    server.supervisor._signalled(3600.0)
+    draining = asyncio.create_task(server.supervisor._shutdown.drain(3600.0, was_ready=False))
+    await asyncio.sleep(0)
+    if who == "a successor":
+        server.supervisor.taken_over(1)
+    else:
         server.supervisor._signalled(3600.0)
-        draining = asyncio.create_task(server.supervisor._shutdown.drain(3600.0, was_ready=False))
-        await asyncio.sleep(0)
-        if who == "a successor":
-            server.supervisor.taken_over(1)
-        else:
-            server.supervisor._signalled(3600.0)
-        await asyncio.wait_for(draining, PATIENCE)
-
-    asyncio.run(run())
+    await asyncio.wait_for(draining, PATIENCE)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.server.mutations import mutate
-from tests.server_e2e.edge.bad_bodies import CASES, DEEP_LISTS, OPENAI, SECRET, TEI, Case, Dialect
 from tests.server_e2e.expected import DIMENSIONS, FAKE, PAYLOAD_LIMIT, rows_of
 from tests.server_e2e.running import PATIENCE, Reply, Server, send, serving
 
-PATH = OPENAI.path
+PATH = "/v1/embeddings"
+SECRET = "QXZJ-9173-secret"  # in no message of ours
 
 
 @pytest.fixture
@@ -58,20 +58,11 @@ def is_well(server: Server) -> bool:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
         ({"input": [SECRET, ""]}, "input[1]"),
-        ({"input": [[]]}, "input[0]"),
+        ({"input": [SECRET, 5]}, "input[1]"),
+        ({"input": [SECRET] * 2049}, "input"),
         ({"input": [[101, 5, 102], []]}, "input[1]"),
         ({"input": [[5], [101, 5, 102]]}, "input[0]"),
-        ({"model": SECRET}, "input"),
-        ({"input": {SECRET: SECRET}}, "input"),
-        ({"input": [SECRET, 5]}, "input[1]"),
-        ({"input": [5, SECRET]}, "input[1]"),
-        ({"input": [[5], [SECRET]]}, "input[1][0]"),
-        ({"input": [5, True]}, "input[1]"),
-        ({"input": [5, 5.5]}, "input[1]"),
-        ({"input": [SECRET] * 2049}, "input"),
         # ids that the model does not have
         ({"input": [5, 30522]}, "input"),
         ({"input": [-1]}, "input"),
@@ -81,21 +72,12 @@ def is_well(server: Server) -> bool:
         ({"input": [[-(10**30)]]}, "input[0]"),
         ({"input": [[101, *range(1000), 102], [101, 99999, *range(1000), 102]]}, "input[1]"),
         # the other fields
-        ({"input": SECRET, "output_dimension": 0}, "output_dimension"),
         ({"input": SECRET, "dimensions": DIMENSIONS + 1}, "dimensions"),
-        ({"input": SECRET, "dimensions": SECRET}, "dimensions"),
         ({"input": SECRET, "encoding_format": SECRET}, "encoding_format"),
-        ({"input": SECRET, "model": [SECRET]}, "model"),
-        ({"input": SECRET, "user": {"name": SECRET}}, "user"),
-        # no JSON, or no object
-        (b"", None),
-        (SECRET.encode(), None),
-        (json.dumps(SECRET).encode(), None),
+        # no JSON
         (f'{{"input":"{SECRET}"'.encode(), None),
-        (f'{{"input":"{SECRET}\xff"}}'.encode("latin-1"), "input"),
         (f'{{"input":"{SECRET}\\ud800"}}'.encode(), "input"),
         (b"[" * (PAYLOAD_LIMIT - 1), None),
-        (b'{"input":[' + b"1" * 100_000 + b"]}", "input[0]"),
         (b'{"input":' + b"[" * 90_000 + b"]" * 90_000 + b"}", "input[0]"),
     ],
     ids=lambda value: str(value)[:40],
@@ -107,109 +89,10 @@ def test_bad_bodies(server: Server, body: object, param: str | None) -> None:
     assert error["message"].startswith(param or "the body")
 
 
-def openai_type(body: Any) -> Any:
-    assert set(body) == {"error", "message", "detail", "code", "type"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    return body["error"]["type"]
-
-
-def tei_type(body: Any) -> Any:
-    assert set(body) == {"error", "error_type"}
-    return body["error_type"]
-
-
-def test_there_are_forty_of_them() -> None:
-    assert len({(inputs, *rest) for inputs, rest, *_ in CASES}) >= 40
-
-
-@pytest.mark.holds("Errors")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: (case[0] + b" " + b",".join(case[1])).decode("latin-1")[:40])
-def test_malformed_bodies(server: Server, case: Case) -> None:
-    inputs, rest, openai_status, tei_status, error_type = case
-    openai = server.request("POST", OPENAI.path, OPENAI.body(inputs, *rest))
-    tei = server.request("POST", TEI.path, TEI.body(inputs, *rest))
-
-    assert (openai.status, openai_type(openai.json())) == (openai_status, "invalid_request_error")
-    assert (tei.status, tei_type(tei.json())) == (tei_status, error_type)
-    assert SECRET.encode() not in openai.body + tei.body
-    assert is_well(server)
-
-
-@pytest.mark.holds("Requests and answers")
-@pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
-def test_what_json_allows_is_answered(server: Server, dialect: Dialect) -> None:
-    raw = b'"normalize":false'
-    first, last = dialect.body(b'"hello"')[1:-1], dialect.body(b'"hello world"', raw)[1:-1]
-    duplicate = server.request(
-        "POST", dialect.path, b"{" + first + b"," + last + b"}", accept="application/octet-stream"
-    )
-    nul = server.request(
-        "POST", dialect.path, dialect.body(b'"hello\\u0000world"', raw), accept="application/octet-stream"
-    )
-    nested = server.request("POST", dialect.path, dialect.body(b'"hi"', b'"other":' + DEEP_LISTS[1:-1]))
-
-    assert np.array_equal(np.frombuffer(duplicate.body, "<f4"), rows_of(["hello world"])[0]), "the last wins"
-    assert np.array_equal(np.frombuffer(nul.body, "<f4"), rows_of(["hello\0world"])[0])
-    assert (duplicate.status, nul.status, nested.status) == (200, 200, 200)
-
-
-@pytest.mark.holds("Limits")
-@pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
-def test_80_megabytes_are_refused_before_they_are_read(server: Server, dialect: Dialect) -> None:
-    connection = server.connect()
-    connection.putrequest("POST", dialect.path)
-    connection.putheader("content-length", str(80_000_000))
-    connection.endheaders()
-    answer = connection.getresponse()  # not a byte of the body was sent
-
-    assert answer.status == 413
-    body = json.loads(answer.read())
-    assert body["error"]
-    connection.close()
-    assert is_well(server)
-
-
-@pytest.mark.parametrize(
-    ("status", "param", "headers"),
-    [
-        (400, "x-embedline-class", {"x_embedline_class": SECRET}),
-        (400, "request-timeout-ms", {"request_timeout_ms": SECRET}),
-        (400, "request-timeout-ms", {"request_timeout_ms": "1" + "0" * 5000}),
-        (415, "content-encoding", {"content_encoding": "br"}),
-        (415, "content-encoding", {"content_encoding": SECRET}),
-    ],
-)
-def test_bad_headers(server: Server, status: int, param: str | None, headers: dict[str, str]) -> None:
-    check_error(server.request("POST", PATH, {"input": SECRET}, **headers), status, param)
-
-
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", SECRET])
 def test_the_body_is_read_as_json_whatever_it_is_called(server: Server, content_type: str) -> None:
     assert server.request("POST", PATH, {"input": "a"}, content_type=content_type).status == 200
-
-
-@pytest.mark.parametrize(
-    ("status", "method", "path"),
-    [
-        (405, "GET", PATH),
-        (405, "PUT", PATH),
-        (405, "OPTIONS", PATH),
-        (405, "DELETE", f"{PATH}/"),
-        (405, "POST", "/livez"),
-        (405, "POST", "/v1/models"),
-        (404, "POST", "/v2"),
-        (404, "POST", f"/{SECRET}"),
-        (404, "POST", f"{PATH}/{SECRET}"),
-        (404, "GET", f"/{SECRET}?{SECRET}={SECRET}"),
-        (404, "POST", "/%00%ff%2e%2e"),
-    ],
-)
-def test_wrong_methods_and_unknown_paths(server: Server, status: int, method: str, path: str) -> None:
-    reply = server.request(method, path, {"input": SECRET})
-
-    check_error(reply, status)
-    assert ("allow" in reply.headers) is (status == 405)
 
 
 def test_head_has_no_body(server: Server) -> None:
@@ -217,10 +100,6 @@ def test_head_has_no_body(server: Server) -> None:
     assert (reply.status, reply.body) == (405, b"")
     reply = server.request("HEAD", "/readyz")
     assert (reply.status, reply.body) == (200, b"")
-
-
-def test_a_trailing_slash_is_the_same_route(server: Server) -> None:
-    assert server.request("POST", f"{PATH}/", {"input": "a"}).status == 200
 
 
 def raw_reply(server: Server, *parts: bytes) -> bytes:

@@ -38,10 +38,6 @@ def test_nothing_else_does(server: Server, path: str) -> None:
     assert server.embed("hello").status == 401
 
 
-def test_health_needs_no_key(server: Server) -> None:
-    assert [server.request("GET", path).status for path in ("/livez", "/readyz", "/health")] == [200] * 3
-
-
 def test_another_name_is_refused_where_names_are_strict(server: Server) -> None:
     headers = {"authorization": "Bearer plain-sesame", "origin": ORIGIN}
     refused = server.request("POST", "/v1/embeddings", {"input": "hello", "model": "gpt"}, **headers)

@@ -1,6 +1,5 @@
 """Cohere's /v1/embed and /v2/embed: bodies and answers as its SDK sends and reads them, and its errors."""
 
-import asyncio
 import base64
 import json
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from server.dialects.cohere import ROUTES
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW
-from tests.server.edge import Called, Edge, call, new_call, one_model
+from tests.server.edge import Called, answered, new_call, one_model
 from wire.vocabulary import RequestClass
 
 TEXTS = ["one", "three"]
@@ -22,12 +21,9 @@ PROMPTS = {"facts": {"prompts": {"query": "Q: ", "document": "D: "}}}
 
 
 def post(path: str, body: Any, *, headers: dict[str, str] | None = None, rows: Any = ROWS) -> Called:
-    async def run() -> Called:
-        edge = Edge(max_bytes=10_000)
-        edge.managers.rows = rows
-        return await call(edge.app, "POST", path, json.dumps(body).encode(), headers)
-
-    return asyncio.run(run())
+    return answered(
+        "POST", path, body, headers, before=lambda edge: setattr(edge.managers, "rows", rows), max_bytes=10_000
+    )
 
 
 def answer(path: str, body: Any, **how: Any) -> Any:

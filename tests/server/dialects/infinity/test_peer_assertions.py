@@ -3,18 +3,14 @@
 Left out, with the reasons in docs/api/infinity.md: its 422, its limit of characters, images and sound, its schema.
 """
 
-import asyncio
-import base64
 import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, ready_state, state_with
+from tests.server.edge import Called, answered, ready_state, state_with
 
 Check = Callable[[Any], bool]
 
@@ -39,14 +35,10 @@ def two_models() -> Any:
 
 def ask(method: str, path: str, body: Any = None, model: dict[str, Any] | None = None, **how: Any) -> Called:
     """By an edge with two models that embed, or with one for another task."""
-
-    async def run() -> Called:
-        loaded = two_models() if model is None else state_with(**model)
-        edge = Edge(loaded=loaded, max_bytes=1_000_000, has_documents_in_objects=False, **how)
-        edge.managers.num_labels = (model or {}).get("num_labels", 1)
-        return await call(edge.app, method, path, b"" if body is None else json.dumps(body).encode())
-
-    return asyncio.run(run())
+    how |= {"loaded": two_models() if model is None else state_with(**model), "max_bytes": 1_000_000}
+    num_labels = (model or {}).get("num_labels", 1)
+    how["before"] = lambda edge: setattr(edge.managers, "num_labels", num_labels)
+    return answered(method, path, body or b"", has_documents_in_objects=False, **how)
 
 
 def cards(*names: str) -> Check:
@@ -137,8 +129,6 @@ REFUSED: list[tuple[str, Any, dict[str, Any] | None]] = [
     ("/embeddings", {"input": DOCUMENTS}, CLASSIFIER),
     ("/rerank", RANK, CLASSIFIER),
 ]
-LOCKED = [("GET", "/models", None), ("POST", "/embeddings", embeddings(input="a")), ("POST", "/rerank", RANK)]
-KEY = "dummy-password"
 
 
 @pytest.mark.holds("Infinity's routes")
@@ -166,40 +156,3 @@ def test_every_route_is_below_the_prefix(path: str) -> None:
     model = None if is_get else {"/rerank": RERANKER, "/classify": CLASSIFIER}.get(path, {"outputs": OutputKind.POOLED})
 
     assert ask("GET" if is_get else "POST", f"/v1_infinity{path}", body, model, url_prefix="/v1_infinity").status == 200
-
-
-@pytest.mark.holds("Infinity's routes")
-def test_base64_is_the_floats() -> None:
-    def embedded(encoding: str) -> Any:
-        body = embeddings(input="Hello World", encoding_format=encoding)
-        return json.loads(ask("POST", "/embeddings", body).body)["data"][0]["embedding"]
-
-    assert np.frombuffer(base64.b64decode(embedded("base64")), "<f4").tolist() == embedded("float")
-
-
-@pytest.mark.holds("Infinity's routes")
-@pytest.mark.parametrize(("method", "path", "body"), LOCKED)
-def test_a_key_is_asked_for(method: str, path: str, body: Any) -> None:
-    def status(**headers: str) -> int:
-        async def run() -> int:
-            edge = Edge(loaded=two_models(), keys=[ApiKey("team", digest(KEY.encode()))])
-            payload = b"" if body is None else json.dumps({"model": FIRST, **body}).encode()
-            return (await call(edge.app, method, path, payload, headers)).status
-
-        return asyncio.run(run())
-
-    assert status(authorization=f"Bearer {KEY}") in (200, 400)
-    assert status() == status(authorization="Bearer another") == 401
-
-
-@pytest.mark.holds("Infinity's routes")
-def test_requests_side_by_side_get_their_own_rows() -> None:
-    texts = ["x" * length for length in range(1, 65)]
-
-    async def run() -> list[Called]:
-        edge = Edge(loaded=two_models(), max_requests=len(texts))
-        bodies = [json.dumps(embeddings(input=texts[at : at + 4])).encode() for at in range(0, len(texts), 4)]
-        return await asyncio.gather(*(call(edge.app, "POST", "/embeddings", body) for body in bodies))
-
-    found = [row["embedding"][0] for called in asyncio.run(run()) for row in json.loads(called.body)["data"]]
-    assert found == [len(text) for text in texts]

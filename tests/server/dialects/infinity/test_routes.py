@@ -1,22 +1,19 @@
 """What Infinity has beside OpenAI's routes: its numbers of the queue, its health, its routes for images and sound."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, answered
 
 
 def ask(method: str, path: str, body: bytes = b"", cells: dict[str, int] | None = None) -> Called:
-    async def run() -> Called:
-        edge = Edge()
+    def fill(edge: Edge) -> None:
         for name, value in (cells or {}).items():
             getattr(edge.page, name)[:] = value
-        return await call(edge.app, method, path, body)
 
-    return asyncio.run(run())
+    return answered(method, path, body, before=fill)
 
 
 @pytest.mark.holds("Infinity's routes")

@@ -1,23 +1,19 @@
 """`long_text` and `late_chunking` on the routes that have them: what is taken, and what is refused by name."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, call, state_with
+from tests.server.edge import Called, answered, state_with
 
 LONG = "x" * 40  # the stand-in makes a token of each character, and the model takes 16
 AVERAGE = (16 * 16 + 16 * 16 + 8 * 8) / 40  # of rows that say how long a sequence is
 
 
 def post(path: str, body: dict[str, Any], outputs: OutputKind = OutputKind.POOLED | OutputKind.TOKENS) -> Called:
-    async def run() -> Called:
-        return await call(Edge(loaded=state_with(outputs)).app, "POST", path, json.dumps(body).encode())
-
-    return asyncio.run(run())
+    return answered("POST", path, body, loaded=state_with(outputs))
 
 
 @pytest.mark.holds("Long texts")

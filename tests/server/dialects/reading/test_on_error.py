@@ -1,6 +1,5 @@
 """`on_error: "null"` on the embedding routes: what answers look like if some inputs are wrong."""
 
-import asyncio
 import base64
 import json
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, call, state_with
+from tests.server.edge import Called, Edge, answered, call, state_with
 
 TEXTS = ["one", "", "three", "x" * 17]  # the last has one token more than the model takes
 OPENAI = {"input": TEXTS, "on_error": "null"}
@@ -18,10 +17,7 @@ NONE = float("nan")
 
 
 def post(path: str, body: dict[str, Any], **headers: str) -> Called:
-    async def run() -> Called:
-        return await call(Edge().app, "POST", path, json.dumps(body).encode(), headers)
-
-    return asyncio.run(run())
+    return answered("POST", path, body, headers)
 
 
 def raw(called: Called, dtype: str = "<f4") -> list[float]:
@@ -135,12 +131,9 @@ def test_raw_rows_of_tokens_have_none_for_a_wrong_text(dtype: str) -> None:
     assert called.headers["x-embedline-shape"] == "8,8"
 
 
-def test_a_model_for_late_interaction_alone_can_not() -> None:
-    async def run() -> Called:
-        edge = Edge(loaded=state_with(OutputKind.MULTI_VECTOR))
-        return await call(edge.app, "POST", "/embed_all", json.dumps(TEI).encode())
-
-    called = asyncio.run(run())
+async def test_a_model_for_late_interaction_alone_can_not() -> None:
+    edge = Edge(loaded=state_with(OutputKind.MULTI_VECTOR))
+    called = await call(edge.app, "POST", "/embed_all", json.dumps(TEI).encode())
     assert (called.status, "on_error" in json.loads(called.body)["error"]) == (422, True)
 
 

@@ -1,13 +1,12 @@
 """Bodies for the rerank routes, and what is answered to them."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, call, state_with
+from tests.server.edge import Called, Edge, answered, state_with
 
 RERANKER = state_with(OutputKind.LOGITS, task=Task.RERANK, activation="sigmoid", labels=["LABEL_0"])
 
@@ -44,11 +43,7 @@ def post(
     has_documents_in_objects: bool = True,
     **headers: str,
 ) -> Called:
-    async def run() -> Called:
-        edge = Edge(loaded=loaded, has_documents_in_objects=has_documents_in_objects)
-        prepare(edge)
-        payload = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await call(edge.app, "POST", path, payload, named)
-
-    return asyncio.run(run())
+    payload = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    how = {"loaded": loaded, "has_documents_in_objects": has_documents_in_objects}
+    return answered("POST", path, payload, named, before=prepare, **how)

@@ -22,8 +22,7 @@ from tests.server.dialects.rerank.rerank_requests import (
     VOYAGE,
     post,
 )
-from tests.server.edge import Called, Edge, call, state_with
-from tokenizer_pool.messages import Truncation
+from tests.server.edge import Edge, call, state_with
 
 ORDER = [2, 0, 1, 3]
 
@@ -269,38 +268,18 @@ def test_scores_lose_nothing_on_their_way() -> None:
     assert np.array_equal(np.array(column(items, "score"), np.float32), np.sort(scores)[::-1])
 
 
-def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_slices, "SECONDS", 0.0)
     documents = ["x" * 300_000] * 4
-
-    async def run() -> tuple[Called, int]:
-        edge = Edge(loaded=RERANKER, max_bytes=2_000_000)
-        body = json.dumps({"query": "q", "texts": documents, "return_text": True}).encode()
-        task, turns = asyncio.ensure_future(call(edge.app, "POST", "/rerank", body)), 0
-        while not task.done():
-            turns += bool(edge.managers.submitted)
-            await asyncio.sleep(0)
-        return task.result(), turns
-
-    called, turns = asyncio.run(run())
+    edge = Edge(loaded=RERANKER, max_bytes=2_000_000)
+    body = json.dumps({"query": "q", "texts": documents, "return_text": True}).encode()
+    task, turns = asyncio.ensure_future(call(edge.app, "POST", "/rerank", body)), 0
+    while not task.done():
+        turns += bool(edge.managers.submitted)
+        await asyncio.sleep(0)
+    called, turns = task.result(), turns
     assert column(json.loads(called.body), "text") == documents
     assert turns >= 4
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, Truncation.RIGHT),
-        ({"truncate": False}, Truncation.NONE),
-        ({"truncate": True, "truncation_direction": "left"}, Truncation.LEFT),
-        ({"truncation": False}, Truncation.NONE),
-        ({"truncation": None}, Truncation.RIGHT),
-    ],
-)
-def test_truncation(fields: dict[str, Any], expected: Truncation) -> None:
-    asked: list[Any] = []
-    answer("/rerank", {**RESULTS, **fields}, prepare=lambda edge: asked.append(edge.tokenizers.asked))
-    assert asked[0][0][1]["truncation"] is expected
 
 
 @pytest.mark.parametrize("name", ["instruction", "instruct"])
@@ -313,31 +292,3 @@ def test_an_instruction(name: str) -> None:
     refused = post("/rerank", {**RESULTS, name: "be kind"}).error()
     assert refused["param"] == name
     assert "kind" not in refused["message"]
-
-
-def test_embedding_models_rank_too() -> None:
-    def prepare(edge: Edge) -> None:
-        edge.managers.rows = np.array([[1, 0], [0, 1], [1, 1], [2, 0], [-1, 0]], np.float32)
-
-    items = answer("/rerank", TEI, loaded=state_with(OutputKind.POOLED), prepare=prepare)
-    assert column(items, "index") == [2, 1, 0, 3]
-    assert np.allclose(column(items, "score"), [1, 0.5**0.5, 0, -1])
-
-
-@pytest.mark.parametrize(
-    ("body", "counted"),
-    [
-        (RESULTS, ["embedline_input_tokens_total", "the-model", 12]),
-        ({**RESULTS, "query": ""}, ["embedline_rejected_total", "empty", 1]),
-        ({**TEI, "texts": ["a"] * 5}, ["embedline_rejected_total", "batch_size", 1]),
-    ],
-    ids=["good", "empty", "too many"],
-)
-def test_what_is_counted(body: dict[str, Any], counted: list[Any]) -> None:
-    async def run() -> list[list[object]]:
-        edge = Edge(loaded=RERANKER)
-        await call(edge.app, "POST", "/rerank", json.dumps(body).encode())
-        counts: list[list[object]] = edge.metrics.drain()["counts"]
-        return counts
-
-    assert counted in asyncio.run(run())

@@ -1,6 +1,5 @@
 """What the rerank routes refuse, in the shape of each family's errors."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -168,14 +167,11 @@ def check_is_for_all(called: Called) -> None:
 
 @pytest.mark.holds("Errors")
 @pytest.mark.parametrize("status", [401, 429])
-def test_what_is_refused_before_its_body_is_read_can_be_read_by_every_familys_client(status: int) -> None:
-    async def run() -> Called:
-        edge = Edge(keys=[ApiKey("a", digest(b"k"))] if status == 401 else ())
-        if status == 429:
-            edge.admission.requests.check = refuse  # type: ignore[method-assign]
-        return await call(edge.app, "POST", "/rerank", [])
-
-    called = asyncio.run(run())
+async def test_what_is_refused_before_its_body_is_read_can_be_read_by_every_familys_client(status: int) -> None:
+    edge = Edge(keys=[ApiKey("a", digest(b"k"))] if status == 401 else ())
+    if status == 429:
+        edge.admission.requests.check = refuse  # type: ignore[method-assign]
+    called = await call(edge.app, "POST", "/rerank", [])
     assert called.status == status
     check_is_for_all(called)
 

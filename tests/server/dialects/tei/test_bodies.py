@@ -35,26 +35,6 @@ def asked(decode: Decode, body: bytes | dict[str, Any]) -> EmbedRequest:
 
 
 @pytest.mark.holds("TEI's routes")
-@pytest.mark.parametrize("decode", [decode_embed, decode_embed_all, decode_any])
-@pytest.mark.parametrize(
-    ("given", "texts", "token_ids", "is_single"),
-    [
-        ("a", ["a"], None, True),
-        (["a", "b"], ["a", "b"], None, False),
-        (["a", [5, 6]], ["a", ""], [[], [5, 6]], False),
-        ([5, 6], None, [[5, 6]], True),
-        ([[5, 6], [7]], None, [[5, 6], [7]], False),
-    ],
-)
-def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_single: bool) -> None:
-    request = asked(decode, {"inputs": given, "something": "else"})
-
-    assert (request.texts, request.token_ids, request.is_single) == (texts, token_ids, is_single)
-    assert request.name_of(0) == ("inputs" if is_single else "inputs[0]")
-    assert request.prompt == "D: "
-
-
-@pytest.mark.holds("TEI's routes")
 def test_what_each_route_gives_by_itself() -> None:
     embed = asked(decode_embed, {"inputs": "a"})
     tokens = asked(decode_embed_all, {"inputs": "a"})
@@ -64,14 +44,6 @@ def test_what_each_route_gives_by_itself() -> None:
     assert (tokens.outputs, tokens.normalize) == (OutputKind.TOKENS, False)
     assert tokens.dimensions is None
     assert (similarity.outputs, similarity.normalize) == (OutputKind.POOLED, True)
-
-
-@pytest.mark.holds("TEI's routes")
-def test_normalize_and_dimensions() -> None:
-    request = asked(decode_embed, {"inputs": "a", "normalize": False, "dimensions": 3})
-    assert (request.normalize, request.dimensions) == (False, 3)
-    request = asked(decode_embed, {"inputs": "a", "normalize": None, "dimensions": None})
-    assert (request.normalize, request.dimensions) == (True, None)
 
 
 def test_raw_rows_on_each_route() -> None:

@@ -18,7 +18,6 @@ from server.settings.settings import Settings
 from tests.server.asking import ask, tei_error
 from tests.server.dialects.tei.peer_checks import CLASSIFY, EMBED, RANK, RERANK, SIMILAR, SPARSE
 from tests.server.edge import Called, Edge, call, state_with
-from tokenizer_pool.messages import TextRefusal, TextRefused
 
 TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
 FIVE = ["a"] * 5  # one more than a request may have
@@ -115,16 +114,6 @@ def test_it_refuses_as_tei_does(
     assert (status, kind) == expected
     assert message.endswith("cannot be empty") or kind != "Empty"
     assert called.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/predict", "/rerank"])
-def test_a_text_that_is_too_long(path: str) -> None:
-    def too_long(edge: Edge) -> None:
-        edge.tokenizers.error = TextRefused(TextRefusal.TOO_LONG, 0, num_tokens=20, max_tokens=16)
-
-    model = {"/predict": CLASSIFY, "/rerank": RERANK}.get(path, EMBED)
-    body = {**(RANK if path == "/rerank" else {"inputs": "a"}), "truncate": False}
-    assert tei_error(ask(path, body, before=too_long, **model))[:2] == WRONG
 
 
 @pytest.mark.parametrize(

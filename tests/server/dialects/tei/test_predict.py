@@ -48,19 +48,6 @@ def test_labels_sorted_by_score() -> None:
     assert [each["label"] for each in second] == ["bad", "good", "so-so"]  # equal scores stay in the model's order
 
 
-@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
-def test_a_single_input_has_a_single_list() -> None:
-    for inputs in ("a", ["a"], ["a", "b"]):
-        found = json.loads(predict({"inputs": inputs}, rows=ROWS[:1]).body)
-        assert [set(each) for each in found] == [{"score", "label"}] * 3
-    assert len(json.loads(predict({"inputs": [["a"]]}, rows=ROWS[:1]).body)) == 1  # as Baseten's client asks and reads
-
-
-def test_raw_scores_are_as_the_model_gives_them() -> None:
-    found = json.loads(predict({"inputs": "a", "raw_scores": True}, rows=ROWS[:1]).body)
-    assert scores(found) == {"bad": 0.0, "so-so": 3.0, "good": 1.0}
-
-
 @pytest.mark.holds("Scores")
 @pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
 def test_softmax_whatever_the_models_files_name(activation: str) -> None:
@@ -75,14 +62,6 @@ def test_a_reranker_has_one_label_with_sigmoid(activation: str) -> None:
     found = json.loads(predict({"inputs": [["a", "b"]]}, rows=[[2.0]], **model).body)
 
     assert found == [[{"label": "LABEL_0", "score": pytest.approx(0.880797, abs=1e-6)}]]
-
-
-def test_pairs_go_to_the_tokenizer_as_pairs() -> None:
-    def look(edge: Edge) -> None:
-        ((texts, how),) = edge.tokenizers.asked
-        assert (list(texts), list(how["pair_texts"])) == (["a", "c"], ["b", "d"])
-
-    assert predict({"inputs": [["a", "b"], ["c", "d"]]}, look=look).status == 200
 
 
 def test_one_side_of_a_pair_may_be_empty() -> None:
@@ -140,20 +119,6 @@ def test_raw_bytes_are_in_the_models_order() -> None:
     assert called.headers["x-embedline-shape"] == "2,3"
     assert (called.headers["x-embedline-dtype"], called.headers["x-embedline-prompt-tokens"]) == ("float32", "2")
     assert np.array_equal(np.frombuffer(called.body, "<f4").reshape(2, 3), ROWS)
-
-
-def test_timing_headers() -> None:
-    headers = predict({"inputs": [["a"], ["bcd" * 9]]}).headers
-
-    assert headers["x-compute-type"] == "gpu+optimized"
-    assert (headers["x-compute-tokens"], headers["x-compute-characters"]) == ("28", "28")
-    assert headers["x-embedline-truncated-inputs"] == "1"
-
-
-def test_a_model_without_scores_says_what_it_is_for() -> None:
-    status, kind, message = tei_error(ask("/predict", {"inputs": "a"}, OutputKind.POOLED, task="embed"))
-    assert (status, kind) == (424, "Backend")
-    assert message.endswith("it is for embed")
 
 
 # requests

@@ -61,32 +61,6 @@ def test_bad_bodies(task: str, body: bytes, status: int, kind: str) -> None:
 
 # the bodies of vLLM's routes, which its /invocations takes too
 
-CLASSIFIER = {"task": "classify", "labels": ["a", "b"], "num_labels": 2}
-
-
-@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
-@pytest.mark.parametrize(
-    ("path", "body", "outputs", "model"),
-    [
-        ("/v1/embeddings", {"input": "ab"}, OutputKind.POOLED, {"task": "embed"}),
-        ("/v1/classify", {"input": "ab"}, LOGITS, CLASSIFIER),
-        ("/score", {"queries": "a", "documents": ["b"]}, OutputKind.POOLED, {"task": "embed"}),
-        ("/score", {"text_1": "a", "text_2": ["b"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
-        ("/rerank", {"query": "a", "documents": ["b", "cd"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
-    ],
-)
-def test_the_fields_choose_vllms_routes(
-    path: str, body: dict[str, Any], outputs: OutputKind, model: dict[str, Any]
-) -> None:
-    expected, called = ask(path, body, outputs, **model), ask("/invocations", body, outputs, **model)
-
-    assert called.status == expected.status == 200
-    answers = [json.loads(each.body) for each in (called, expected)]
-    for answer in answers:
-        for name in ("id", "created"):
-            answer.pop(name, None)
-    assert {**answers[0], "meta": None} == {**answers[1], "meta": None}
-
 
 def test_parameters_that_would_be_dropped_are_refused() -> None:
     body = {"inputs": "ab", "parameters": {"normalize": False}}

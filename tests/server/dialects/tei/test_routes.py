@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from engine.types import OutputKind
 from server.dialects.tei import embed, tokens
-from tests.server.edge import Called, Edge, call, ready_state
+from tests.server.edge import Called, Edge, answered, call
 from tokenizer_pool.messages import TextRefusal, TextRefused
 
 TEXTS = b'{"inputs":["one","three"]}'
@@ -27,22 +24,10 @@ GOOD = {
     "/decode": b'{"ids":[5]}',
 }
 COMPUTING = ("/embed", "/embed_all", "/similarity", "/", "/invocations")
-TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
-
-
-def with_edge(test: Callable[[Edge], Awaitable[Any]], **settings: Any) -> Any:
-    async def run() -> Any:
-        return await test(Edge(**settings))
-
-    return asyncio.run(run())
 
 
 def post(path: str, body: bytes | dict[str, Any], **headers: str) -> Called:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    called = with_edge(lambda edge: call(edge.app, "POST", path, payload, named))
-    assert isinstance(called, Called)
-    return called
+    return answered("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def error_type(called: Called) -> str:
@@ -60,74 +45,6 @@ def test_there_is_a_good_body_for_every_route() -> None:
     for path, body in GOOD.items():
         for slash in ("", "/") if path != "/" else ("",):
             assert post(path + slash, body).status == 200
-
-
-@pytest.mark.holds("TEI's routes")
-def test_embed_is_2d_and_of_length_1_also_for_one_text() -> None:
-    row = [8**-0.5] * 8  # the stand-in's rows are of equal numbers
-
-    assert np.allclose(json.loads(post("/embed", {"inputs": "one"}).body), [row])
-    assert np.allclose(json.loads(post("/embed", TEXTS).body), [row, row])
-    assert json.loads(post("/embed", {"inputs": ["one", "three"], "normalize": False}).body) == [[3.0] * 8, [5.0] * 8]
-    assert np.allclose(json.loads(post("/embed", {"inputs": "one", "dimensions": 4}).body), [[0.5] * 4])
-
-
-def test_raw_rows() -> None:
-    called = post("/embed", {"inputs": ["one", "three"], "normalize": False}, accept="application/octet-stream")
-
-    assert called.headers["content-type"] == "application/octet-stream"
-    assert called.headers["x-embedline-shape"] == "2,8"
-    assert called.headers["x-compute-tokens"] == "8"
-    assert np.array_equal(np.frombuffer(called.body, "<f4").reshape(2, 8), [[3.0] * 8, [5.0] * 8])
-
-
-@pytest.mark.holds("TEI's routes")
-def test_embed_all_has_a_row_for_each_token() -> None:
-    assert json.loads(post("/embed_all", TEXTS).body) == [[[3.0] * 8] * 3, [[5.0] * 8] * 5]
-    assert json.loads(post("/embed_all", {"inputs": "a"}).body) == [[[1.0] * 8]]
-
-
-@pytest.mark.holds("TEI's routes")
-def test_similarity_is_of_the_source_with_each_sentence() -> None:
-    rows = np.array([[3, 4], [-3, -4], [4, -3], [8, 6]], np.float32)
-
-    async def test(edge: Edge) -> Called:
-        edge.managers.rows = rows
-        body = b'{"inputs":{"source_sentence":"a","sentences":["b","c","d"]}}'
-        return await call(edge.app, "POST", "/similarity", body)
-
-    assert np.allclose(json.loads(with_edge(test).body), [-1, 0, 0.96])
-
-
-@pytest.mark.holds("TEI's routes")
-@pytest.mark.parametrize("path", ["/", "/invocations"])
-def test_the_root_looks_at_the_form_of_the_body(path: str) -> None:
-    assert json.loads(post(path, TEXTS).body) == json.loads(post("/embed", TEXTS).body)
-    assert json.loads(post(path, SIMILAR).body) == json.loads(post("/similarity", SIMILAR).body)
-
-
-@pytest.mark.holds("TEI's routes")
-def test_tokenize_and_decode() -> None:
-    assert json.loads(post("/tokenize", {"inputs": "ab"}).body) == [
-        [
-            {"id": 97, "text": "a", "special": False, "start": 0, "stop": 1},
-            {"id": 98, "text": "b", "special": False, "start": 1, "stop": 2},
-        ]
-    ]
-    assert json.loads(post("/decode", {"ids": [5, 6]}).body) == ["5 6"]
-    assert json.loads(post("/decode", {"ids": [[5, 6], [7]]}).body) == ["5 6", "7"]
-
-
-@pytest.mark.holds("TEI's routes")
-@pytest.mark.parametrize("path", COMPUTING)
-def test_timing_headers(path: str) -> None:
-    called = post(path, GOOD[path])
-
-    assert called.headers["x-compute-type"] == "gpu+optimized"
-    num_characters = 11 if GOOD[path] == SIMILAR else 8
-    assert called.headers["x-compute-characters"] == called.headers["x-compute-tokens"] == str(num_characters)
-    assert called.headers["x-embedline-truncated-inputs"] == "0"
-    assert all(called.headers[name].isdigit() for name in TIMES)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -161,14 +78,6 @@ def test_empty_inputs_in_teis_words() -> None:
     assert json.loads(post("/embed", {"inputs": ""}).body)["error"] == "`inputs` cannot be empty"
 
 
-@pytest.mark.holds("Limits")
-def test_too_many_items() -> None:
-    called = post("/embed", {"inputs": ["a"] * 5})
-
-    assert (called.status, error_type(called)) == (422, "Validation")
-    assert "maximum allowed batch size of 4" in json.loads(called.body)["error"]
-
-
 @pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", COMPUTING)
 @pytest.mark.parametrize(
@@ -183,77 +92,48 @@ def test_too_many_items() -> None:
         ("managers", ZeroDivisionError("an inner detail"), 424, "Backend"),
     ],
 )
-def test_failures(path: str, where: str, error: Exception, status: int, kind: str) -> None:
-    async def test(edge: Edge) -> Called:
-        getattr(edge, where).error = error
-        return await call(edge.app, "POST", path, GOOD[path])
-
-    called = with_edge(test)
+async def test_failures(path: str, where: str, error: Exception, status: int, kind: str) -> None:
+    edge = Edge()
+    getattr(edge, where).error = error
+    called = await call(edge.app, "POST", path, GOOD[path])
     assert (called.status, error_type(called)) == (status, kind)
     assert b"inner detail" not in called.body
 
 
 @pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", ["/tokenize", "/decode"])
-def test_failures_of_the_tokenizer(path: str) -> None:
-    async def test(edge: Edge) -> Called:
-        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 0)
-        return await call(edge.app, "POST", path, GOOD[path])
-
-    called = with_edge(test)
+async def test_failures_of_the_tokenizer(path: str) -> None:
+    edge = Edge()
+    edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 0)
+    called = await call(edge.app, "POST", path, GOOD[path])
     assert (called.status, error_type(called)) == (422, "Tokenizer")
 
 
-@pytest.mark.holds("TEI's routes")
-def test_a_model_without_token_rows() -> None:
-    async def test(edge: Edge) -> Called:
-        loaded = ready_state()
-        loaded["models"][0]["info"]["outputs"] = OutputKind.POOLED
-        edge.state.update(loaded)
-        return await call(edge.app, "POST", "/embed_all", TEXTS)
-
-    called = with_edge(test)
-    assert (called.status, error_type(called)) == (424, "Backend")
-
-
-def test_too_many_requests() -> None:
-    async def test(edge: Edge) -> Called:
-        edge.managers.gate = asyncio.Event()
-        first = asyncio.create_task(call(edge.app, "POST", "/embed", TEXTS))
-        await edge.managers.arrivals.get()
-        refused = await call(edge.app, "POST", "/embed", TEXTS)
-        edge.managers.gate.set()
-        assert (await first).status == 200
-        return refused
-
-    called = with_edge(test, max_requests=1)
+async def test_too_many_requests() -> None:
+    edge = Edge(max_requests=1)
+    edge.managers.gate = asyncio.Event()
+    first = asyncio.create_task(call(edge.app, "POST", "/embed", TEXTS))
+    await edge.managers.arrivals.get()
+    refused = await call(edge.app, "POST", "/embed", TEXTS)
+    edge.managers.gate.set()
+    assert (await first).status == 200
+    called = refused
     assert (called.status, error_type(called)) == (429, "Overloaded")
     assert int(called.headers["retry-after"]) >= 1
 
 
-@pytest.mark.holds("TEI's routes")
-@pytest.mark.parametrize("path", ["/", "/ping", "/health"])
-def test_health(path: str) -> None:
-    assert with_edge(lambda edge: call(edge.app, "GET", path)).status == 200
-    assert with_edge(lambda edge: call(edge.app, "GET", path), is_loaded=False).status == 503
-
-
 @pytest.mark.holds("Errors")
-def test_other_methods() -> None:
-    async def test(edge: Edge) -> list[Called]:
-        asked = (("GET", "/embed"), ("PUT", "/"), ("PUT", "/ping"))
-        return [await call(edge.app, method, path) for method, path in asked]
-
-    assert [(called.status, called.headers["allow"]) for called in with_edge(test)] == [
-        (405, "POST"),
-        (405, "GET, POST"),
-        (405, "GET, POST"),
-    ]
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("GET", "/embed", "POST"), ("PUT", "/", "GET, POST"), ("PUT", "/ping", "GET, POST")]
+)
+def test_other_methods(method: str, path: str, allowed: str) -> None:
+    called = answered(method, path)
+    assert (called.status, called.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.holds("TEI's routes")
 def test_info_has_teis_fields_at_the_top() -> None:
-    info = json.loads(with_edge(lambda edge: call(edge.app, "GET", "/info")).body)
+    info = json.loads(answered("GET", "/info").body)
 
     assert info["model_id"] == "somebody/the-model"
     assert info["served_model_name"] == "the-model"
@@ -268,5 +148,5 @@ def test_info_has_teis_fields_at_the_top() -> None:
 
 
 def test_info_while_the_model_is_loading() -> None:
-    info = json.loads(with_edge(lambda edge: call(edge.app, "GET", "/info"), is_loaded=False).body)
+    info = json.loads(answered("GET", "/info", is_loaded=False).body)
     assert (info["ready"], info["models"]) == (False, [])

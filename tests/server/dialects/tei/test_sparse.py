@@ -26,14 +26,6 @@ ROWS = [[3.0, 4.0], [0.25, 0.0]]
 # sparse
 
 
-def test_an_index_and_a_value_for_each_entry() -> None:
-    called = ask("/embed_sparse", TEXTS, OutputKind.SPARSE, rows=ROWS, task="sparse")
-
-    assert json.loads(called.body) == [[{"index": 0, "value": 3.0}], [{"index": 1, "value": 0.25}]]
-    assert called.headers["x-compute-type"] == "gpu+optimized"
-    assert called.headers["x-compute-tokens"] == "3"
-
-
 def sparse(*lengths: int) -> Embedded:
     offsets = np.cumsum([0, *lengths], dtype=np.int32)
     rows = np.random.default_rng(1).random((offsets[-1], 2), np.float32)

@@ -32,23 +32,10 @@ def test_each_instance_gets_its_routes_answer() -> None:
     assert called.headers["x-compute-tokens"] == called.headers["x-compute-characters"] == "7"
 
 
-def test_a_rerankers_instances() -> None:
-    bodies = [{"query": "a", "texts": ["b", "cde"], "raw_scores": True}, {"inputs": "ab", "raw_scores": True}]
-    called = ask("/vertex", {"instances": bodies}, OutputKind.LOGITS, task="rerank", labels=["yes"])
-
-    ranked, predicted = json.loads(called.body)["predictions"]
-    assert [item["index"] for item in ranked] == [1, 0]
-    assert predicted == [{"score": 2.0, "label": "yes"}]
-
-
-def test_a_rerankers_documents_are_as_the_server_is_told() -> None:
+async def test_a_rerankers_documents_are_as_the_server_is_told() -> None:
     body = {"instances": [{"query": "a", "documents": ["b"], "return_documents": True}]}
-
-    async def run() -> Any:
-        edge = Edge(loaded=state_with(OutputKind.LOGITS, task="rerank"), has_documents_in_objects=False)
-        return json.loads((await call(edge.app, "POST", "/vertex", json.dumps(body).encode())).body)
-
-    (ranked,) = asyncio.run(run())["predictions"]
+    edge = Edge(loaded=state_with(OutputKind.LOGITS, task="rerank"), has_documents_in_objects=False)
+    (ranked,) = json.loads((await call(edge.app, "POST", "/vertex", json.dumps(body).encode())).body)["predictions"]
     assert ranked["results"][0]["document"] == "b"
 
 
@@ -88,33 +75,26 @@ def test_one_wrong_instance_fails_all(body: dict[str, Any], status: int, start: 
         (b'[{"inputs":["' + b"{" * 400 + b'"]},{}]', "instances[1]: inputs is missing"),
     ],
 )
-def test_long_lists_are_refused_before_they_are_decoded(instances: bytes, start: str) -> None:
-    async def run() -> str:
-        edge = Edge(max_bytes=10_000_000)
-        called = await call(edge.app, "POST", "/vertex", b'{"instances":%b}' % instances)
-        return tei_error(called)[2][: len(start)]
-
-    assert asyncio.run(run()) == start
+async def test_long_lists_are_refused_before_they_are_decoded(instances: bytes, start: str) -> None:
+    edge = Edge(max_bytes=10_000_000)
+    called = await call(edge.app, "POST", "/vertex", b'{"instances":%b}' % instances)
+    assert tei_error(called)[2][: len(start)] == start
 
 
 @pytest.mark.parametrize("error", [None, ValueError("a bug")])
-def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_memory, "SMALL_BYTES", 0)
-
-    async def run() -> tuple[int, int]:
-        edge = Edge()
-        edge.managers.gate, edge.managers.error = asyncio.Event(), error
-        body = json.dumps({"instances": [EMBED, OPENAI]}).encode()
-        called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
-        for _ in range(2):
-            await edge.managers.arrivals.get()
-        room = edge.admission.room_of("interactive")
-        held = room.num_held_bytes
-        edge.managers.gate.set()
-        await called
-        return held, room.num_held_bytes
-
-    assert asyncio.run(run()) == (2 * 8 * (4 + 12), 0)
+    edge = Edge()
+    edge.managers.gate, edge.managers.error = asyncio.Event(), error
+    body = json.dumps({"instances": [EMBED, OPENAI]}).encode()
+    called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
+    for _ in range(2):
+        await edge.managers.arrivals.get()
+    room = edge.admission.room_of("interactive")
+    held = room.num_held_bytes
+    edge.managers.gate.set()
+    await called
+    assert (held, room.num_held_bytes) == (2 * 8 * (4 + 12), 0)
 
 
 def test_an_instance_for_pooling() -> None:
@@ -129,27 +109,24 @@ def test_decoded_ids_are_told() -> None:
     assert whole.are_ids_decoded
 
 
-def test_an_engines_failure_names_the_instance_and_ends_the_others() -> None:
-    async def run() -> tuple[int, str, int]:
-        edge = Edge()
-        edge.state.update(state_with(OutputKind.POOLED, task="embed"))
-        edge.managers.error = ValueError("a bug")
-        called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [EMBED, OPENAI]}).encode())
-        return called.status, json.loads(called.body)["error_type"], int(edge.page.admitted_tokens.sum())
+async def test_an_engines_failure_names_the_instance_and_ends_the_others() -> None:
+    edge = Edge()
+    edge.state.update(state_with(OutputKind.POOLED, task="embed"))
+    edge.managers.error = ValueError("a bug")
+    called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [EMBED, OPENAI]}).encode())
+    assert (called.status, json.loads(called.body)["error_type"], int(edge.page.admitted_tokens.sum())) == (
+        424,
+        "Backend",
+        0,
+    )
 
-    assert asyncio.run(run()) == (424, "Backend", 0)
 
-
-def test_many_instances_are_bulk() -> None:
+async def test_many_instances_are_bulk() -> None:
     seen: list[Any] = []
-
-    async def run() -> None:
-        edge = Edge(max_bytes=10_000)
-        edge.app._max_items = 20
-        await call(edge.app, "POST", "/vertex", json.dumps({"instances": [EMBED] * 9}).encode())
-        seen.extend(submission.request_class for submission in edge.managers.submitted)
-
-    asyncio.run(run())
+    edge = Edge(max_bytes=10_000)
+    edge.app._max_items = 20
+    await call(edge.app, "POST", "/vertex", json.dumps({"instances": [EMBED] * 9}).encode())
+    seen.extend(submission.request_class for submission in edge.managers.submitted)
     assert seen == [RequestClass.BULK] * 9
 
 
@@ -174,35 +151,29 @@ def test_instances_that_exceed_the_room_together_take_it_as_one() -> None:
 
 
 @pytest.mark.holds("Limits")
-def test_instances_wait_for_room_until_it_is_refused_to_all() -> None:
-    async def run() -> tuple[int, str, int]:
-        edge = Edge(max_held_bytes=1, max_wait=0, loaded=large_rows())
-        room = edge.admission.room_of("interactive")
-        others = await room.take(100)
-        called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [OPENAI, EMBED]}).encode())
-        assert room.num_held_bytes == room.max_bytes == 1  # nothing counts as more than all
-        others.release()
-        assert not edge.page.kept_back_tokens.any()
-        return called.status, json.loads(called.body)["error"], len(edge.managers.submitted)
-
-    status, message, num_submitted = asyncio.run(run())
+async def test_instances_wait_for_room_until_it_is_refused_to_all() -> None:
+    edge = Edge(max_held_bytes=1, max_wait=0, loaded=large_rows())
+    room = edge.admission.room_of("interactive")
+    others = await room.take(100)
+    called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [OPENAI, EMBED]}).encode())
+    assert room.num_held_bytes == room.max_bytes == 1  # nothing counts as more than all
+    others.release()
+    assert not edge.page.kept_back_tokens.any()
+    status, message, num_submitted = called.status, json.loads(called.body)["error"], len(edge.managers.submitted)
     assert (status, num_submitted) == (503, 0)
     assert "too many rows and answers wait" in message
 
 
-def test_instances_with_small_rows_count_together() -> None:
-    async def run() -> int:
-        loaded = large_rows()
-        loaded["models"][0]["info"] |= {"dimensions": 10_000}
-        edge = Edge(loaded=loaded, max_held_bytes=4 << 20)
-        edge.managers.gate = asyncio.Event()
-        body = json.dumps({"instances": [OPENAI, OPENAI]}).encode()
-        called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
-        for _ in range(2):
-            await edge.managers.arrivals.get()
-        num_bytes = edge.admission.room_of("interactive").num_held_bytes
-        edge.managers.gate.set()
-        await called
-        return num_bytes
-
-    assert asyncio.run(run()) == 2 * 10_000 * (4 + 12)
+async def test_instances_with_small_rows_count_together() -> None:
+    loaded = large_rows()
+    loaded["models"][0]["info"] |= {"dimensions": 10_000}
+    edge = Edge(loaded=loaded, max_held_bytes=4 << 20)
+    edge.managers.gate = asyncio.Event()
+    body = json.dumps({"instances": [OPENAI, OPENAI]}).encode()
+    called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
+    for _ in range(2):
+        await edge.managers.arrivals.get()
+    num_bytes = edge.admission.room_of("interactive").num_held_bytes
+    edge.managers.gate.set()
+    await called
+    assert num_bytes == 2 * 10_000 * (4 + 12)

@@ -22,6 +22,7 @@ CLASSIFY: dict[str, Any] = {
 CLASSIFY |= {"activation": "softmax"}
 RERANK: dict[str, Any] = {"outputs": OutputKind.LOGITS, "task": "rerank", "labels": ["yes"], "activation": "sigmoid"}
 LATE: dict[str, Any] = {"outputs": OutputKind.MULTI_VECTOR, "task": "late-interaction"}
+TOKENS: dict[str, Any] = {"outputs": OutputKind.TOKEN_LOGITS, "task": "token-classify", "labels": ["a", "b"]}
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}, {"role": "user", "content": "ef"}]
 TEXT, IDS = "abc", [97, 98, 99]
 QUERIES, DOCUMENTS = ["abc", "de"], ["fgh", "i"]
@@ -124,7 +125,8 @@ ROWS = [
         for model, tasks in (
             (EMBED, ("classify", "token_classify", "plugin")),
             (CLASSIFY, ("embed", "token_embed", "plugin", "token_classify")),
-            (LATE, ("embed",)),
+            (LATE, ("embed", "classify", "token_classify", "plugin")),
+            (TOKENS, ("embed", "token_embed", "plugin")),
         )
         for task in tasks
     ],

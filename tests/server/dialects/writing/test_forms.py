@@ -17,7 +17,7 @@ from server.dialects.reading.row_options import read_form
 from server.dialects.writing.forms import Container, DType, Endianness, RowForm, packed, rounded
 from server.requests.work import Embedded, EmbedRequest
 from tests.documents import ROOT
-from tests.server.edge import Called, Edge, call, new_call, ready_state, served_model
+from tests.server.edge import Called, Edge, answered, call, new_call, ready_state, served_model
 
 OPENAI, TEI, TOKENS = "/v1/embeddings", "/embed", "/embed_all"
 INPUTS = {OPENAI: "input", TEI: "inputs", TOKENS: "inputs"}
@@ -34,14 +34,10 @@ def some_rows(num_rows: int = 3, width: int = 8) -> NDArray[np.float32]:
 
 
 def ask(path: str, headers: dict[str, str] | None = None, **fields: Any) -> Called:
-    async def run() -> Called:
-        edge = Edge(max_bytes=1 << 20, loaded=ready_state())
-        edge.managers.rows = some_rows()
-        edge.managers.token_rows = some_rows(6)
-        body = {INPUTS[path]: TEXTS, **fields}
-        return await call(edge.app, "POST", path, json.dumps(body).encode(), headers)
+    def give_rows(edge: Edge) -> None:
+        edge.managers.rows, edge.managers.token_rows = some_rows(), some_rows(6)
 
-    called = asyncio.run(run())
+    called = answered("POST", path, {INPUTS[path]: TEXTS, **fields}, headers, before=give_rows, max_bytes=1 << 20)
     assert called.status == 200, called.body
     return called
 
@@ -159,12 +155,9 @@ def test_numpy_loads_npy(path: str, dtype: str, endianness: str) -> None:
 
 @pytest.mark.holds("Forms of rows")
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3", "fp8_e5m2"])
-def test_npy_refuses_types_that_numpy_has_not(dtype: str) -> None:
-    async def run() -> Called:
-        body = json.dumps({"input": "a", "embed_dtype": dtype}).encode()
-        return await call(Edge().app, "POST", OPENAI, body, NPY)
-
-    called = asyncio.run(run())
+async def test_npy_refuses_types_that_numpy_has_not(dtype: str) -> None:
+    body = json.dumps({"input": "a", "embed_dtype": dtype}).encode()
+    called = await call(Edge().app, "POST", OPENAI, body, NPY)
     assert called.status == 400
     assert dtype in called.error()["message"]
 

@@ -45,64 +45,51 @@ class Bodies:
 
 
 @pytest.mark.holds("Limits")
-def test_large_bodies_are_expanded_one_at_a_time_and_in_order() -> None:
-    async def run() -> None:
-        bodies = Bodies()
-        await asyncio.gather(*(bodies.expand(number) for number in range(NUM_BODIES)))
-        assert bodies.order == list(range(NUM_BODIES))
-        assert bodies.most_bytes <= 8 * MIB + (NUM_BODIES - 1) * (MIB + PIECE)
-        assert bodies.is_given_back()
-
-    asyncio.run(run())
+async def test_large_bodies_are_expanded_one_at_a_time_and_in_order() -> None:
+    bodies = Bodies()
+    await asyncio.gather(*(bodies.expand(number) for number in range(NUM_BODIES)))
+    assert bodies.order == list(range(NUM_BODIES))
+    assert bodies.most_bytes <= 8 * MIB + (NUM_BODIES - 1) * (MIB + PIECE)
+    assert bodies.is_given_back()
 
 
-def test_small_bodies_wait_for_no_large_one() -> None:
-    async def run() -> None:
-        bodies = Bodies()
-        await bodies.reader._turn.acquire()
-        await bodies.expand(0, num_mib=1)
-        assert bodies.order == [0]
-
-    asyncio.run(run())
+async def test_small_bodies_wait_for_no_large_one() -> None:
+    bodies = Bodies()
+    await bodies.reader._turn.acquire()
+    await bodies.expand(0, num_mib=1)
+    assert bodies.order == [0]
 
 
 @pytest.mark.holds("Limits")
-def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_TURN_SECONDS", 0.0)
-
-    async def run() -> None:
-        bodies = Bodies()
-        await bodies.reader._turn.acquire()
-        with pytest.raises(Overloaded) as refused:
-            await bodies.expand(0)
-        assert refused.value.retry_after == 1.0
-        bodies.reader._turn.release()
-        assert bodies.is_given_back()
-
-    asyncio.run(run())
+    bodies = Bodies()
+    await bodies.reader._turn.acquire()
+    with pytest.raises(Overloaded) as refused:
+        await bodies.expand(0)
+    assert refused.value.retry_after == 1.0
+    bodies.reader._turn.release()
+    assert bodies.is_given_back()
 
 
-def test_who_leaves_or_fails_gives_its_turn_to_the_next() -> None:
-    async def run() -> None:
-        bodies = Bodies()
-        tasks = [asyncio.create_task(bodies.expand(number)) for number in range(4)]
-        for _ in range(6):  # one piece a turn; the fifth is over a MiB
-            await asyncio.sleep(0)
-        assert bodies.reader._turn.locked()
-        tasks[0].cancel()  # has the turn
-        tasks[2].cancel()  # waits for it
-        with pytest.raises(ZeroDivisionError):
-            async with bodies.reader.expanded(b"", bodies.pieces(2)):
-                raise ZeroDivisionError
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert bodies.order == [1, 3]
-        assert bodies.is_given_back()
-
-    asyncio.run(run())
+async def test_who_leaves_or_fails_gives_its_turn_to_the_next() -> None:
+    bodies = Bodies()
+    tasks = [asyncio.create_task(bodies.expand(number)) for number in range(4)]
+    for _ in range(6):  # one piece a turn; the fifth is over a MiB
+        await asyncio.sleep(0)
+    assert bodies.reader._turn.locked()
+    tasks[0].cancel()  # has the turn
+    tasks[2].cancel()  # waits for it
+    with pytest.raises(ZeroDivisionError):
+        async with bodies.reader.expanded(b"", bodies.pieces(2)):
+            raise ZeroDivisionError
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert bodies.order == [1, 3]
+    assert bodies.is_given_back()
 
 
 @pytest.mark.holds("Limits")
-def test_the_next_one_is_expanded_when_the_one_before_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_one_is_expanded_when_the_one_before_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = zlib.compress(json.dumps({"input": ["ab"]}).encode()[:-1] + b" " * 3 * MIB + b"}", wbits=31)
     num_open = most_open = 0
 
@@ -115,13 +102,9 @@ def test_the_next_one_is_expanded_when_the_one_before_is_decoded(monkeypatch: py
         num_open -= 1
 
     monkeypatch.setattr("server.http.request.check_large", counted)
-
-    async def run() -> None:
-        edge = Edge(max_bytes=4 * MIB)
-        headers = {"content-encoding": "gzip"}
-        calls = (call(edge.app, "POST", "/v1/embeddings", sent, headers) for _ in range(NUM_BODIES))
-        assert [called.status for called in await asyncio.gather(*calls)] == [200] * NUM_BODIES
-        assert not edge.app._bodies._turn.locked()
-
-    asyncio.run(run())
+    edge = Edge(max_bytes=4 * MIB)
+    headers = {"content-encoding": "gzip"}
+    calls = (call(edge.app, "POST", "/v1/embeddings", sent, headers) for _ in range(NUM_BODIES))
+    assert [called.status for called in await asyncio.gather(*calls)] == [200] * NUM_BODIES
+    assert not edge.app._bodies._turn.locked()
     assert most_open == 1

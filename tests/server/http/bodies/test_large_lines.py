@@ -27,7 +27,7 @@ def stream_of(num_lines: int) -> Iterator[bytes]:
         yield LINE
 
 
-def test_streams_together_read_no_more_than_all_bodies_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_together_read_no_more_than_all_bodies_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     found = 0
 
     def counted(data: bytes, index: int) -> Line:
@@ -36,23 +36,19 @@ def test_streams_together_read_no_more_than_all_bodies_may_take(monkeypatch: pyt
         return read_line(data, index)
 
     monkeypatch.setattr(line_streams, "read_line", counted)
-
-    async def run() -> tuple[int, int, list[int]]:
-        edge = Edge(max_bytes=MAX_BYTES)
-        edge.tokenizers.gate = asyncio.Event()
-        asked = [asyncio.ensure_future(call(edge.app, "POST", PATH, stream_of(8), NDJSON)) for _ in range(NUM_STREAMS)]
-        num_ticks, seen = 0, (0, 0)
-        while num_ticks < 2_000:  # in a row, in which nothing more was read
-            await asyncio.sleep(0)
-            newest = found, edge.app._bodies._open.num_bytes
-            num_ticks, seen = num_ticks + 1 if newest == seen else 0, newest
-        num_read, num_bytes = seen
-        edge.tokenizers.gate.set()
-        answers = [answer.body.splitlines() for answer in await asyncio.gather(*asked)]
-        assert edge.app._bodies._open.num_bytes == 0
-        return num_read, num_bytes, [sum("embedding" in json.loads(line) for line in answer) for answer in answers]
-
-    num_read, num_bytes, rows = asyncio.run(run())
+    edge = Edge(max_bytes=MAX_BYTES)
+    edge.tokenizers.gate = asyncio.Event()
+    asked = [asyncio.ensure_future(call(edge.app, "POST", PATH, stream_of(8), NDJSON)) for _ in range(NUM_STREAMS)]
+    num_ticks, seen = 0, (0, 0)
+    while num_ticks < 2_000:  # in a row, in which nothing more was read
+        await asyncio.sleep(0)
+        newest = found, edge.app._bodies._open.num_bytes
+        num_ticks, seen = num_ticks + 1 if newest == seen else 0, newest
+    num_read, num_bytes = seen
+    edge.tokenizers.gate.set()
+    answers = [answer.body.splitlines() for answer in await asyncio.gather(*asked)]
+    assert edge.app._bodies._open.num_bytes == 0
+    rows = [sum("embedding" in json.loads(line) for line in answer) for answer in answers]
 
     assert num_read <= 4 * MAX_BYTES // len(LINE) + NUM_STREAMS * 2  # two lines: one read, one whose work has not begun
     assert 4 * MAX_BYTES <= num_bytes <= 4 * MAX_BYTES + NUM_STREAMS * 2 * 3 * len(LINE)  # two lines, thrice in memory

@@ -182,36 +182,33 @@ def test_what_fails_before_the_answer_begins_has_its_status() -> None:
 
 
 @pytest.mark.holds("Lines")
-def test_too_much_work_makes_the_client_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> Called:
-        edge = Edge()
-        admit, refused = edge.admission.admit, list[Any]()
+async def test_too_much_work_makes_the_client_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge()
+    admit, refused = edge.admission.admit, list[Any]()
 
-        def busy_at_first(asked: Any) -> Any:
-            if len(refused) < 3:
-                refused.append(asked)
-                raise Overloaded("too much", retry_after=0.001)
-            return admit(asked)
+    def busy_at_first(asked: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(asked)
+            raise Overloaded("too much", retry_after=0.001)
+        return admit(asked)
 
-        monkeypatch.setattr(edge.admission, "admit", busy_at_first)
-        return await call(edge.app, "POST", PATH, b'"one"\n"three"', NDJSON)
-
-    assert [each["embedding"][0] for each in values(asyncio.run(run()))] == [3.0, 5.0]
+    monkeypatch.setattr(edge.admission, "admit", busy_at_first)
+    assert [each["embedding"][0] for each in values(await call(edge.app, "POST", PATH, b'"one"\n"three"', NDJSON))] == [
+        3.0,
+        5.0,
+    ]
 
 
 @pytest.mark.holds("Lines")
-def test_a_server_that_stays_too_busy_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_stays_too_busy_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_streams, "_MAX_WAIT_SECONDS", 0.01)
 
     def busy(asked: Any) -> Any:
         raise Overloaded("too much", retry_after=0.001)
 
-    async def run() -> Called:
-        edge = Edge()
-        monkeypatch.setattr(edge.admission, "admit", busy)
-        return await call(edge.app, "POST", PATH, b'"one"\n"three"', NDJSON)
-
-    assert asyncio.run(run()).status == 429
+    edge = Edge()
+    monkeypatch.setattr(edge.admission, "admit", busy)
+    assert (await call(edge.app, "POST", PATH, b'"one"\n"three"', NDJSON)).status == 429
 
 
 Test = Callable[[Edge, "Client"], Awaitable[None]]

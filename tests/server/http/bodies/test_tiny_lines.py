@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,6 @@ async def groups_of(reader: line_streams.LineReader) -> list[Sequence[Line]]:
     return found
 
 
-@pytest.mark.asyncio
 async def test_no_more_lines_are_read_than_a_group_needs(read: list[bytes]) -> None:
     reader = reader_of(b"1\n" * 10_000)
 
@@ -64,24 +62,20 @@ async def test_no_more_lines_are_read_than_a_group_needs(read: list[bytes]) -> N
     assert len(read) == 8
 
 
-def test_of_a_client_that_reads_no_answer_few_lines_are_read(read: list[bytes]) -> None:
-    async def run() -> None:
-        pieces: asyncio.Queue[Message] = asyncio.Queue()
-        sent: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", line_streams.LINES)]}
-        task = asyncio.create_task(Edge().app(scope, pieces.get, sent.put))
-        pieces.put_nowait({"type": "http.request", "body": b"1\n" * 50_000, "more_body": True})
-        for _ in range(5_000):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+async def test_of_a_client_that_reads_no_answer_few_lines_are_read(read: list[bytes]) -> None:
+    pieces: asyncio.Queue[Message] = asyncio.Queue()
+    sent: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-type", line_streams.LINES)]}
+    task = asyncio.create_task(Edge().app(scope, pieces.get, sent.put))
+    pieces.put_nowait({"type": "http.request", "body": b"1\n" * 50_000, "more_body": True})
+    for _ in range(5_000):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     most = 4 * (line_streams.MAX_OPEN + 2)  # an edge of tests takes four items
     assert 4 * line_streams.MAX_OPEN <= len(read) <= most
 
 
-@pytest.mark.asyncio
 async def test_wrong_lines_go_with_their_neighbours() -> None:
     body = b'1\n"a"\n2\n3\n"b"\n{"input":"c","dimensions":2}\n4\n{"input":"d","dimensions":2}\n"e"\n'
     groups = await groups_of(reader_of(body, max_lines=9))
@@ -89,13 +83,10 @@ async def test_wrong_lines_go_with_their_neighbours() -> None:
     assert [[line.index for line in group] for group in groups] == [[0, 1, 2, 3, 4], [5, 6, 7], [8]]
 
 
-def test_wrong_lines_are_reported_as_one_request() -> None:
-    async def run() -> tuple[list[Any], list[list[Any]]]:
-        edge = Edge()
-        called = await call(edge.app, "POST", PATH, b"".join(b"%d\n" % number for number in range(8)), NDJSON)
-        return [json.loads(line) for line in called.body.splitlines()], edge.metrics.drain()["counts"]
-
-    answers, counts = asyncio.run(run())
+async def test_wrong_lines_are_reported_as_one_request() -> None:
+    edge = Edge()
+    called = await call(edge.app, "POST", PATH, b"".join(b"%d\n" % number for number in range(8)), NDJSON)
+    answers, counts = [json.loads(line) for line in called.body.splitlines()], edge.metrics.drain()["counts"]
 
     assert [answer["index"] for answer in answers] == list(range(8))
     assert {answer["error"]["message"] for answer in answers} == {"a line must be a text or an object with `input`"}
@@ -131,7 +122,6 @@ def test_others_run_between_lines() -> None:
     assert turns_during(groups_of(reader_of(b"1\n" * 1_000))) >= 1_000
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("cut", [1, 2, 3, 1 << 20])
 async def test_a_line_that_is_too_long_comes_after_those_before_it(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_streams, "MAX_LINE_BYTES", 8)

@@ -12,7 +12,7 @@ from server.dialects.table import ROUTES
 from server.http.request import BodyDecoder
 from server.requests.embeddings import UNREADABLE
 from server.requests.errors import MalformedBody
-from tests.server.edge import Called, Edge, call, good_body, state_with_everything
+from tests.server.edge import Called, answered, good_body, state_with_everything
 from tests.server.loop_share import turns_during
 
 HALF = rb'"a\ud83d"'
@@ -21,10 +21,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None, **edge: Any) -> Called:
-    async def run() -> Called:
-        return await call(Edge(max_bytes=1 << 20, **edge).app, "POST", path, body, dict(headers or {}))
-
-    return asyncio.run(run())
+    return answered("POST", path, body, headers, max_bytes=1 << 20, **edge)
 
 
 @pytest.mark.holds("Errors of single items")

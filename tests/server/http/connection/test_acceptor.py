@@ -5,30 +5,15 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 
 from server.http import acceptor
 from server.http.acceptor import Acceptor, Share
-from tests.server_e2e.running import PATIENCE
 from wire.page import Page
 
-Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    async def limited(test: Callable[[], Awaitable[None]]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            await test()
-
-    def run(test: Callable[[], Awaitable[None]]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(limited(test))
-
-    return run
+pytestmark = pytest.mark.both_loops
 
 
 class Port:
@@ -86,79 +71,64 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.holds("Connections")
-def test_who_has_more_lets_others_come_first(run: Run, patient: None) -> None:
-    async def test() -> None:
-        async with listening(num_frontends=3) as port:
-            shares = [port.share(index, num) for index, num in enumerate((9, 4, 3))]
-            for index, share in enumerate(shares):
-                port.accept(index, share)
-            for _ in range(20):
-                port.connect()
-                assert await port.accepted.get() in (1, 2)
-
-    run(test)
+async def test_who_has_more_lets_others_come_first(patient: None) -> None:
+    async with listening(num_frontends=3) as port:
+        shares = [port.share(index, num) for index, num in enumerate((9, 4, 3))]
+        for index, share in enumerate(shares):
+            port.accept(index, share)
+        for _ in range(20):
+            port.connect()
+            assert await port.accepted.get() in (1, 2)
 
 
 @pytest.mark.holds("Connections")
-def test_equal_ones_do_not_wait_for_each_other(run: Run, patient: None) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            for index, num in enumerate((64, 60)):  # one in sixteen is no difference
-                port.accept(index, port.share(index, num))
-            for _ in range(20):
-                port.connect()
-                await port.accepted.get()
-
-    run(test)
+async def test_equal_ones_do_not_wait_for_each_other(patient: None) -> None:
+    async with listening() as port:
+        for index, num in enumerate((64, 60)):  # one in sixteen is no difference
+            port.accept(index, port.share(index, num))
+        for _ in range(20):
+            port.connect()
+            await port.accepted.get()
 
 
 @pytest.mark.holds("Connections")
-def test_who_has_more_accepts_after_all_when_nobody_else_does(run: Run) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            port.share(1, 0)  # it is stuck
-            port.accept(0, port.share(0, 100))
-            for _ in range(5):
-                port.connect()
-            assert [await port.accepted.get() for _ in range(5)] == [0] * 5
-
-    run(test)
+async def test_who_has_more_accepts_after_all_when_nobody_else_does() -> None:
+    async with listening() as port:
+        port.share(1, 0)  # it is stuck
+        port.accept(0, port.share(0, 100))
+        for _ in range(5):
+            port.connect()
+        assert [await port.accepted.get() for _ in range(5)] == [0] * 5
 
 
 @pytest.mark.holds("Connections")
 @pytest.mark.parametrize("is_gone", ["it stops", "it has died"])
-def test_nobody_waits_for_one_that_does_not_accept(run: Run, patient: None, is_gone: str) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            other = port.share(1, 0)
-            port.accept(0, port.share(0, 100))
-            if is_gone == "it stops":
-                other.leave()
-            else:
-                port.page.clear_frontend(1)
-            port.connect()
-            assert await port.accepted.get() == 0
-
-    run(test)
+async def test_nobody_waits_for_one_that_does_not_accept(patient: None, is_gone: str) -> None:
+    async with listening() as port:
+        other = port.share(1, 0)
+        port.accept(0, port.share(0, 100))
+        if is_gone == "it stops":
+            other.leave()
+        else:
+            port.page.clear_frontend(1)
+        port.connect()
+        assert await port.accepted.get() == 0
 
 
-def test_who_waits_goes_on_once_it_has_no_more_than_others(run: Run, patient: None) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            port.share(1, 2)
-            own = port.share(0, 9)
-            waiting = port.accept(0, own)
-            port.connect()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(port.accepted.get(), 0.05)
-            own.set(8)
-            waiting.reconsider()
-            assert port.accepted.empty()
-            own.set(3)
-            waiting.reconsider()
-            assert await port.accepted.get() == 0
-
-    run(test)
+async def test_who_waits_goes_on_once_it_has_no_more_than_others(patient: None) -> None:
+    async with listening() as port:
+        port.share(1, 2)
+        own = port.share(0, 9)
+        waiting = port.accept(0, own)
+        port.connect()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(port.accepted.get(), 0.05)
+        own.set(8)
+        waiting.reconsider()
+        assert port.accepted.empty()
+        own.set(3)
+        waiting.reconsider()
+        assert await port.accepted.get() == 0
 
 
 class ShortOfDescriptors(socket.socket):
@@ -174,21 +144,18 @@ class ShortOfDescriptors(socket.socket):
 
 
 @pytest.mark.holds("Connections", "Limits")
-def test_connections_wait_while_no_descriptor_is_left(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_connections_wait_while_no_descriptor_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(acceptor, "_RETRY_SECONDS", 0.01)
 
-    async def test() -> None:
-        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
-        listener = ShortOfDescriptors()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        accepting = Acceptor(listener, accepted.put_nowait)
-        with socket.create_connection(listener.getsockname()):
-            (await accepted.get()).close()
-        accepting.close()
-
-    with caplog.at_level(logging.INFO):
-        run(test)
+    caplog.set_level(logging.INFO)
+    accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+    listener = ShortOfDescriptors()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    accepting = Acceptor(listener, accepted.put_nowait)
+    with socket.create_connection(listener.getsockname()):
+        (await accepted.get()).close()
+    accepting.close()
     assert caplog.messages == ["connections wait, as none can be accepted: Too many open files"]

@@ -1,7 +1,7 @@
 """How long a client may take for an answer, however often it reads a piece of it. The loop's time is the test's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -30,22 +30,10 @@ class Clock:
             await turns(4)
 
 
-Test = Callable[[Clock, Bare, App], Awaitable[None]]
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
-    def run(test: Test) -> None:
-        async def main() -> None:
-            app = App()
-            server = Bare(app)
-            await test(Clock(monkeypatch), server, app)
-            monkeypatch.undo()
-            server.close()
-
-        asyncio.run(main())
-
-    return run
+async def clock(monkeypatch: pytest.MonkeyPatch, server: Bare) -> AsyncIterator[Clock]:
+    yield Clock(monkeypatch)
+    monkeypatch.undo()
 
 
 async def asked(server: Bare) -> Connected:
@@ -63,79 +51,66 @@ async def read(client: Connected) -> None:
 
 
 @pytest.mark.holds("Clients that do not read their answers are disconnected", "Limits")
-def test_who_reads_too_slowly_is_cut_off_however_often_it_reads(run: Callable[[Test], None]) -> None:
-    async def test(clock: Clock, server: Bare, app: App) -> None:
-        client = await asked(server)
-        num_read = 0
-        while not client.transport.is_closing():
-            await clock.advance(50)  # each piece in a sixth of the time that one alone could take
-            if not client.transport.is_closing():
-                await read(client)
-                num_read += 1
-        assert num_read == 6  # 300 s, and one second more for each piece
-
-    run(test)
+async def test_who_reads_too_slowly_is_cut_off_however_often_it_reads(clock: Clock, server: Bare) -> None:
+    client = await asked(server)
+    num_read = 0
+    while not client.transport.is_closing():
+        await clock.advance(50)  # each piece in a sixth of the time that one alone could take
+        if not client.transport.is_closing():
+            await read(client)
+            num_read += 1
+    assert num_read == 6  # 300 s, and one second more for each piece
 
 
 @pytest.mark.holds("Limits", "Lines")
-def test_the_clock_stands_while_the_server_has_nothing_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_clock_stands_while_the_server_has_nothing_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is written line by line may take hours."""
+    pieces: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def main() -> None:
-        pieces: asyncio.Queue[bytes] = asyncio.Queue()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": await pieces.get(), "more_body": True})
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": await pieces.get(), "more_body": True})
-
-        clock, server = Clock(monkeypatch), Bare(app)
-        client = server.connect()
-        client.transport.is_read = False
-        await client.send(GET % b"")
-        for _ in range(3):
-            pieces.put_nowait(b"x" * PIECE)
-            await turns(4)
-            await clock.advance(90)  # the client does not read
-            await read(client)
-            await clock.advance(2 * Protocol.answer_seconds)
-        assert not client.transport.is_closing()
+    clock, server = Clock(monkeypatch), Bare(app)
+    client = server.connect()
+    client.transport.is_read = False
+    await client.send(GET % b"")
+    for _ in range(3):
         pieces.put_nowait(b"x" * PIECE)
         await turns(4)
-        await clock.advance(40)  # 310 s in all, and one second more for each piece that was read
-        assert client.transport.is_closing()
-        monkeypatch.undo()
-        server.close()
-
-    asyncio.run(main())
+        await clock.advance(90)  # the client does not read
+        await read(client)
+        await clock.advance(2 * Protocol.answer_seconds)
+    assert not client.transport.is_closing()
+    pieces.put_nowait(b"x" * PIECE)
+    await turns(4)
+    await clock.advance(40)  # 310 s in all, and one second more for each piece that was read
+    assert client.transport.is_closing()
+    monkeypatch.undo()
+    server.close()
 
 
 @pytest.mark.holds("Limits")
-def test_who_reads_at_the_lowest_rate_gets_all(run: Callable[[Test], None]) -> None:
-    async def test(clock: Clock, server: Bare, app: App) -> None:
-        client = await asked(server)
-        await clock.advance(Protocol.answer_seconds - 5)
-        for _ in range(NUM_PIECES + 1):
-            await clock.advance(PIECE / BYTES_PER_SECOND)
-            await read(client)
-        assert not client.transport.is_closing()
-        assert client.protocol._answer_clock is None
-        await clock.advance(5)
-        assert not client.transport.is_closing()
-
-    run(test)
+async def test_who_reads_at_the_lowest_rate_gets_all(clock: Clock, server: Bare) -> None:
+    client = await asked(server)
+    await clock.advance(Protocol.answer_seconds - 5)
+    for _ in range(NUM_PIECES + 1):
+        await clock.advance(PIECE / BYTES_PER_SECOND)
+        await read(client)
+    assert not client.transport.is_closing()
+    assert client.protocol._answer_clock is None
+    await clock.advance(5)
+    assert not client.transport.is_closing()
 
 
-def test_the_next_answer_has_a_clock_of_its_own(run: Callable[[Test], None]) -> None:
-    async def test(clock: Clock, server: Bare, app: App) -> None:
-        client = server.connect()
+async def test_the_next_answer_has_a_clock_of_its_own(clock: Clock, server: Bare, app: App) -> None:
+    client = server.connect()
+    for _ in range(3):
+        client.transport.is_read = False
+        await client.send(POST % (b"echo", 2 * PIECE), b"x" * (2 * PIECE))
+        await clock.advance(200)
         for _ in range(3):
-            client.transport.is_read = False
-            await client.send(POST % (b"echo", 2 * PIECE), b"x" * (2 * PIECE))
-            await clock.advance(200)
-            for _ in range(3):
-                await read(client)
-        assert not client.transport.is_closing()
-        assert app.paths == ["/echo"] * 3
-
-    run(test)
+            await read(client)
+    assert not client.transport.is_closing()
+    assert app.paths == ["/echo"] * 3

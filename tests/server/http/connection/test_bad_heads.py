@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
 
 import pytest
 
 from server.http.protocol import Protocol
 from server.requests.errors import HeadTooLarge
-from tests.server.http.running import GET, Running, Test
+from tests.server.http.running import GET, Running
+
+pytestmark = pytest.mark.both_loops
 
 
 @pytest.mark.parametrize(
@@ -29,15 +30,11 @@ from tests.server.http.running import GET, Running, Test
         b"no header",
     ],
 )
-def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test], None], head: bytes) -> None:
+async def test_a_body_of_unclear_length_is_refused_by_the_parser(running: Running, head: bytes) -> None:
     """So that whoever reads content-length may trust it."""
-
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(b"POST /slow HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\nhello")
-            assert (await client.rest()).startswith(b"HTTP/1.1 400")
-
-    run(test)
+    async with running.client() as client:
+        client.send(b"POST /slow HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\nhello")
+        assert (await client.rest()).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.holds("Requests and answers")
@@ -51,15 +48,11 @@ def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test],
         (b"GET /now HTTP/1.0\r\n\r\n", b"200"),
     ],
 )
-def test_a_request_names_its_host_once(run: Callable[[Test], None], head: bytes, status: bytes) -> None:
+async def test_a_request_names_its_host_once(running: Running, head: bytes, status: bytes) -> None:
     """RFC 9112, section 3.2; HTTP/1.0 had no such header."""
-
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(head)
-            assert (await client.rest()).startswith(b"HTTP/1.1 " + status)
-
-    run(test)
+    async with running.client() as client:
+        client.send(head)
+        assert (await client.rest()).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.holds("Limits")
@@ -75,68 +68,55 @@ def test_a_request_names_its_host_once(run: Callable[[Test], None], head: bytes,
     ],
     ids=["endless header", "long header", "long path", "endless path", "many headers", "endless headers"],
 )
-def test_a_head_that_is_too_large_is_refused(run: Callable[[Test], None], head: bytes) -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(GET % b"now")  # the limits are each request's own
-            assert await client.answer() == (200, b"/now")
-            client.send(head)
-            with contextlib.suppress(ConnectionError):
-                assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
-        assert running.app.paths == ["/now"]
-        assert [type(error) for error in running.refused] == [HeadTooLarge]
-
-    run(test)
+async def test_a_head_that_is_too_large_is_refused(running: Running, head: bytes) -> None:
+    async with running.client() as client:
+        client.send(GET % b"now")  # the limits are each request's own
+        assert await client.answer() == (200, b"/now")
+        client.send(head)
+        with contextlib.suppress(ConnectionError):
+            assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
+    assert running.app.paths == ["/now"]
+    assert [type(error) for error in running.refused] == [HeadTooLarge]
 
 
 @pytest.mark.holds("Errors")
-def test_what_is_refused_before_its_route_is_known_has_openais_shape(run: Callable[[Test], None]) -> None:
-    async def test(running: Running) -> None:
-        for head, status in (
-            (b"GET /embed HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
-            (b"what is this\r\n\r\n", 400),
-        ):
-            async with running.client() as client:
-                client.send(head)
-                answered, body = await client.answer()
-                assert answered == status
-                assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-                assert await client.rest() == b""  # and nothing is answered there any more
-
-    run(test)
-
-
-@pytest.mark.holds("Limits")
-def test_a_head_within_the_limits_is_taken_in_any_pieces(run: Callable[[Test], None]) -> None:
-    async def test(running: Running) -> None:
+async def test_what_is_refused_before_its_route_is_known_has_openais_shape(running: Running) -> None:
+    for head, status in (
+        (b"GET /embed HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"what is this\r\n\r\n", 400),
+    ):
         async with running.client() as client:
-            request = (
-                b"GET /now HTTP/1.1\r\nhost: a\r\n" + b"name: value\r\n" * 98 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
-            )
-            for start in range(0, len(request), 5_000):
-                client.send(request[start : start + 5_000])
-                await client.writer.drain()
-                await asyncio.sleep(0)
-            assert await client.answer() == (200, b"/now")
-
-    run(test)
+            client.send(head)
+            answered, body = await client.answer()
+            assert answered == status
+            assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+            assert await client.rest() == b""  # and nothing is answered there any more
 
 
 @pytest.mark.holds("Limits")
-def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_within_the_limits_is_taken_in_any_pieces(running: Running) -> None:
+    async with running.client() as client:
+        request = (
+            b"GET /now HTTP/1.1\r\nhost: a\r\n" + b"name: value\r\n" * 98 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
+        )
+        for start in range(0, len(request), 5_000):
+            client.send(request[start : start + 5_000])
+            await client.writer.drain()
+            await asyncio.sleep(0)
+        assert await client.answer() == (200, b"/now")
+
+
+@pytest.mark.holds("Limits")
+async def test_a_head_that_does_not_come_is_given_up(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Protocol, "head_seconds", 0.05)
-
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(b"GET /now HTT")
-            assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
-        async with running.client() as client:  # the time runs for the head alone
-            client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na")
-            await running.app.reading.wait()
-            async with running.client() as other:
-                other.send(b"GET /now HTT")
-                assert (await other.rest()).startswith(b"HTTP/1.1 408 ")  # by now its time would be over, too
-            client.send(b"b")
-            assert await client.answer() == (200, b"ab")
-
-    run(test)
+    async with running.client() as client:
+        client.send(b"GET /now HTT")
+        assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+    async with running.client() as client:  # the time runs for the head alone
+        client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na")
+        await running.app.reading.wait()
+        async with running.client() as other:
+            other.send(b"GET /now HTT")
+            assert (await other.rest()).startswith(b"HTTP/1.1 408 ")  # by now its time would be over, too
+        client.send(b"b")
+        assert await client.answer() == (200, b"ab")

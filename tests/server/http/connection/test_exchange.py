@@ -84,13 +84,10 @@ def test_messages_that_make_no_answer_are_refused(messages: list[Message]) -> No
         asyncio.run(send())
 
 
-def test_a_small_body_that_is_whole_is_in_the_scope() -> None:
-    async def scopes() -> list[Any]:
-        whole, begun, asking = exchange(), exchange(), exchange(expects_continue=True)
-        for one in (whole, begun, asking):
-            one.body += b"abc"
-            one.more_body = one is begun
-            one.take_whole_body()
-        return [one.scope.get(WHOLE_BODY) for one in (whole, begun, asking)]
-
-    assert asyncio.run(scopes()) == [b"abc", None, None]
+async def test_a_small_body_that_is_whole_is_in_the_scope() -> None:
+    whole, begun, asking = exchange(), exchange(), exchange(expects_continue=True)
+    for one in (whole, begun, asking):
+        one.body += b"abc"
+        one.more_body = one is begun
+        one.take_whole_body()
+    assert [one.scope.get(WHOLE_BODY) for one in (whole, begun, asking)] == [b"abc", None, None]

@@ -2,13 +2,12 @@
 
 import email.utils
 import time
-from collections.abc import Callable
 
 import pytest
 
 from server.http.protocol import MAX_HEADERS, Protocol
-from tests.server.http.bare import Bare, run_bare, turns
-from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test
+from tests.server.http.bare import Bare, turns
+from tests.server.http.running import CHUNKED, GET, POST, App, Running
 
 
 @pytest.mark.holds("Requests and answers")
@@ -44,68 +43,56 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     ],
 )
-def test_heads_that_are_no_http_get_400_and_reach_nothing(head: bytes) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(head)
-        assert client.statuses() == [400]
-        assert not client.is_open
-        assert app.paths == []
-
-    run_bare(test)
+async def test_heads_that_are_no_http_get_400_and_reach_nothing(server: Bare, app: App, head: bytes) -> None:
+    client = server.connect()
+    await client.send(head)
+    assert client.statuses() == [400]
+    assert not client.is_open
+    assert app.paths == []
 
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("host", [b"", b"a", b"a:", b"a.b-c_d:8080", b"127.0.0.1:1", b"[::1]", b"[fe80::1%25eth0]:80"])
-def test_hosts_that_are_taken(host: bytes) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(b"GET /now HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
-        assert client.statuses() == [200]
-
-    run_bare(test)
+async def test_hosts_that_are_taken(server: Bare, host: bytes) -> None:
+    client = server.connect()
+    await client.send(b"GET /now HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+    assert client.statuses() == [200]
 
 
 @pytest.mark.holds("Requests and answers", "Hosts and web pages")
 @pytest.mark.parametrize("version", [b"1.1\r\nhost: localhost", b"1.0"])
 @pytest.mark.parametrize("host", [b"page.example", b"page.example:80", b"[::1]:80"])
-def test_the_host_of_an_absolute_target_outranks_the_header(version: bytes, host: bytes) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(b"GET http://" + host + b"/now?a HTTP/" + version + b"\r\nx: y\r\n\r\n")
-        assert client.statuses() == [200]
-        assert app.paths == ["/now"]
-        assert sorted(app.headers) == [(b"host", host), (b"x", b"y")]
-
-    run_bare(test)
+async def test_the_host_of_an_absolute_target_outranks_the_header(
+    server: Bare, app: App, version: bytes, host: bytes
+) -> None:
+    client = server.connect()
+    await client.send(b"GET http://" + host + b"/now?a HTTP/" + version + b"\r\nx: y\r\n\r\n")
+    assert client.statuses() == [200]
+    assert app.paths == ["/now"]
+    assert sorted(app.headers) == [(b"host", host), (b"x", b"y")]
 
 
 @pytest.mark.holds("Requests and answers")
-def test_every_answer_has_the_date(run: Callable[[Test], None]) -> None:
-    async def test(running: Running) -> None:
-        for request in (GET % b"now", b"what is this\r\n\r\n"):
-            async with running.client() as client:
-                client.send(request)
-                head = (await client.head()).decode()
-                (date,) = [line.removeprefix("date: ") for line in head.split("\r\n") if line.startswith("date: ")]
-                assert date.endswith(" GMT")
-                assert abs(email.utils.parsedate_to_datetime(date).timestamp() - time.time()) < 60
-
-    run(test)
+@pytest.mark.both_loops
+async def test_every_answer_has_the_date(running: Running) -> None:
+    for request in (GET % b"now", b"what is this\r\n\r\n"):
+        async with running.client() as client:
+            client.send(request)
+            head = (await client.head()).decode()
+            (date,) = [line.removeprefix("date: ") for line in head.split("\r\n") if line.startswith("date: ")]
+            assert date.endswith(" GMT")
+            assert abs(email.utils.parsedate_to_datetime(date).timestamp() - time.time()) < 60
 
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize(("version", "num"), [(b"1.1", 1), (b"1.0", 0)])
-def test_only_http_1_1_is_told_to_continue(version: bytes, num: int) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        head = b"POST /echo HTTP/%b\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n" % version
-        await client.send(head)
-        assert client.transport.written.count(b"100 Continue") == num
-        await client.send(b"hi")
-        assert client.transport.written.endswith(b"hi")
-
-    run_bare(test)
+async def test_only_http_1_1_is_told_to_continue(server: Bare, version: bytes, num: int) -> None:
+    client = server.connect()
+    head = b"POST /echo HTTP/%b\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n" % version
+    await client.send(head)
+    assert client.transport.written.count(b"100 Continue") == num
+    await client.send(b"hi")
+    assert client.transport.written.endswith(b"hi")
 
 
 @pytest.mark.holds("Limits")
@@ -121,81 +108,63 @@ def test_only_http_1_1_is_told_to_continue(version: bytes, num: int) -> None:
     ],
 )
 @pytest.mark.parametrize("before", [[], [GET % b"now"]], ids=["new", "kept alive"])
-def test_empty_lines_have_no_more_time_than_a_head(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes, more: bytes, refused: list[int], before: list[bytes]
+async def test_empty_lines_have_no_more_time_than_a_head(
+    server: Bare, monkeypatch: pytest.MonkeyPatch, sent: bytes, more: bytes, refused: list[int], before: list[bytes]
 ) -> None:
     """Nobody waits for an answer to empty lines, and the client could take it for that to its next request."""
     monkeypatch.setattr(Protocol, "head_seconds", 0.02)
-
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(*before, sent)
-        while client.is_open:
-            await client.send(more)
-        assert client.statuses() == [200] * len(before) + refused
-
-    run_bare(test)
+    client = server.connect()
+    await client.send(*before, sent)
+    while client.is_open:
+        await client.send(more)
+    assert client.statuses() == [200] * len(before) + refused
 
 
 @pytest.mark.holds("Limits")
-def test_empty_lines_are_not_kept() -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        for _ in range(100):
-            await client.send(b"\r\n" * 100_000)
-            assert client.num_kept == 0
-        await client.send(GET % b"now")
-        assert client.statuses() == [200]
-
-    run_bare(test)
+async def test_empty_lines_are_not_kept(server: Bare) -> None:
+    client = server.connect()
+    for _ in range(100):
+        await client.send(b"\r\n" * 100_000)
+        assert client.num_kept == 0
+    await client.send(GET % b"now")
+    assert client.statuses() == [200]
 
 
-def test_an_empty_line_after_a_body_does_not_end_its_request() -> None:
+async def test_an_empty_line_after_a_body_does_not_end_its_request(server: Bare, app: App) -> None:
     """Old clients send one, and the answer may take longer than a head may."""
-
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(POST % (b"slow", 2) + b"hi\r\n", b"\r\n")
-        assert client.protocol._timer is None
-        app.gate.set()
-        await turns()
-        assert client.statuses() == [200]
-        assert client.is_open
-        await client.send(GET % b"now")
-        assert client.statuses() == [200, 200]
-
-    run_bare(test)
+    client = server.connect()
+    await client.send(POST % (b"slow", 2) + b"hi\r\n", b"\r\n")
+    assert client.protocol._timer is None
+    app.gate.set()
+    await turns()
+    assert client.statuses() == [200]
+    assert client.is_open
+    await client.send(GET % b"now")
+    assert client.statuses() == [200, 200]
 
 
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize(("num", "status"), [(MAX_HEADERS, 200), (MAX_HEADERS + 1, 431)])
 @pytest.mark.parametrize("form", [GET, CHUNKED], ids=["no body", "chunked"])
-def test_the_number_of_headers_has_a_limit(form: bytes, num: int, status: int) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        head = (form % b"now").removesuffix(b"\r\n")
-        num_more = num - head.count(b"\r\n") + 1
-        await client.send(head + b"a: b\r\n" * num_more + b"\r\n")
-        assert client.statuses() == [status]
-
-    run_bare(test)
+async def test_the_number_of_headers_has_a_limit(server: Bare, form: bytes, num: int, status: int) -> None:
+    client = server.connect()
+    head = (form % b"now").removesuffix(b"\r\n")
+    num_more = num - head.count(b"\r\n") + 1
+    await client.send(head + b"a: b\r\n" * num_more + b"\r\n")
+    assert client.statuses() == [status]
 
 
 @pytest.mark.holds("Clients that do not read their answers are disconnected", "Limits")
 @pytest.mark.parametrize("last", [b"", b"connection: close\r\n"], ids=["kept alive", "closed"])
-def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connection(
-    monkeypatch: pytest.MonkeyPatch, last: bytes
+async def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connection(
+    server: Bare, monkeypatch: pytest.MonkeyPatch, last: bytes
 ) -> None:
     """It is too small for the server to be told that the client does not read."""
     monkeypatch.setattr(Protocol, "answer_seconds", 0.01)
-
-    async def test(server: Bare, app: App) -> None:
-        server.server._config.timeout_keep_alive = 0
-        client = server.connect()
-        client.transport.is_read = False
-        await client.send(b"GET /now HTTP/1.1\r\nhost: a\r\n" + last + b"\r\n")
-        while server.server._state.connections:
-            await turns(1)
-        assert client.protocol.parser is None
-
-    run_bare(test)
+    server.server._config.timeout_keep_alive = 0
+    client = server.connect()
+    client.transport.is_read = False
+    await client.send(b"GET /now HTTP/1.1\r\nhost: a\r\n" + last + b"\r\n")
+    while server.server._state.connections:
+        await turns(1)
+    assert client.protocol.parser is None

@@ -1,47 +1,40 @@
 """Fields after a chunked body: they become no headers, and are bounded as heads are."""
 
-from collections.abc import Callable
-
 import pytest
 
 from server.http.protocol import _MAX_CUTS, MAX_HEAD_BYTES, MAX_HEADERS, Protocol
 from server.requests.errors import HeadTooLarge
-from tests.server.http.bare import Bare, Connected, run_bare, turns
-from tests.server.http.running import CHUNKED, GET, App, Running, Test
+from tests.server.http.bare import Bare, Connected, turns
+from tests.server.http.running import CHUNKED, GET, App, Running
 
 READ = 256 * 1024  # what one read gives at most
 
 
 @pytest.mark.holds("Requests and answers")
-def test_trailers_become_no_headers(run: Callable[[Test], None]) -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            for _ in range(2):
-                client.send(CHUNKED % b"echo", b"2\r\nhi\r\n0\r\nauthorization: Bearer sesame\r\nhost: b\r\n\r\n")
-                assert await client.answer() == (200, b"hi")
-                assert running.app.headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
-            client.send(GET % b"now")
-            assert await client.answer() == (200, b"/now")
-
-    run(test)
+@pytest.mark.both_loops
+async def test_trailers_become_no_headers(running: Running) -> None:
+    async with running.client() as client:
+        for _ in range(2):
+            client.send(CHUNKED % b"echo", b"2\r\nhi\r\n0\r\nauthorization: Bearer sesame\r\nhost: b\r\n\r\n")
+            assert await client.answer() == (200, b"hi")
+            assert running.app.headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
+        client.send(GET % b"now")
+        assert await client.answer() == (200, b"/now")
 
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize(
     "trailer", [b"connection: close", b"connection: upgrade\r\nupgrade: h2c", b"expect: 100-continue"]
 )
-def test_trailers_change_nothing_for_the_requests_after_them(trailer: bytes) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n" + trailer + b"\r\n\r\n"
-        await client.send(sent + GET % b"now")
-        await client.send(GET % b"now")
-        await turns()
-        assert app.paths == ["/echo", "/now", "/now"]
-        assert client.statuses() == [200, 200, 200]
-        assert client.is_open
-
-    run_bare(test)
+async def test_trailers_change_nothing_for_the_requests_after_them(server: Bare, app: App, trailer: bytes) -> None:
+    client = server.connect()
+    sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n" + trailer + b"\r\n\r\n"
+    await client.send(sent + GET % b"now")
+    await client.send(GET % b"now")
+    await turns()
+    assert app.paths == ["/echo", "/now", "/now"]
+    assert client.statuses() == [200, 200, 200]
+    assert client.is_open
 
 
 @pytest.mark.holds("Limits")
@@ -51,21 +44,18 @@ def test_trailers_change_nothing_for_the_requests_after_them(trailer: bytes) -> 
     [b"a: " + b"x" * 10_000_000, b"x" * 10_000_000, b"a: b\r\n" * 1_000_000],
     ids=["one endless value", "one endless name", "endless fields"],
 )
-def test_endless_trailers_end(path: bytes, trailers: bytes) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        await client.send(CHUNKED % path, b"2\r\nhi\r\n0\r\n")
-        num_sent = 0
-        while client.is_open and num_sent < len(trailers):
-            await client.send(trailers[num_sent : num_sent + READ])
-            num_sent += READ
+async def test_endless_trailers_end(server: Bare, path: bytes, trailers: bytes) -> None:
+    client = server.connect()
+    await client.send(CHUNKED % path, b"2\r\nhi\r\n0\r\n")
+    num_sent = 0
+    while client.is_open and num_sent < len(trailers):
+        await client.send(trailers[num_sent : num_sent + READ])
+        num_sent += READ
 
-        assert not client.is_open
-        assert num_sent <= MAX_HEAD_BYTES + 2 * READ
-        assert client.statuses() == ([431] if path == b"echo" else [200])
-        assert [type(error) for error in server.refused] == ([HeadTooLarge] if path == b"echo" else [])
-
-    run_bare(test)
+    assert not client.is_open
+    assert num_sent <= MAX_HEAD_BYTES + 2 * READ
+    assert client.statuses() == ([431] if path == b"echo" else [200])
+    assert [type(error) for error in server.refused] == ([HeadTooLarge] if path == b"echo" else [])
 
 
 @pytest.mark.holds("Limits")
@@ -80,85 +70,68 @@ def test_endless_trailers_end(path: bytes, trailers: bytes) -> None:
     ids=["as many", "too many", "as long", "too long"],
 )
 @pytest.mark.parametrize("size", [None, 1000], ids=["one piece", "many pieces"])
-def test_trailers_have_the_limits_of_heads(trailers: bytes, status: int, size: int | None) -> None:
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n" + trailers + b"\r\n"
-        step = size or len(sent)
-        await client.send(*(sent[start : start + step] for start in range(0, len(sent), step)))
-        assert client.statuses() == [status]
-        assert client.is_open == (status == 200)
-
-    run_bare(test)
+async def test_trailers_have_the_limits_of_heads(server: Bare, trailers: bytes, status: int, size: int | None) -> None:
+    client = server.connect()
+    sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n" + trailers + b"\r\n"
+    step = size or len(sent)
+    await client.send(*(sent[start : start + step] for start in range(0, len(sent), step)))
+    assert client.statuses() == [status]
+    assert client.is_open == (status == 200)
 
 
 @pytest.mark.holds("Limits")
-def test_the_lengths_of_chunks_are_no_trailers() -> None:
+async def test_the_lengths_of_chunks_are_no_trailers(server: Bare) -> None:
     """Their bytes are not counted, however the chunks are cut up."""
-
-    async def test(server: Bare, app: App) -> None:
-        chunk = b"%x\r\n" % 50_000 + b"x" * 50_000 + b"\r\n"
-        body = chunk * 8 + b"1\r\ny\r\n" * 20_000 + b"0\r\n\r\n"
-        for size in (7001, 65_536, len(body)):
-            client = server.connect()
-            await client.send(CHUNKED % b"echo", *(body[start : start + size] for start in range(0, len(body), size)))
-            await turns(100)  # many small chunks come in slices
-            assert client.statuses() == [200]
-            assert client.transport.written.endswith(b"x" * 50_000 + b"y" * 20_000)
-
-    run_bare(test)
+    chunk = b"%x\r\n" % 50_000 + b"x" * 50_000 + b"\r\n"
+    body = chunk * 8 + b"1\r\ny\r\n" * 20_000 + b"0\r\n\r\n"
+    for size in (7001, 65_536, len(body)):
+        client = server.connect()
+        await client.send(CHUNKED % b"echo", *(body[start : start + size] for start in range(0, len(body), size)))
+        await turns(100)  # many small chunks come in slices
+        assert client.statuses() == [200]
+        assert client.transport.written.endswith(b"x" * 50_000 + b"y" * 20_000)
 
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_what_follows_a_chunked_body_is_the_next_request(cut: int) -> None:
+async def test_what_follows_a_chunked_body_is_the_next_request(server: Bare, app: App, cut: int) -> None:
     """However the end of the body is cut up by the network."""
-
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n\r\n" + GET % b"now"
-        end = len(sent) - len(GET % b"now")
-        await client.send(sent[: end - cut], sent[end - cut :])
-        assert client.statuses() == [200, 200]
-        assert app.paths == ["/echo", "/now"]
-
-    run_bare(test)
+    client = server.connect()
+    sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n\r\n" + GET % b"now"
+    end = len(sent) - len(GET % b"now")
+    await client.send(sent[: end - cut], sent[end - cut :])
+    assert client.statuses() == [200, 200]
+    assert app.paths == ["/echo", "/now"]
 
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", [b"echo", b"now"])
-def test_after_a_body_of_empty_lines_a_request_that_was_sent_ahead_is_not_read(path: bytes) -> None:
+async def test_after_a_body_of_empty_lines_a_request_that_was_sent_ahead_is_not_read(
+    server: Bare, app: App, path: bytes
+) -> None:
     """Looking for the end of such a body would cost more than the body."""
-
-    async def test(server: Bare, app: App) -> None:
-        client = server.connect()
-        body = b"\r\n\r\n" * _MAX_CUTS
-        chunk = b"%x\r\n%b\r\n" % (len(body), body)
-        await client.send(CHUNKED % path, chunk * 2 + b"0\r\n\r\n" + GET % b"ahead")
-        await turns()
-        assert app.paths == [f"/{path.decode()}"]
-        assert client.statuses() == [200]
-        assert not client.is_open
-        if path == b"echo":
-            assert b"connection: close" in client.transport.written
-            assert client.transport.written.endswith(body * 2)
-
-    run_bare(test)
+    client = server.connect()
+    body = b"\r\n\r\n" * _MAX_CUTS
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    await client.send(CHUNKED % path, chunk * 2 + b"0\r\n\r\n" + GET % b"ahead")
+    await turns()
+    assert app.paths == [f"/{path.decode()}"]
+    assert client.statuses() == [200]
+    assert not client.is_open
+    if path == b"echo":
+        assert b"connection: close" in client.transport.written
+        assert client.transport.written.endswith(body * 2)
 
 
 @pytest.mark.holds("Limits")
-def test_what_comes_after_an_early_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_after_an_early_answer_has_a_limit(server: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Protocol, "max_rest_bytes", 1_000_000)
-
-    async def test(server: Bare, app: App) -> None:
-        for head in (CHUNKED % b"now", b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 90000000\r\n\r\n"):
-            client = server.connect()
-            await client.send(head)
-            assert client.statuses() == [200]
-            assert await sent_until_closed(client, b"%x\r\n%b\r\n" % (50_000, b"x" * 50_000)) <= 1_100_000
-            assert client.statuses() == [200]
-
-    run_bare(test)
+    for head in (CHUNKED % b"now", b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 90000000\r\n\r\n"):
+        client = server.connect()
+        await client.send(head)
+        assert client.statuses() == [200]
+        assert await sent_until_closed(client, b"%x\r\n%b\r\n" % (50_000, b"x" * 50_000)) <= 1_100_000
+        assert client.statuses() == [200]
 
 
 async def sent_until_closed(client: Connected, piece: bytes) -> int:
@@ -171,51 +144,42 @@ async def sent_until_closed(client: Connected, piece: bytes) -> int:
 
 
 @pytest.mark.holds("Limits")
-def test_the_rest_of_a_body_does_not_take_for_ever_after_its_answer(
-    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.both_loops
+async def test_the_rest_of_a_body_does_not_take_for_ever_after_its_answer(
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Protocol, "rest_seconds", 0.05)
-
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nab")
-            assert await client.answer() == (200, b"/now")
-            assert await client.rest() == b""  # and nothing more has come
-
-    run(test)
+    async with running.client() as client:
+        client.send(b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nab")
+        assert await client.answer() == (200, b"/now")
+        assert await client.rest() == b""  # and nothing more has come
 
 
-def test_a_connection_whose_rest_has_come_is_closed_when_it_stays_idle(
-    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.both_loops
+async def test_a_connection_whose_rest_has_come_is_closed_when_it_stays_idle(
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
-            client.send(b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n")
-            assert await client.answer() == (200, b"/now")
-            (connection,) = running.server._state.connections
-            assert isinstance(connection, Protocol)
-            assert connection.timeout_keep_alive_task is None
-            client.send(b"abcde")
-            while connection._is_in_body:
-                await turns(1)
-            assert connection.timeout_keep_alive_task is not None
-            assert connection._timer is None
-
-    run(test)
+    async with running.client() as client:
+        client.send(b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n")
+        assert await client.answer() == (200, b"/now")
+        (connection,) = running.server._state.connections
+        assert isinstance(connection, Protocol)
+        assert connection.timeout_keep_alive_task is None
+        client.send(b"abcde")
+        while connection._is_in_body:
+            await turns(1)
+        assert connection.timeout_keep_alive_task is not None
+        assert connection._timer is None
 
 
-def test_who_still_sends_after_an_answer_counts_as_idle() -> None:
+async def test_who_still_sends_after_an_answer_counts_as_idle(server: Bare) -> None:
     """So that such clients can't take all of a limited number of connections."""
-
-    async def test(server: Bare, app: App) -> None:
-        for sent, is_idle in (
-            (CHUNKED % b"now", True),
-            (b"what is this\r\n\r\n", True),
-            (CHUNKED % b"echo" + b"no length\r\n", True),
-            (CHUNKED % b"echo", False),
-        ):
-            client = server.connect()
-            await client.send(sent)
-            assert client.protocol.is_idle == is_idle, sent
-
-    run_bare(test)
+    for sent, is_idle in (
+        (CHUNKED % b"now", True),
+        (b"what is this\r\n\r\n", True),
+        (CHUNKED % b"echo" + b"no length\r\n", True),
+        (CHUNKED % b"echo", False),
+    ):
+        client = server.connect()
+        await client.send(sent)
+        assert client.protocol.is_idle == is_idle, sent

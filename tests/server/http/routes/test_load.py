@@ -1,6 +1,5 @@
 """GET /load: how much there is to do, and never as fresh what is old."""
 
-import asyncio
 import json
 import time
 from types import SimpleNamespace
@@ -11,21 +10,19 @@ import pytest
 
 from server.requests import load
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, ready_state
+from tests.server.edge import Called, Edge, answered, call, ready_state
 
 NOW = 1000.0  # where `ask` asks
 
 
 def ask(path: str = "/load", cells: dict[str, float] | None = None, *, draining: bool = False, **edge: Any) -> Called:
-    async def run() -> Called:
-        its = Edge(**edge)
+    def set_up(its: Edge) -> None:
         its.state.draining = draining
         for name, value in ({"published_at": NOW} | (cells or {})).items():
             getattr(its.page, name)[:] = value
-        return await call(its.app, "GET", path)
 
     with mock.patch.object(load, "time", SimpleNamespace(monotonic=lambda: NOW)):
-        return asyncio.run(run())
+        return answered("GET", path, before=set_up, **edge)
 
 
 @pytest.mark.holds("The load report")
@@ -63,20 +60,16 @@ def test_it_is_not_ready_where_readyz_is_not(is_loaded: bool) -> None:
 
 
 @pytest.mark.holds("The load report")
-def test_of_one_model() -> None:
+async def test_of_one_model() -> None:
     both = ready_state()
     both["models"].append(both["models"][0] | {"index": 1, "info": both["models"][0]["info"] | {"name": "other"}})
     both["names"] = ["the-model", "other"]
-
-    async def run() -> list[int]:
-        edge = Edge(loaded=both)
-        edge.page.published_at[:] = time.monotonic()
-        edge.page.queued_tokens[0, 1, 0] = 7
-        answers = [await call(edge.app, "GET", f"/load{model}") for model in ("", "?model=the-model", "?model=other")]
-        return [json.loads(answer.body)["waiting_tokens"] for answer in answers]
-
-    assert asyncio.run(run()) == [7, 0, 7]
-    assert ask("/load?model=none").status == 404
+    edge = Edge(loaded=both)
+    edge.page.published_at[:] = time.monotonic()
+    edge.page.queued_tokens[0, 1, 0] = 7
+    answers = [await call(edge.app, "GET", f"/load{model}") for model in ("", "?model=the-model", "?model=other")]
+    assert [json.loads(answer.body)["waiting_tokens"] for answer in answers] == [7, 0, 7]
+    assert (await call(edge.app, "GET", "/load?model=none")).status == 404
 
 
 @pytest.mark.holds("API keys", "The load report")

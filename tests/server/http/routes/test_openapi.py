@@ -1,6 +1,5 @@
 """The OpenAPI page: valid, and every route in it, those among them that FastAPI never sees."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +10,13 @@ from fastapi.openapi.models import OpenAPI
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Edge, call
+from tests.server.edge import Edge, answered, call
 
 
 def fetched(**how: Any) -> Any:
-    async def fetch() -> bytes:
-        answer = await call(Edge(**how).app, "GET", "/openapi.json", headers={"x-api-key": "sesame"})
-        assert answer.status == 200
-        return answer.body
-
-    return json.loads(asyncio.run(fetch()))
+    answer = answered("GET", "/openapi.json", headers={"x-api-key": "sesame"}, **how)
+    assert answer.status == 200
+    return json.loads(answer.body)
 
 
 @pytest.fixture(scope="module")
@@ -161,17 +157,14 @@ def test_without_keys_none_is_asked_for(schema: Any) -> None:
     assert not any("security" in operation for methods in schema["paths"].values() for operation in methods.values())
 
 
-def test_the_page_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> list[bytes]:
-        edge = Edge(url_prefix="/here")
-        paths = ("/openapi.json", "/api-doc/openapi.json", "/here/openapi.json")
-        first = [(await call(edge.app, "GET", path)).body for path in paths]
-        with monkeypatch.context() as patched:
-            patched.setattr(json, "dumps", None)
-            patched.setattr("server.http.openapi.get_openapi", None)
-            assert [(await call(edge.app, "GET", path)).body for path in paths] == first
-        return first
-
-    plain, of_tei, prefixed = asyncio.run(run())
+async def test_the_page_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge(url_prefix="/here")
+    paths = ("/openapi.json", "/api-doc/openapi.json", "/here/openapi.json")
+    first = [(await call(edge.app, "GET", path)).body for path in paths]
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", None)
+        patched.setattr("server.http.openapi.get_openapi", None)
+        assert [(await call(edge.app, "GET", path)).body for path in paths] == first
+    plain, of_tei, prefixed = first
     assert plain == of_tei
     assert json.loads(prefixed) == {**json.loads(plain), "servers": [{"url": "/here"}]}

@@ -1,6 +1,5 @@
 """Other spellings of a route's path lead to the route, for every method, and never past the check of keys."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from server.http.paths import Paths, Place
 from server.requests.models import ModelTable
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, one_model, ready_state, served_model
+from tests.server.edge import Called, Edge, answered, call, one_model, ready_state, served_model
 
 PATHS = Paths({"/", "/health", "/v1/embeddings", "/embeddings", "/predict", "/v1/models", "/rerank", "/v1/rerank"})
 BODY = b'{"input":["one","three"]}'
@@ -79,11 +78,8 @@ def test_a_prefix_of_ones_own() -> None:
     assert paths.find("/team/embedpredict").path == "/team/embedpredict"
 
 
-def ask(method: str, path: str, body: bytes = BODY, *, headers: dict[str, str] | None = None, **how: Any) -> Called:
-    async def run() -> Called:
-        return await call(Edge(**how).app, method, path, body, headers)
-
-    return asyncio.run(run())
+def ask(method: str, path: str, body: bytes = BODY, **how: Any) -> Called:
+    return answered(method, path, body, **how)
 
 
 @pytest.mark.holds("Other paths")
@@ -156,12 +152,9 @@ def test_a_table_whose_model_the_path_names() -> None:
     assert one_model().named("whatever").choose(None).name == "the-model"
 
 
-def test_other_spellings_are_counted_under_the_routes_own_path() -> None:
-    async def run() -> Any:
-        edge = Edge()
-        await call(edge.app, "POST", "/sync/v1/embeddings", BODY)
-        await call(edge.app, "GET", "/environments/x/sync/livez")
-        return edge.metrics.drain()["counts"]
-
-    routes = {count[1] for count in asyncio.run(run()) if count[0] == "embedline_requests_total"}
+async def test_other_spellings_are_counted_under_the_routes_own_path() -> None:
+    edge = Edge()
+    await call(edge.app, "POST", "/sync/v1/embeddings", BODY)
+    await call(edge.app, "GET", "/environments/x/sync/livez")
+    routes = {count[1] for count in edge.metrics.drain()["counts"] if count[0] == "embedline_requests_total"}
     assert routes == {"/v1/embeddings", "/livez"}

@@ -34,8 +34,6 @@ from tests.server.jobs.batches.fake_batches import (
 )
 from wire.metrics import Recorder
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,6 @@ from server.features.jobs.store.store import StoreFull
 from server.requests.errors import Conflict, InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:

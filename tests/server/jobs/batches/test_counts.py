@@ -19,7 +19,6 @@ from server.features.jobs.store.sqlite import open_sqlite
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, when_ended
 from wire.metrics import Recorder
 
-pytestmark = pytest.mark.asyncio
 CONTENT = joined([*input_lines(2), b"broken"])
 NO_BATCHES = {"validating": 0, "in_progress": 0, "finalizing": 0, "cancelling": 0}
 NO_LINES = {"completed": 0, "failed": 0, "left": 0}

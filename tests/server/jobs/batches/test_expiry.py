@@ -9,7 +9,6 @@ from server.features.jobs.batches.batches import Expiry
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, running, shared, when_ended
 from tests.server.jobs.store.stores import Clock
 
-pytestmark = pytest.mark.asyncio
 TTL = 100.0
 
 

@@ -12,7 +12,6 @@ from server.features.jobs.types import Document
 from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
 
-pytestmark = pytest.mark.asyncio
 MIB = 1 << 20
 
 

@@ -13,7 +13,6 @@ from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Lane
 from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened
 
-pytestmark = pytest.mark.asyncio
 KIB = 1024
 SLOW = 60  # the line whose answer does not come
 

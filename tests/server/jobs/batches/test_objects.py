@@ -28,7 +28,6 @@ from tests.server.jobs.batches.fake_batches import (
     when_ended,
 )
 
-pytestmark = pytest.mark.asyncio
 URL = "memory://bucket/jobs"
 CONTENT = joined([*input_lines(300), b"broken"])
 

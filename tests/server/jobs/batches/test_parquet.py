@@ -17,7 +17,6 @@ from server.features.jobs.pace import Lane
 from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
-pytestmark = pytest.mark.asyncio
 FAILED = "x-embedline-failed-inputs"
 
 

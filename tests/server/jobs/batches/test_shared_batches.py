@@ -29,7 +29,6 @@ from tests.server.jobs.batches.fake_batches import (
 )
 from tests.server.jobs.store.stores import BEGIN, Clock
 
-pytestmark = pytest.mark.asyncio
 CONTENT = joined(input_lines(300))
 IDS = [f"c{number}" for number in range(300)]
 

@@ -32,8 +32,6 @@ from tests.server.jobs.batches.fake_batches import (
 from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, stand_still
 from tests.server.jobs.store.stores import Clock
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:

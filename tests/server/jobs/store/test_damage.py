@@ -12,7 +12,6 @@ from server.features.jobs.store.sqlite import FILE, open_sqlite
 from server.features.jobs.store.store import StoreUnusable
 from tests.server.jobs.store.stores import request
 
-pytestmark = pytest.mark.asyncio
 _KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path

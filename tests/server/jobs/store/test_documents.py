@@ -8,8 +8,6 @@ from server.features.jobs.store.store import Store, StoreError
 from server.features.jobs.types import Document
 from tests.server.jobs.store.stores import Stores
 
-pytestmark = pytest.mark.asyncio
-
 
 def batch(number: int = 1, *, owner: str = "anna", state: str = "validating") -> Document:
     return Document("batch", f"batch-{number}", owner, state, b"{}", created_at=float(number), held_bytes=7)

@@ -13,7 +13,7 @@ from tests.server.jobs.store.stores import request
 from tests.structure.sources import ROOT
 from tests.tiers import full
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 REPEATED = 20  # requests that the next process adds once more, with the same keys
 
 

@@ -12,8 +12,6 @@ from server.features.jobs.types import Document, Finished, Status
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server.jobs.store.stores import ANSWER, SUCCESS, Stores, request
 
-pytestmark = pytest.mark.asyncio
-
 
 async def let_leases_end(url: str) -> None:
     """Of all claims that there are now."""

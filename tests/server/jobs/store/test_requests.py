@@ -9,8 +9,6 @@ from server.features.jobs.store.store import IdempotencyConflict, Store, StoreUn
 from server.features.jobs.types import Finished, JobError, QueueCounts, Result, RetryPolicy, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.mark.holds("Every bound")
 async def test_a_result_is_read_in_pieces(store: Store) -> None:

@@ -8,7 +8,6 @@ from server.features.jobs.store.store import OVERHEAD_BYTES, StoreFull, StoreLim
 from server.features.jobs.types import Document, Finished, Result, Status
 from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, request
 
-pytestmark = pytest.mark.asyncio
 KIB = 1024
 
 

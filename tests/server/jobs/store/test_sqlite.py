@@ -16,7 +16,6 @@ from server.features.jobs.types import Finished, Result, Status
 from tests.server.jobs.small_disk import small_disk
 from tests.server.jobs.store.stores import SUCCESS, request
 
-pytestmark = pytest.mark.asyncio
 BIG = b"x" * 16_384
 
 

@@ -8,8 +8,6 @@ from server.features.jobs.store.store import Store, StoreLimits
 from server.features.jobs.types import Finished, Status, WebhookStatus
 from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
 
-pytestmark = pytest.mark.asyncio
-
 
 async def status_of(store: Store, request_id: str) -> tuple[Status, WebhookStatus]:
     view = await store.requests.view("anna", request_id)

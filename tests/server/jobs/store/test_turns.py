@@ -14,8 +14,6 @@ from server.features.jobs.store.store import Store, Turns
 from server.features.jobs.types import Claimed, Delivery
 from tests.server.jobs.store.stores import SUCCESS, Stores, request
 
-pytestmark = pytest.mark.asyncio
-
 
 def owners(found: Sequence[Claimed | Delivery]) -> str:
     return "".join(one.owner for one in found)

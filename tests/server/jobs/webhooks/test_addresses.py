@@ -92,7 +92,6 @@ def test_http_is_allowed_to_this_machine_alone_and_only_by_the_flag() -> None:
         rules.check_url("http://10.0.0.1:8000/")
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("host", ["localhost", "127.1", "2130706433", "0x7f000001", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.holds("Webhooks reach public addresses alone")
 async def test_what_a_name_resolves_to_is_checked_however_it_is_written(host: str) -> None:

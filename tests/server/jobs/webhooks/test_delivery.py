@@ -11,8 +11,6 @@ from server.features.jobs.webhook_addresses import AddressRules
 from server.features.jobs.webhooks import Outcome, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving, redirect
 
-pytestmark = pytest.mark.asyncio
-
 BODY = b'{"request_id":"r1"}'
 HEADERS = [(b"webhook-id", b"r1")]
 

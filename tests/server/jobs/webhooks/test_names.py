@@ -10,7 +10,6 @@ import pytest
 
 from server.features.jobs.webhook_addresses import Resolver
 
-pytestmark = pytest.mark.asyncio
 PORT = 443
 
 

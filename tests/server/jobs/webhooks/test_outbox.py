@@ -19,8 +19,6 @@ from server.features.jobs.webhooks import Outbox, Sender
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
 from tests.server_e2e.running import PATIENCE
 
-pytestmark = pytest.mark.asyncio
-
 
 @dataclass
 class Clock:

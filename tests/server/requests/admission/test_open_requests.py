@@ -63,32 +63,29 @@ def test_who_waits_for_its_client_takes_no_place_and_comes_back_to_its_own() -> 
 
 
 @pytest.mark.holds("Every bound")
-def test_of_too_many_that_wait_for_bodies_the_one_that_has_waited_longest_gives_way() -> None:
-    async def run() -> list[str]:
-        requests, ended = OpenRequests(2), list[str]()
+async def test_of_too_many_that_wait_for_bodies_the_one_that_has_waited_longest_gives_way() -> None:
+    requests, ended = OpenRequests(2), list[str]()
 
-        async def wait(name: str, key: str) -> None:
-            clock = asyncio.timeout(60)
-            try:
-                async with clock:
-                    with OpenRequest(requests) as one:
-                        one.let_in(key)
-                        with one.waiting_for_body(clock):
-                            await asyncio.Event().wait()
-            except TimeoutError:
-                assert clock.when() == GAVE_WAY
-                ended.append(name)
+    async def wait(name: str, key: str) -> None:
+        clock = asyncio.timeout(60)
+        try:
+            async with clock:
+                with OpenRequest(requests) as one:
+                    one.let_in(key)
+                    with one.waiting_for_body(clock):
+                        await asyncio.Event().wait()
+        except TimeoutError:
+            assert clock.when() == GAVE_WAY
+            ended.append(name)
 
-        tasks = []
-        for name, key in (("first", "a"), ("other", "b"), ("second", "a"), ("third", "a"), ("fourth", "a")):
-            tasks.append(asyncio.create_task(wait(name, key)))
-            await asyncio.sleep(0)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert requests.num_open == 0
-        return ended
-
-    assert asyncio.run(run()) == ["first", "second"]
+    tasks = []
+    for name, key in (("first", "a"), ("other", "b"), ("second", "a"), ("third", "a"), ("fourth", "a")):
+        tasks.append(asyncio.create_task(wait(name, key)))
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert requests.num_open == 0
+    assert ended == ["first", "second"]
