@@ -62,40 +62,6 @@ def test_a_batch_equals_one_sequence_at_a_time(engine: str, family: str, tmp_pat
     assert tokens.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
 
 
-@pytest.mark.parametrize("pooling", ["cls", "last"])
-@each("bert", "qwen3", "mpnet", compiled=["bert"])
-def test_each_pooling(engine: str, family: str, pooling: str, tmp_path: Path) -> None:
-    folder = save(family, tmp_path / "model")
-    sequences = arbitrary(SEQLENS)
-    loaded = load(engine, folder, pooling={"last": "last-token"}.get(pooling, pooling))
-    found = rows(loaded, batch(sequences))
-    loaded.close()
-    assert difference(found, Reference(folder).pooled(sequences, pooling)) <= 1e-5
-
-
-@each("roberta", "xlm-roberta", "mpnet", compiled=["roberta", "mpnet"])
-def test_a_padding_token_that_a_text_spells_out(engine: str, family: str, tmp_path: Path) -> None:
-    """`<pad>` in a text becomes the padding id, which RoBERTa and its kin leave out when they count positions."""
-    folder = save(family, tmp_path / "model")
-    sequences = [[5, 1, 6], [7, 8, 1, 1, 9], [1, 10], [11, 12, 13, 14]]
-    loaded = load(engine, folder, pooling="last-token")
-    found = rows(loaded, batch(sequences))
-    loaded.close()
-    assert difference(found, Reference(folder).pooled(sequences, "last")) <= 1e-5
-
-
-@each("bert", compiled=["bert"])
-def test_token_types_are_used_where_the_model_has_them(engine: str, family: str, tmp_path: Path) -> None:
-    loaded = load(engine, save(family, tmp_path / "model"))
-    sequences = arbitrary([6, 4, 6])
-    types = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
-    none, zeros, some = (rows(loaded, batch(sequences, given)) for given in (None, [0] * 16, types))
-    loaded.close()
-    assert difference(zeros, none) == 0
-    assert difference(some[1], none[1]) <= 1e-6
-    assert difference(some[[0, 2]], none[[0, 2]]) > 0.01
-
-
 @pytest.mark.parametrize("engine", [TRANSFORMERS, OPENVINO])
 def test_bfloat16_is_what_it_says(engine: str, tmp_path: Path) -> None:
     """Or is refused, where openvino's CPU does not have it. Rows are handed out in float32 all the same."""

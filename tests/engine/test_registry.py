@@ -189,6 +189,10 @@ def test_the_gpus_memory_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> N
         ("fused", "fp8", "cpu", "fused"),
         ("fused", "auto", "cpu", "fused"),
         ("transformers", "auto", GPU, "transformers"),
+        ("auto", "auto", "cpu", "auto"),
+        ("auto", "int8", "cpu", "openvino"),
+        ("openvino", "int8", "cpu", "openvino"),
+        ("fake", "fp8", "cpu", "fake"),
     ],
 )
 def test_which_engine_is_chosen(asked: str, quantization: str, device: str, chosen: str) -> None:
@@ -205,6 +209,8 @@ def test_which_engine_is_chosen(asked: str, quantization: str, device: str, chos
         ("fused", "int8", "cpu", "--quantization int8 is not for --engine fused; openvino does it"),
         ("openvino", "fp8", "cpu", NO_FP8_ON_THE_CPU),
         ("auto", "fp8", "cpu", NO_FP8_ON_THE_CPU),
+        ("transformers", "int8", "cpu", "--quantization int8 is not for --engine transformers; openvino does it"),
+        ("cuda", "none", "cpu", f"--engine cuda is not one of auto, {', '.join(registry.ENGINES)}"),
     ],
 )
 def test_what_no_engine_does(asked: str, quantization: str, device: str, message: str) -> None:

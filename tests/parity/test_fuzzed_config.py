@@ -18,6 +18,7 @@ from engine.types import ModelError
 from tests.parity.architectures import ARCHITECTURES
 from tests.parity.folders import save
 from tests.parity.fuzzing import CONFIG, TRIAL, changed, check_rows, drawn, engines_of, rows_or_refusal
+from tests.tiers import full_but
 
 pytestmark = pytest.mark.holds("What a model is for")
 
@@ -69,7 +70,7 @@ def check_changes(name: str, tmp_path: Path, seeds: Iterable[int]) -> None:
                 check_rows(name, served, copy)
 
 
-@pytest.mark.parametrize("name", ["BERT", "NomicBERT", "Qwen3"])
+@pytest.mark.parametrize("name", full_but(("BERT", "NomicBERT", "Qwen3"), ARCHITECTURES))
 def test_a_key_of_other_code_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
     for key, value in FOREIGN.items():
@@ -77,12 +78,6 @@ def test_a_key_of_other_code_is_refused_by_its_name(name: str, tmp_path: Path) -
             model_folder.read(changed(folder, tmp_path / key, **{key: value}))
     copy = changed(folder, tmp_path / "trusted", alibi=True)
     assert "--trust-config-key: alibi" in model_folder.read(copy, trusted_keys=("alibi",)).notes
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_so_it_is_for_every_architecture(name: str, tmp_path: Path) -> None:
-    test_a_key_of_other_code_is_refused_by_its_name(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["BERT", "Qwen3"])

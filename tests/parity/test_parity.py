@@ -15,17 +15,17 @@ import pytest
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.engines import difference, load
-from tests.parity.architectures import NUM_POSITIONS, STATIC
+from tests.parity.architectures import BGE_M3, NUM_POSITIONS, STATIC
 from tests.parity.engines import compute
 from tests.parity.folders import num_types, save, tiny_of
 from tests.parity.references import Reference
-from tests.parity.texts import Text, random_texts, with_expansion, with_prompts
+from tests.parity.texts import SPECIAL_IDS, Text, random_texts, with_expansion, with_prompts
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
 COMMON = ("BERT", "ModernBERT", "Qwen3")
-EVERY_USE = "BERT"
+EVERY_USE = ("BERT", BGE_M3)
 SEED = 7
 
 
@@ -39,7 +39,7 @@ def cases() -> Iterator[tuple[Architecture, Use, str]]:
 
 def param(row: Architecture, use: Use, engine: str) -> Any:
     """Heads are the same on any backbone, and what is compiled for another architecture differs little."""
-    is_common = row.name == EVERY_USE or (row.name in COMMON and use in (Use.EMBED, Use.GENERATIVE_RERANK))
+    is_common = row.name in EVERY_USE or (row.name in COMMON and use in (Use.EMBED, Use.GENERATIVE_RERANK))
     is_own = engine != "openvino" and use is Use.EMBED
     marks = [] if is_common or is_own else [pytest.mark.full]
     return pytest.param(row, use, engine, marks=marks, id=f"{row.name}-{use}-{engine}".replace(" ", "_"))
@@ -85,6 +85,8 @@ def check(engine: Engine, reference: Reference, row: Architecture, use: Use, *, 
     longest = min(engine.limits.max_seqlen, NUM_POSITIONS)  # static embeddings have no limit
     texts = random_texts(numbers, longest, num_types=num_types(row.name), last_id=padding)
     batches = [texts, texts[:1]]
+    if row.name == BGE_M3:
+        batches.append([Text(SPECIAL_IDS * 8), *texts])  # which have no weight
     if OutputKind.POOLED in engine.info.outputs and row.name != STATIC:
         batches.append(with_prompts(numbers, texts))
     elif use is Use.LATE_INTERACTION:

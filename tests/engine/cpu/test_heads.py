@@ -1,8 +1,4 @@
-"""Scores, labels of tokens and sparse weights from the compiled engines, as transformers' own classes give them.
-
-Each is held against the whole class, one text at a time, alone and in a batch. tests/parity has scores of pairs and of
-tokens too.
-"""
+"""Heads of the compiled engines: what they refuse, keep and take. tests/parity has what they give."""
 
 import dataclasses
 from pathlib import Path
@@ -13,8 +9,8 @@ import pytest
 from transformers import AutoModelForMaskedLM
 
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenVectors, VocabularyWeights
-from engine.types import ModelError, OutputKind
-from tests.engine.cpu.engines import both_ways, load_with_heads, sparse
+from engine.types import PROMPT_TOKEN, ModelError, OutputKind
+from tests.engine.cpu.engines import both_ways, load, load_with_heads, sparse
 from tests.engine.engines import difference, results
 from tests.engine.tiny_models import (
     GENERATING,
@@ -24,6 +20,7 @@ from tests.engine.tiny_models import (
     WholeReference,
     arbitrary,
     batch,
+    save,
     save_whole,
 )
 from tests.tiers import full
@@ -33,85 +30,19 @@ SEQUENCES = arbitrary(SEQLENS)
 LABELS = ("a", "b", "c")
 
 
-@pytest.mark.holds("What a model is for")
-@pytest.mark.parametrize(
-    ("family", "others"),
-    [
-        ("roberta", {}),
-        ("gpt2", {"pad_token_id": 7}),  # which is in texts, too
-        *full(
-            ("modernbert", {"classifier_pooling": "mean"}),
-            ("qwen3", {"pad_token_id": None}),
-            ("distilbert", {}),
-            ("modernbert", {"classifier_pooling": "cls"}),
-            ("qwen3 with a window", {}),
-        ),
-    ],
-    ids=str,
-)
-def test_scores_of_a_sequence(family: str, others: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    save_whole(family, folder, SCORING_SEQUENCES, num_labels=3, **others)
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    sequences = [*SEQUENCES, [9, 8, 7, 7], [5, 7, 6]]
-    loaded = load_with_heads(folder, (SequenceScores(labels=LABELS),))
-    together, alone = both_ways(loaded, sequences, OutputKind.LOGITS)
-    loaded.close()
-    expected = np.stack([reference.scores(sequence) for sequence in sequences])
-    assert expected.std() > 0.01
-    for found in (together, alone):
-        assert found[OutputKind.LOGITS].offsets is None
-        assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
-    assert loaded.info.outputs == OutputKind.LOGITS
-    assert (loaded.info.dimensions, loaded.info.token_dimensions) == (3, None)
-
-
-@pytest.mark.parametrize(
-    ("family", "head"),
-    [
-        ("bert", VocabularyWeights()),
-        ("roberta", VocabularyWeights(pooling="sum", activation="log1p_relu")),
-        *full(
-            ("distilbert", VocabularyWeights(activation="log1p_relu")),
-            ("modernbert", VocabularyWeights(pooling="sum")),
-        ),
-    ],
-    ids=str,
-)
-def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    save_whole(family, folder, AutoModelForMaskedLM)
+def test_sums_over_the_vocabulary(tmp_path: Path) -> None:
+    """tests/parity has the largest of each entry."""
+    folder, head = tmp_path / "model", VocabularyWeights(pooling="sum", activation="log1p_relu")
+    save_whole("roberta", folder, AutoModelForMaskedLM)
     reference = WholeReference(folder, AutoModelForMaskedLM)
     loaded = load_with_heads(folder, (head,))
     found = both_ways(loaded, SEQUENCES, OutputKind.SPARSE)
     loaded.close()
-
-    activated = [np.log1p(np.maximum(reference.scores(sequence), 0)) for sequence in SEQUENCES]
-    if head.activation == "log1p_relu":
-        activated = [np.log1p(rows) for rows in activated]
-    expected = np.stack([rows.max(axis=0) if head.pooling == "max" else rows.sum(axis=0) for rows in activated])
+    raw = [np.log1p(np.maximum(reference.scores(sequence), 0)) for sequence in SEQUENCES]
+    expected = np.stack([np.log1p(rows).sum(axis=0) for rows in raw])
     assert 0 < np.count_nonzero(expected[2]) < VOCAB_SIZE
     for each in found:
         assert difference(sparse(each, len(SEQUENCES)), expected) <= 1e-5
-    assert loaded.info.outputs == OutputKind.SPARSE
-
-
-@pytest.mark.parametrize(
-    ("family", "others", "no_id"),
-    [("llama", {}, None), *full(("gemma2", {"final_logit_softcapping": 0.5}, 6), ("qwen3", {}, 6))],
-)
-def test_the_score_of_an_answer(family: str, others: dict[str, Any], no_id: int | None, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    save_whole(family, folder, GENERATING, **others)
-    reference = WholeReference(folder, GENERATING)
-    loaded = load_with_heads(folder, (AnswerScore(yes_id=5, no_id=no_id),))
-    together, alone = both_ways(loaded, SEQUENCES, OutputKind.LOGITS)
-    loaded.close()
-    scores = np.stack([reference.scores(sequence)[-1] for sequence in SEQUENCES])
-    expected = scores[:, 5:6] if no_id is None else scores[:, 5:6] - scores[:, 6:7]
-    assert expected.std() > 0.01
-    for found in (together, alone):
-        assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -176,3 +107,13 @@ def test_answers_beyond_the_vocabulary(tmp_path: Path) -> None:
         ModelError, match=r"^the answers' token ids are not among the 120 that the model gives scores of$"
     ):
         load_with_heads(tmp_path / "model", (AnswerScore(yes_id=5, no_id=120),))
+
+
+def test_a_text_that_is_nothing_but_a_prompt_is_pooled_as_a_whole(tmp_path: Path) -> None:
+    loaded = load(save("bert", tmp_path / "model"), pooling="mean")
+    sequences = arbitrary([5, 3])
+    found = results(loaded, batch(sequences, [PROMPT_TOKEN] * 5 + [PROMPT_TOKEN, 0, 0]))[OutputKind.POOLED].values
+    whole = results(loaded, batch(sequences))[OutputKind.POOLED].values
+    loaded.close()
+    assert difference(found[:1], whole[:1]) <= 1e-6
+    assert difference(found[1:], whole[1:]) > 1e-3

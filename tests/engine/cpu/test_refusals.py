@@ -65,47 +65,6 @@ def test_a_named_engine_does_not_fall_back(tiny: Path, monkeypatch: pytest.Monke
         registry.load(engine, name="m", reason=reason, options=options(tiny))
 
 
-@pytest.mark.holds("Engines on a CPU")
-@pytest.mark.parametrize(
-    ("asked", "quantization", "chosen"),
-    [
-        ("auto", "none", "auto"),
-        ("auto", "auto", "auto"),
-        ("auto", "int8", "openvino"),
-        ("openvino", "int8", "openvino"),
-        ("transformers", "auto", "transformers"),
-        ("fake", "fp8", "fake"),
-    ],
-)
-def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> None:
-    engine, reason = registry.choose(asked, quantization=quantization)
-    assert engine == chosen
-    assert f"--engine {asked}" in reason
-
-
-@pytest.mark.parametrize(
-    ("asked", "quantization", "message"),
-    [
-        (
-            "cuda",
-            "none",
-            "--engine cuda is not one of auto, fake, openvino, fused, tensorrt-llm, transformers, static",
-        ),
-        (
-            "auto",
-            "fp8",
-            "--quantization fp8 is not for the CPU; int8 is, by openvino; "
-            "--engine fused does it there, slowly, for checks",
-        ),
-        ("transformers", "int8", "--quantization int8 is not for --engine transformers; openvino does it"),
-    ],
-)
-def test_what_no_engine_does(asked: str, quantization: str, message: str) -> None:
-    with pytest.raises(ModelError) as refused:
-        registry.choose(asked, quantization=quantization)
-    assert str(refused.value) == message
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,17 @@ from engine.fused.engine import FusedEngine
 from engine.fused.quantization import gate
 from engine.messages import LoadOptions
 from engine.selftest import selfcheck
-from engine.selftest.warmup import warm_up
 from engine.transformers import engine as transformers
-from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind
+from engine.types import Engine, EngineError, EngineErrorKind, ModelError, OutputKind
 from tests.engine.engines import load_options, results
 from tests.engine.fused.test_memory import QWEN3_8B
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 from tests.server_e2e.running import PATIENCE
-from tests.tiers import full
 from wire import control
 from wire.connection import BlockingConnection
 
 SEQLENS = (5, 17, 1, 30, 9, 40)
-
-
-BOTH = OutputKind.POOLED | OutputKind.TOKENS
 
 
 def options(folder: Path, **others: Any) -> LoadOptions:
@@ -49,10 +43,6 @@ def load_reference(folder: Path, **others: Any) -> Engine:
     return transformers.load(name="m", reason="asked", options=options(folder, **others))
 
 
-def asking(made: Batch, outputs: OutputKind) -> Batch:
-    return Batch("m", outputs, made.token_ids, made.cu_seqlens, made.token_type_ids)
-
-
 def difference(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     assert rows.shape == expected.shape
     assert rows.dtype == np.float32
@@ -62,29 +52,6 @@ def difference(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     return save("bert", tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def minilm(minilm_folder: Path) -> Iterator[FusedEngine]:
-    loaded = load(minilm_folder)
-    yield loaded
-    loaded.close()
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
-@pytest.mark.parametrize("family", ["bert", *full("roberta", "qwen3", "gemma3_text, bidirectional")])
-def test_rows_are_those_of_the_transformers_engine(family: str, pooling: str, tmp_path: Path) -> None:
-    folder = save(family, tmp_path / "model")
-    engine, reference = load(folder, pooling=pooling), load_reference(folder, pooling=pooling)
-    together = batch(arbitrary(SEQLENS))
-    for made in (together, *(batch([sequence]) for sequence in arbitrary(SEQLENS))):
-        expected = results(reference, asking(made, BOTH))
-        for outputs in (OutputKind.POOLED, OutputKind.TOKENS, BOTH):
-            for kind, rows in results(engine, asking(made, outputs)).items():
-                assert difference(rows.values, expected[kind].values) <= 1e-5, (kind, outputs)
-                assert (rows.offsets is None) == (kind is OutputKind.POOLED)
-    engine.close()
-    reference.close()
 
 
 def test_token_types_reach_the_model(tiny: Path) -> None:
@@ -97,29 +64,6 @@ def test_token_types_reach_the_model(tiny: Path) -> None:
     assert difference(without.values, expected.values) > 1e-3
     engine.close()
     reference.close()
-
-
-def test_minilm_gives_the_rows_of_the_transformers_engine(minilm: FusedEngine, minilm_folder: Path) -> None:
-    reference = load_reference(minilm_folder)
-    ids = np.random.default_rng(0).integers(999, 30_000, 600, np.int32)
-    cu_seqlens = np.cumsum([0, 3, 200, 31, 1, 256, 40], dtype=np.int32)
-    made = Batch("m", BOTH, ids[: cu_seqlens[-1]], cu_seqlens)
-    expected = results(reference, made)
-    for kind, rows in results(minilm, made).items():
-        assert difference(rows.values, expected[kind].values) <= 1e-5
-    assert (minilm.info.pooling, minilm.info.normalize, minilm.info.dimensions) == ("mean", True, 384)
-    assert (minilm.info.engine, minilm.info.dtype, minilm.info.device) == ("fused", "float32", "cpu")
-    reference.close()
-
-
-def test_rows_are_the_same_alone_and_in_any_batch(minilm: FusedEngine) -> None:
-    numbers = np.random.default_rng(0)
-    sequences = [numbers.integers(999, 30_000, seqlen, np.int32) for seqlen in numbers.integers(1, 60, 24)]
-    alone = np.concatenate([selfcheck.rows_of(minilm, [sequence]) for sequence in sequences])
-    for size in (2, 9, 24):
-        chosen = numbers.permutation(len(sequences))[:size]
-        together = selfcheck.rows_of(minilm, [sequences[number] for number in chosen])
-        assert difference(together, alone[chosen]) <= 1e-5
 
 
 def test_limits_are_those_of_the_options_and_the_model(tiny: Path) -> None:
@@ -148,11 +92,6 @@ def test_dtypes_on_a_cpu(dtype: str, tiny: Path) -> None:
     assert engine.info.dtype == dtype
     assert difference(rows.values, expected.values) <= (1e-5 if dtype == "float32" else 5e-2)
     reference.close()
-
-
-def test_the_warm_up_passes(tiny: Path) -> None:
-    limits = warm_up(load(tiny, max_num_tokens=256))
-    assert limits.tokens_per_second > 0
 
 
 def test_an_id_outside_the_vocabulary_fails_its_batch_alone(tiny: Path) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, LayerNorm, Normalize
 from torch import nn
 
 from engine.model import model_folder
-from engine.rows import with_numpy
+from engine.rows import with_numpy, with_torch
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.cpu.engines import options
 from tests.engine.engines import difference, results
@@ -104,7 +105,7 @@ def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Pat
     check(engine, folder)
 
 
-@pytest.mark.parametrize("mode", ["lasttoken", *full("cls", "mean")])
+@pytest.mark.parametrize("mode", ["lasttoken", "cls", *full("mean")])
 def test_each_pooling_of_the_fused_engine(mode: str, tmp_path: Path) -> None:
     check("fused", save_chain(tmp_path / "model", mode, *two_dense()))
 
@@ -141,3 +142,20 @@ def test_other_weights_of_a_module_are_another_model(tmp_path: Path) -> None:
         folder = save_chain(tmp_path / "model", "mean", *two_dense(), seed=number)
         check("openvino", folder, cache_dir=cache)
     assert len([path for path in Path(cache, "compiled").iterdir() if path.is_dir()]) == 2
+
+
+@pytest.mark.parametrize("length", [1, 7, 5000])
+def test_a_mean_is_exact_and_its_own(length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, other = (torch.randn(length, 8, generator=generator) + 1 for _ in range(2))
+    exact = own.double().mean(dim=0).float()
+    bounds = torch.tensor([0, length, 2 * length])
+    assert torch.equal(with_torch.pool(torch.cat([own, other * 1e6]), bounds, poolings=["mean"])[0], exact)
+    assert torch.equal(with_torch.pool(torch.cat([other * 1e6, own]), bounds, poolings=["mean"])[1], exact)
+
+
+def test_first_and_last_tokens() -> None:
+    token_rows = torch.arange(12.0).reshape(6, 2)
+    bounds = torch.tensor([0, 1, 4, 6])
+    assert with_torch.pool(token_rows, bounds, poolings=["cls"]).tolist() == [[0, 1], [2, 3], [8, 9]]
+    assert with_torch.pool(token_rows, bounds, poolings=["last"]).tolist() == [[0, 1], [6, 7], [10, 11]]

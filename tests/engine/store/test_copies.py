@@ -123,8 +123,11 @@ def test_one_makes_it_while_the_others_wait(root: Path, maker: Maker) -> None:
     assert there(root) == ["a", "b"]
 
 
-def test_what_a_killed_start_left_of_another_copy_is_removed(root: Path, maker: Maker) -> None:
-    maker(root / "a")
+def test_what_killed_starts_left_of_this_copy_and_of_others_is_removed(root: Path, maker: Maker) -> None:
+    for copy in (root / "a", root / "b"):
+        copies.unfinished(copy).mkdir(parents=True)
+    root.chmod(0o700)
+    assert maker(root / "a")
     copies.unfinished(root / "b").mkdir()
     assert maker(root / "a")
     assert there(root) == ["a"]

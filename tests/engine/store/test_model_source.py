@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from engine.store import model_source
 from engine.store.hub_cache import PICKLED_PATTERNS
 from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.folder_files import write
 from tests.engine.model.sentence_folder import POOLING, TRANSFORMER
 
@@ -55,10 +55,7 @@ def cached(cache_dir: Path, model_id: str, files: tuple[str, ...]) -> Path:
 
 
 def refusal(model_id: str, cache_dir: Path, revision: str | None = None) -> str:
-    with pytest.raises(ModelError) as caught:
-        model_source.resolve(model_id, revision, cache_dir=cache_dir)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return engines.refusal(lambda: model_source.resolve(model_id, revision, cache_dir=cache_dir))
 
 
 def test_a_folder_here_comes_first(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,13 +94,6 @@ def test_a_named_revision_is_not_taken_from_the_package(tmp_path: Path, hub: Hub
     assert hub.asked[0]["revision"] == "v1"
 
 
-@pytest.mark.parametrize("missing", ["config.json", "modules.json", "1_Pooling/config.json", "model.safetensors"])
-def test_a_snapshot_that_may_lack_files_is_completed_from_the_hub(tmp_path: Path, hub: Hub, missing: str) -> None:
-    """Without them the wrong pooling would be guessed, so they must be known not to exist."""
-    cached(tmp_path, "a/model", tuple(name for name in WHOLE if name != missing))
-    assert model_source.resolve("a/model", cache_dir=tmp_path).source == "hub"
-
-
 def test_a_snapshot_without_its_card_is_whole(tmp_path: Path, hub: Hub) -> None:
     """Caches that were filled before the card was read are served without the hub."""
     snapshot = cached(tmp_path, "a/model", WHOLE)
@@ -115,16 +105,6 @@ def test_a_snapshot_without_its_card_is_whole(tmp_path: Path, hub: Hub) -> None:
     assert "README.md" in hub.asked[0]["allow_patterns"]
 
 
-def test_only_files_that_cannot_run_code_are_fetched(tmp_path: Path, hub: Hub) -> None:
-    model_source.resolve("a/model", cache_dir=tmp_path, token="secret")
-    (asked,) = hub.asked
-    assert (asked["repo_id"], asked["token"], asked["cache_dir"]) == ("a/model", "secret", tmp_path)
-    wanted = [*WHOLE, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.txt", "spiece.model"]
-    unwanted = ["pytorch_model.bin", "model.pt", "modeling_custom.py", "tf_model.h5", "LICENSE", "onnx/config.json"]
-    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
-
-
 def test_a_conversion_wants_the_files_that_can_run_code_too(tmp_path: Path, hub: Hub) -> None:
     model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS)
     (asked,) = hub.asked
@@ -132,26 +112,6 @@ def test_a_conversion_wants_the_files_that_can_run_code_too(tmp_path: Path, hub:
     unwanted = ["modeling_custom.py", "training_args.bin", "optimizer.pt", "tf_model.h5", "onnx/model.bin"]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
-
-
-def test_a_snapshot_without_them_is_not_whole_for_a_conversion(tmp_path: Path, hub: Hub) -> None:
-    snapshot = cached(tmp_path, "a/model", WHOLE)
-    assert model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS).source == "hub"
-    (snapshot / "pytorch_model.bin").touch()
-    assert model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS).path == snapshot
-
-
-@pytest.mark.parametrize(
-    ("error", "part"),
-    [
-        (GatedRepoError, "gated"),
-        (RepositoryNotFoundError, "is not on the hub"),
-        (RevisionNotFoundError, "--revision 'v9'"),
-    ],
-)
-def test_what_the_hub_refuses_is_said_in_a_line(tmp_path: Path, hub: Hub, error: Any, part: str) -> None:
-    hub.error = error.__new__(error)  # its own initialisation wants an HTTP response
-    assert part in refusal("a/model", tmp_path, revision="v9")
 
 
 def test_an_unreachable_hub_is_said_in_a_line(tmp_path: Path, hub: Hub) -> None:

@@ -15,7 +15,11 @@ from tests.engine.store.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, ser
 from tests.engine.store.starts import NOBODY, Starter
 from tests.tiers import full
 
-UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/config.json", "LICENSE")
+UNWANTED = (
+    *("pytorch_model.bin", "model.pt", "tf_model.h5", "modeling_custom.py"),
+    *("onnx/model.onnx", "onnx/config.json", "LICENSE"),
+)
+WANTED = ("model.safetensors", "vocab.txt", "spiece.model")
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[LocalHub]:
     for name in ("config.json", "1_Pooling/config.json", "tokenizer.json"):
         write(folder / name, {"name": name})
     write(folder / "modules.json", [])
-    for name in ("model.safetensors", *UNWANTED):
+    for name in (*WANTED, *UNWANTED):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode() * 1000)
     with serving_hub(folder) as running:

@@ -1,12 +1,12 @@
-"""Whether an engine's rows are transformers', alone and in batches: what tests of models and of mistakes share."""
+"""Whether an engine's rows are transformers', alone and in batches."""
 
 import numpy as np
 
 from engine.tensorrt_llm.engine import TensorrtLlmEngine
+from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import Model
 from tests.engine.tensorrt_llm.stand_in import load, rows
 from tests.engine.tiny_models import arbitrary
-from tests.engine.transformers.scored_models import difference
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)
 TOLERANCE = 1e-5  # relative to the largest number, in float32

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from engine.model.model_folder import ModelFolder
 from engine.tensorrt_llm.planning.checkpoint import classify
 from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS
-from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.tensorrt_llm.header_models import LINEARS, Headers, layers, plain, write_model
 
 BLOCKWISE = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -63,10 +61,7 @@ def modelopt(algorithm: str, **others: Any) -> dict[str, Any]:
 
 
 def refused(folder: ModelFolder) -> str:
-    with pytest.raises(ModelError) as refusal:
-        classify(folder)
-    message = str(refusal.value)
-    assert "\n" not in message
+    message = engines.refusal(lambda: classify(folder))
     assert "plain weights" in message or "safetensors" in message or "looks for" in message
     assert len(message) < 400
     return message

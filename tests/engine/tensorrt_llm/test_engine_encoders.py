@@ -15,14 +15,13 @@ import torch
 from engine.rows.with_numpy import position_ids
 from engine.tensorrt_llm.library import models
 from engine.types import ModelError
+from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import ENCODERS, Model, classifying, encoding, with_options
 from tests.engine.tensorrt_llm.parity import SEQLENS, distance
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.tiny_models import arbitrary, batch
-from tests.engine.transformers.scored_models import difference
 
 HALF = 5e-3  # float16
-WRONG = 20 * HALF
 PADDING = 1
 
 
@@ -72,20 +71,6 @@ def test_graphs_pad_batches_and_rows_stay_the_same(tmp_path: Path) -> None:
 def test_without_being_asked_it_computes_in_bfloat16(tmp_path: Path) -> None:
     engine = load(encoding("roberta", tmp_path / "m", "cls").folder, pooling="cls")
     assert engine.info.dtype == "bfloat16"
-
-
-@pytest.mark.parametrize("number", ["from 0", "through the batch"])
-def test_other_positions_show(number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = half(encoding("xlm-roberta", tmp_path / "m", "mean"))
-    wrong = {
-        "from 0": lambda ids, places, padding_idx: places,
-        "through the batch": lambda ids, places, padding_idx: (torch.arange(len(ids)) % 60 + padding_idx + 1).int(),
-    }
-    monkeypatch.setattr(models, "positions", wrong[number])
-    try:
-        assert distance(model) > WRONG
-    except ModelError as error:
-        assert "rows depend on the batch" in str(error)  # noqa: PT017
 
 
 def test_positions_are_those_of_the_other_engines() -> None:

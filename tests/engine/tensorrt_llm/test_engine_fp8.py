@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from tests.engine.engines import difference
 from tests.engine.folder_files import change
 from tests.engine.tensorrt_llm.models import FAMILIES, Model, embedding
 from tests.engine.tensorrt_llm.parity import SEQLENS, TOLERANCE
 from tests.engine.tensorrt_llm.quantize.models import WIDE, end_of_processes, quantized
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.tiny_models import Reference, arbitrary
-from tests.engine.transformers.scored_models import difference
 
 BLOCK = 128
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import (
     FAMILIES,
     answering,
@@ -15,7 +16,6 @@ from tests.engine.tensorrt_llm.models import (
 )
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
-from tests.engine.transformers.scored_models import difference
 from tests.tiers import full_but
 
 

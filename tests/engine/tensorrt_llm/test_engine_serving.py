@@ -20,11 +20,11 @@ from engine.types import (
     OutputKind,
     ProcessSpent,
 )
+from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import Model, embedding
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance_of
 from tests.engine.tensorrt_llm.stand_in import H200, answer, library, load, place, rows
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch
-from tests.engine.transformers.scored_models import difference
 
 RARE = 93  # an id that neither the samples of a start nor the tests' sequences have
 

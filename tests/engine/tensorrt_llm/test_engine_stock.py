@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.types import EngineError, ModelError, OutputKind
+from engine.types import EngineError, OutputKind
+from tests.engine.engines import difference
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm.models import classifying, embedding
 from tests.engine.tensorrt_llm.parity import TOLERANCE
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, Reference, WholeReference, arbitrary, batch
-from tests.engine.transformers.scored_models import difference
 
 SEQLENS = (5, 17, 1, 30)
 HALF = 5e-3  # upstream's BERT computes in float16, whatever it is told
@@ -61,13 +61,6 @@ def test_bert_classifies_pairs_by_their_types(tmp_path: Path) -> None:
     )
     assert difference(results[OutputKind.LOGITS].values, expected) <= HALF
     assert difference(model.expected(sequences), expected) > 10 * HALF
-
-
-def test_types_of_tokens_and_graphs_do_not_go_together(tmp_path: Path) -> None:
-    """Upstream refuses each batch that comes with what no graph was recorded with."""
-    model = classifying("bert", tmp_path / "m")
-    with pytest.raises(ModelError, match="--tensorrt-llm-cuda-graphs is not for BertForSequenceClassification"):
-        load(model.folder, tensorrt_llm_model_class="stock", tensorrt_llm_cuda_graphs=True)
 
 
 def test_a_reward_model_of_qwen2(tmp_path: Path) -> None:

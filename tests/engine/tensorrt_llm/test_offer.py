@@ -73,9 +73,3 @@ def test_a_copy_that_fails_is_one_line(
     write_model(tmp_path)
     with pytest.raises(ModelError, match=message):
         chosen(tmp_path, quantization="fp8")
-
-
-def test_the_library_reads_architectures_of_every_folder(tmp_path: Path) -> None:
-    write_model(tmp_path, architectures=None)
-    with pytest.raises(ModelError, match="looks for architectures in"):
-        chosen(tmp_path)

@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
@@ -37,13 +35,6 @@ def compute(
     rows = choice.makers[kind](choice.forward(some), some)
     assert rows.values.dtype == np.float32
     return rows
-
-
-def difference(rows: NDArray[np.float32], expected: Any) -> float:
-    """The largest, relative to the largest value where that is above 1."""
-    expected = np.asarray(expected)
-    assert rows.shape == expected.shape
-    return float(np.abs(rows - expected).max() / max(1.0, np.abs(expected).max()))
 
 
 def refusal(folder: Path, *heads: Head) -> str:

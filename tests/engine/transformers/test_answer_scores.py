@@ -14,8 +14,9 @@ from engine.model.tasks import AnswerScore
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import OutputKind
+from tests.engine.engines import difference
 from tests.engine.tiny_models import GENERATING, VOCAB_SIZE, WholeReference, arbitrary, save_whole
-from tests.engine.transformers.scored_models import SEQLENS, choose, compute, difference, read, refusal
+from tests.engine.transformers.scored_models import SEQLENS, choose, compute, read, refusal
 
 GENERATING_FAMILIES = (
     "llama",

@@ -1,7 +1,6 @@
 """Heads of the library's classes: raw scores of batches equal the whole model's own, one sequence at a time."""
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ import torch
 from transformers import AutoModel
 
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
-from engine.transformers import engine, library_heads, selftest
+from engine.transformers import library_heads, selftest
 from engine.transformers.forward import Maker
 from engine.transformers.heads import Made, makers_of
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import Batch, ModelError, OutputKind, Rows
-from tests.engine.engines import load_options
+from tests.engine.engines import difference
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import (
     GENERATING,
@@ -27,11 +26,10 @@ from tests.engine.tiny_models import (
     SCORING_TOKENS,
     WholeReference,
     arbitrary,
-    batch,
     save,
     save_whole,
 )
-from tests.engine.transformers.scored_models import SEQLENS, choose, compute, difference, read, refusal
+from tests.engine.transformers.scored_models import SEQLENS, choose, compute, read, refusal
 
 FIRST, LAST, MEAN, EACH = "the first token's row", "the last token's row", "the mean of", "all tokens' rows"
 LABELS = ("bad", "fair", "good")
@@ -66,10 +64,6 @@ SEQUENCE_FAMILIES = {
     "phi3": LAST,
     "gpt2": LAST,
 }
-# tests/parity has all others, with these heads and with those of sequences.
-TOKEN_FAMILIES = ("bert", "deberta-v2", "modernbert", "qwen3")
-
-# --- of sequences
 
 
 @pytest.mark.holds("Heads equal the library's")
@@ -86,29 +80,6 @@ def test_scores_of_sequences_are_the_whole_models(family: str, way: str, tmp_pat
     assert difference(compute(choice, OutputKind.LOGITS, sequences).values, expected) <= 1e-5
     alone = [compute(choice, OutputKind.LOGITS, [sequence]).values for sequence in sequences]
     assert difference(np.concatenate(alone), expected) <= 1e-5
-
-
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "qwen3"])
-def test_one_label(family: str, tmp_path: Path) -> None:
-    folder = save_whole(family, tmp_path / "model", SCORING_SEQUENCES, num_labels=1)
-    sequences = arbitrary(SEQLENS)
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    choice = choose(folder, SequenceScores(labels=("LABEL_0",)), prepacks=True)
-    rows = compute(choice, OutputKind.LOGITS, sequences).values
-    assert difference(rows, [reference.scores(sequence) for sequence in sequences]) <= 1e-5
-
-
-@pytest.mark.parametrize("family", ["bert", "albert", "deberta-v2", "gte"])
-def test_token_types_of_pairs(family: str, tmp_path: Path) -> None:
-    folder = save_whole(family, tmp_path / "model", SCORING_SEQUENCES, num_labels=3, type_vocab_size=2)
-    sequences = arbitrary((6, 4, 6))
-    types = [[0, 0, 0, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0, 0, 1]]
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    expected = [reference.scores(*pair) for pair in zip(sequences, types, strict=True)]
-    choice = choose(folder, SequenceScores(labels=LABELS))
-    rows = compute(choice, OutputKind.LOGITS, sequences, [*itertools.chain(*types)]).values
-    assert difference(rows, expected) <= 1e-5
-    assert difference(compute(choice, OutputKind.LOGITS, sequences).values, expected) > 1e-3
 
 
 @pytest.mark.holds("What a model is for")
@@ -177,40 +148,7 @@ def test_a_bare_transformer_has_no_head(tmp_path: Path) -> None:
         library_heads.LibraryHead(model)
 
 
-# --- of tokens
-
-
-@pytest.mark.parametrize("family", TOKEN_FAMILIES)
-def test_scores_of_tokens_are_the_whole_models(family: str, tmp_path: Path) -> None:
-    folder = save_whole(family, tmp_path / "model", SCORING_TOKENS, num_labels=3)
-    sequences = arbitrary(SEQLENS)
-    reference = WholeReference(folder, SCORING_TOKENS)
-    choice = choose(folder, TokenScores(labels=LABELS))
-    rows = compute(choice, OutputKind.TOKEN_LOGITS, sequences)
-    assert rows.offsets is not None
-    assert rows.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
-    expected = np.concatenate([reference.scores(sequence) for sequence in sequences])
-    assert np.abs(expected).max() > 0.05
-    assert difference(rows.values, expected) <= 1e-5
-    assert any("each token's row" in note for note in choice.notes)
-
-
 # --- the engine
-
-
-def test_the_engine_gives_scores(tmp_path: Path) -> None:
-    folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    loaded = engine.load(name="m", reason="asked", options=load_options(folder))
-    assert loaded.info.outputs is OutputKind.LOGITS
-    assert any("BertForSequenceClassification on the first token's row" in note for note in loaded.info.notes)
-    sequences = arbitrary(SEQLENS)
-    loaded.submit(dataclasses.replace(batch(sequences), outputs=OutputKind.LOGITS))
-    _, results = loaded.collect()
-    loaded.close()
-    assert isinstance(results, dict), results
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    expected = [reference.scores(sequence) for sequence in sequences]
-    assert difference(results[OutputKind.LOGITS].values, expected) <= 1e-5
 
 
 @pytest.mark.holds("Heads equal the library's", "What a model is for")

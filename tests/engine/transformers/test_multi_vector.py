@@ -1,6 +1,6 @@
-"""Late interaction: a vector for each token, and query tokens that the others do not see.
+"""Late interaction: a vector for each token, by a file of its own, and how tokens are hidden from others.
 
-Against sentence-transformers' MultiVectorEncoder, and transformers with the mask that it takes.
+tests/parity has the vectors of queries and documents.
 """
 
 import dataclasses
@@ -13,31 +13,24 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from torch import nn
 from transformers import AutoModel
 
 from engine.model import model_folder, tasks
-from engine.model.tasks import LateInteraction, Task, TokenVectors
-from engine.transformers import attention, engine
+from engine.model.coverage import Use
+from engine.model.tasks import TokenVectors
+from engine.transformers import attention
 from engine.transformers.forward import HidingForward, PackedForward, PaddedForward, hiding
 from engine.transformers.heads import token_vectors
-from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear
-from engine.transformers.selftest import choose_forward
 from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind
-from tests.engine import engines
-from tests.engine.cpu.engines import options
-from tests.engine.engines import difference
-from tests.engine.rows.sentence_models import save_words, text_of
-from tests.engine.tiny_models import HIDDEN_SIZE, PADDED, arbitrary, batch, save
+from tests.engine.engines import difference, results
+from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
+from tests.engine.transformers.loaded import load
+from tests.parity import folders as parity
+from tests.parity.architectures import BGE_M3
 
 CPU = torch.device("cpu")
 SEQLENS = (7, 1, 30, 7, 60, 2)
-EXPANSION_ID = 5
-QUERY_LENGTH = 12
 
 
 def vectors(folder: Path, head: TokenVectors, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
@@ -52,19 +45,7 @@ def vectors(folder: Path, head: TokenVectors, sequences: Sequence[Sequence[int]]
 
 @pytest.fixture(scope="module")
 def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer and a Dense without bias, in a folder each."""
-    folder = save("bert", tmp_path_factory.mktemp("multi vector") / "model")
-    save_words(folder)
-    torch.manual_seed(2)
-    (folder / "1_Dense").mkdir()
-    dense(HIDDEN_SIZE, 12).save(str(folder / "1_Dense"))
-    return folder
-
-
-def dense(in_features: int, out_features: int) -> Dense:
-    return Dense(
-        in_features, out_features, bias=False, activation_function=nn.Identity(), module_input_name="token_embeddings"
-    )
+    return save("bert", tmp_path_factory.mktemp("multi vector") / "model")
 
 
 def head(folder: str = "1_Dense", *, has_bias: bool = False, normalize: bool = True) -> TokenVectors:
@@ -72,41 +53,6 @@ def head(folder: str = "1_Dense", *, has_bias: bool = False, normalize: bool = T
         folder=folder, in_features=HIDDEN_SIZE, out_features=12, has_bias=has_bias, activation="Identity"
     )
     return TokenVectors(steps=(step,), dimensions=12, normalize=normalize)
-
-
-def encoder(folder: Path) -> MultiVectorEncoder:
-    expansion = {"strategy": "fixed", "attend": False, "length": QUERY_LENGTH, "token": f"w{EXPANSION_ID}"}
-    transformer = Transformer(str(folder), query_expansion=expansion)
-    normalize = Normalize(module_input_name="token_embeddings", module_output_name="token_embeddings")
-    modules = [transformer, Dense.load(str(folder / "1_Dense")), normalize, MultiVectorMask()]
-    return MultiVectorEncoder(modules=modules, device="cpu")
-
-
-def test_documents_have_the_vectors_of_sentence_transformers(colbert: Path) -> None:
-    sequences, reference = arbitrary(SEQLENS), encoder(colbert)
-    found = vectors(colbert, head(), sequences)
-    for sequence, rows in zip(sequences, found, strict=True):
-        expected = reference.encode_document(text_of(sequence), convert_to_numpy=True)
-        assert difference(rows, expected) <= 1e-5
-        assert difference(vectors(colbert, head(), [sequence])[0], expected) <= 1e-5
-
-
-@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
-def test_queries_have_the_vectors_of_sentence_transformers(colbert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with what fills it up, which it does not see."""
-    sequences, reference = arbitrary((7, 1, QUERY_LENGTH, 7, 3)), encoder(colbert)
-    queries = [[*sequence, *[EXPANSION_ID] * (QUERY_LENGTH - len(sequence))] for sequence in sequences]
-    some = with_hidden(queries, [QUERY_LENGTH - len(sequence) for sequence in sequences])
-    late = LateInteraction(query_length=QUERY_LENGTH, expansion_id=EXPANSION_ID)
-    read = dataclasses.replace(model_folder.read(colbert), task=Task.LATE_INTERACTION, heads=(head(),), late=late)
-    monkeypatch.setattr(model_folder, "read", lambda _, **__: read)
-    loaded = engine.load(name="m", reason="", options=options(colbert))
-    assert loaded.info.outputs == OutputKind.MULTI_VECTOR
-    expected = np.concatenate([reference.encode_query(text_of(one), convert_to_numpy=True) for one in sequences])
-    assert difference(engines.rows(loaded, some, OutputKind.MULTI_VECTOR), expected) <= 1e-5
-    seen = engines.rows(loaded, dataclasses.replace(some, token_type_ids=None), OutputKind.MULTI_VECTOR)
-    assert difference(seen, expected) > 1e-3
-    loaded.close()
 
 
 @pytest.mark.parametrize("prefix", ["", "linear."])
@@ -145,40 +91,6 @@ def test_a_file_that_is_cut_short_is_refused(colbert: Path) -> None:
         token_vectors(model_folder.read(colbert), head(file.name), CPU)
 
 
-def masked(folder: Path, sequence: Sequence[int], num_hidden: int) -> NDArray[np.float32]:
-    """transformers' own rows of one sequence whose last tokens are hidden."""
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
-    is_seen = torch.arange(len(sequence)) < len(sequence) - num_hidden
-    with torch.inference_mode():
-        output = model(input_ids=torch.tensor([list(sequence)]), attention_mask=is_seen[None].long())
-    rows: NDArray[np.float32] = output.last_hidden_state[0].numpy()
-    return rows
-
-
-@pytest.mark.parametrize("family", ["bert", "distilbert", "xlm-roberta", "modernbert", "qwen3", "mpnet"])
-def test_hidden_tokens_are_not_seen_and_have_rows(family: str, tmp_path: Path) -> None:
-    folder = save(family, tmp_path / "model")
-    sequences, num_hidden = arbitrary((9, 9, 2, 20, 5)), (4, 0, 1, 11, 2)
-    some = with_hidden(sequences, num_hidden)
-    read = model_folder.read(folder)
-    forward = hiding(choose_forward(load_model(read, dtype=torch.float32), read, prepacks=True).forward)
-    assert isinstance(forward, PaddedForward if family in PADDED else HidingForward)
-    expected = np.concatenate([masked(folder, *each) for each in zip(sequences, num_hidden, strict=True)])
-    assert difference(forward(some).numpy(), expected) <= 1e-5
-    if family == "qwen3":  # causal, so what is hidden at the end was not seen but by what is hidden itself
-        return
-    seen = [masked(folder, sequence, 0) for sequence in sequences]
-    assert difference(np.concatenate(seen), expected) > 1e-3
-    assert difference(forward(batch(sequences)).numpy(), np.concatenate(seen)) <= 1e-5
-
-
-def with_hidden(sequences: Sequence[Sequence[int]], num_hidden: Sequence[int]) -> Batch:
-    types: list[int] = []
-    for sequence, number in zip(sequences, num_hidden, strict=True):
-        types += [0] * (len(sequence) - number) + [EXPANSION_TOKEN] * number
-    return batch(sequences, types)
-
-
 def test_a_batch_without_hidden_tokens_stays_packed(tmp_path: Path) -> None:
     class Counting:
         num_calls = 0
@@ -212,3 +124,23 @@ def test_both_ways_share_their_weights(tmp_path: Path) -> None:
     assert (model.config._attn_implementation, twin.config._attn_implementation) == (attention.PACKED, "sdpa")
     for way in (forward.packed, forward.padded):
         assert difference(way(some).numpy(), expected(some).numpy()) <= 1e-5
+
+
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
+def test_all_outputs_come_from_one_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(parity.save(BGE_M3, Use.EMBED, tmp_path / "model"))
+    forward, batches = loaded._forward, []
+
+    def counting(some: Batch) -> torch.Tensor:
+        batches.append(some)
+        return forward(some)
+
+    monkeypatch.setattr(loaded, "_forward", counting)
+    made = dataclasses.replace(batch(arbitrary(SEQLENS)), outputs=loaded.info.outputs)
+    found = results(loaded, made)
+    assert len(found) == 4
+    assert len(batches) == 1
+    for outputs in (*loaded.info.outputs, OutputKind.POOLED | OutputKind.SPARSE):
+        for kind, rows in results(loaded, dataclasses.replace(made, outputs=outputs)).items():
+            assert difference(rows.values, found[kind].values) <= 1e-6
+    loaded.close()

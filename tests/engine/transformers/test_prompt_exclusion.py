@@ -1,14 +1,11 @@
-"""Prompts that are left out of the pooling: against sentence-transformers' Pooling with include_prompt=False."""
+"""Prompts that are left out of the pooling, beyond what tests/parity has of each pooling."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoConfig, AutoModel
 
 from engine.rows.with_torch import Pooling, RowModules
@@ -16,12 +13,7 @@ from engine.transformers.engine import load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
 from tests.engine.cpu.engines import options
 from tests.engine.engines import difference, rows
-from tests.engine.rows.sentence_models import save_chain, text_of
-from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
-
-MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-PROMPT = (17, 90, 33)
-SEQLENS = (7, 1, 30, 7, 57, 2)  # of the texts alone
+from tests.engine.tiny_models import arbitrary, batch, save
 
 
 def with_prompts(sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> Batch:
@@ -30,41 +22,6 @@ def with_prompts(sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> 
     for sequence, length in zip(sequences, lengths, strict=True):
         types += [PROMPT_TOKEN] * length + [0] * (len(sequence) - length)
     return batch(sequences, types)
-
-
-def check(mode: Any, folder: Path) -> None:
-    reference = SentenceTransformer(str(folder), device="cpu")
-    loaded = load(name="m", reason="", options=options(folder))
-    texts = arbitrary(SEQLENS)
-    # the second half without a prompt, in the same batch
-    expected = np.stack(
-        [reference.encode(text_of(text), prompt=f"{text_of(PROMPT)} ") for text in texts]
-        + [reference.encode(text_of(text)) for text in texts]
-    )
-    sequences = [[*PROMPT, *text] for text in texts] + texts
-    lengths = [len(PROMPT)] * len(texts) + [0] * len(texts)
-    found = rows(loaded, with_prompts(sequences, lengths))
-    assert difference(found, expected) <= 1e-5
-    for number in (0, 1, 2, len(texts) + 1):
-        alone = rows(loaded, with_prompts(sequences[number : number + 1], lengths[number : number + 1]))
-        assert difference(alone, expected[number : number + 1]) <= 1e-5
-    whole = rows(loaded, batch(sequences))
-    assert difference(whole[len(texts) :], expected[len(texts) :]) <= 1e-5
-    if mode != "lasttoken":
-        assert difference(whole[: len(texts)], expected[: len(texts)]) > 1e-3
-    loaded.close()
-
-
-@pytest.mark.holds("Prompts")
-@pytest.mark.parametrize("mode", [*MODES, MODES[::-1]], ids=str)
-def test_each_pooling_leaves_prompts_out(mode: Any, tmp_path: Path) -> None:
-    check(mode, save_chain(tmp_path / "model", mode, include_prompt=False))
-
-
-@pytest.mark.parametrize("family", ["qwen3", "deberta-v2"])
-def test_other_families_and_steps_after_the_pooling(family: str, tmp_path: Path) -> None:
-    folder = save_chain(tmp_path / "model", "weightedmean", Dense(HIDDEN_SIZE, 9), family=family, include_prompt=False)
-    check("weightedmean", folder)
 
 
 @pytest.mark.holds("Prompts")

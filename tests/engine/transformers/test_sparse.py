@@ -25,18 +25,6 @@ from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch, 
 
 CPU = torch.device("cpu")
 SEQLENS = (7, 1, 30, 7, 60, 2, 1)
-WITH_A_HEAD = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "distilbert",
-    "electra",
-    "albert",
-    "modernbert",
-    "mpnet",
-    "deberta-v2",
-    "nomic_bert",
-)
 
 
 def save_whole(family: str, folder: Path) -> Path:
@@ -80,18 +68,6 @@ def encoded(folder: Path, head: VocabularyWeights, sequences: list[list[int]]) -
     pooling = SpladePooling(head.pooling, head.activation)  # type: ignore[arg-type]
     model = SparseEncoder(modules=[Transformer(str(folder), transformer_task="fill-mask"), pooling], device="cpu")
     return np.stack([model.encode(text_of(one), convert_to_sparse_tensor=False).numpy() for one in sequences])
-
-
-@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
-@pytest.mark.parametrize("family", WITH_A_HEAD)
-def test_vocabulary_weights_equal_sentence_transformers(family: str, tmp_path: Path) -> None:
-    folder, head, sequences = save_whole(family, tmp_path / "model"), VocabularyWeights(), arbitrary(SEQLENS)
-    whole = AutoModelForMaskedLM.from_pretrained(folder)
-    rows, expected = made(whole, head, sequences), encoded(folder, head, sequences)
-    assert 0.01 < (expected != 0).mean() < 0.99
-    assert difference(rows, expected) <= 1e-5
-    alone = np.concatenate([made(whole, head, [sequence]) for sequence in sequences])
-    assert difference(alone, expected) <= 1e-5
 
 
 @pytest.mark.holds("The whole vocabulary is never projected at once")

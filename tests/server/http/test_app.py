@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from server.feature import Feature
+from server.features.table import FEATURES
 from tests.server.edge import Called, Edge, answered, call, ready_state
 
 BODY = b'{"input":["one","three"]}'
@@ -239,3 +241,18 @@ async def test_one_model_and_the_pages_that_other_servers_have() -> None:
     assert set(json.loads(version.body)) == {"version"}
     assert api_doc.body == openapi.body
     assert (ping.status, json.loads(ping.body)) == (200, {"status": "ok"})
+
+
+ROUTES_OF_FEATURES = [(feature, *place) for feature in FEATURES for place in feature.routes]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"not json"])
+@pytest.mark.parametrize(("feature", "method", "path"), ROUTES_OF_FEATURES)
+def test_a_route_of_a_feature_that_is_off_names_its_flag_whatever_is_sent(
+    feature: Feature, method: str, path: str, body: bytes
+) -> None:
+    called = answer(method, path.replace("{", "").replace("}", ""), body)
+
+    assert called.status == 404
+    assert called.error()["code"] == "unknown_url"
+    assert feature.flag in called.error()["message"]

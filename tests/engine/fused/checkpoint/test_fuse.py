@@ -114,17 +114,6 @@ def test_the_prefix_of_a_larger_model(family: str, tmp_path: Path) -> None:
     assert_same(source_of(folder).weights(), plain)
 
 
-def test_old_names_of_norms(folder: Path) -> None:
-    plain = source_of(folder).weights()
-
-    def old(name: str) -> str:
-        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-
-    assert any("gamma" in old(name) for name in load_file(folder / "model.safetensors"))
-    rewrite(folder, lambda tensors: {old(name): tensor for name, tensor in tensors.items()})
-    assert_same(source_of(folder).weights(), plain)
-
-
 @pytest.mark.parametrize("family", ["bert", "albert", "mpnet"])
 def test_a_module_gives_the_same(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")

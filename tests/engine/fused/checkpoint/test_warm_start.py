@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -103,20 +102,6 @@ def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_damaged_entry_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir)
-    (entry,) = entries(cache_dir)
-    content = (entry / "weights.safetensors").read_bytes()
-    os.truncate(entry / "weights.safetensors", 1000)
-    with caplog.at_level(logging.WARNING):
-        notes = load(folder, cache_dir).info.notes
-    assert "is not used" in caplog.text
-    assert not any("taken from" in note for note in notes)
-    assert (entry / "weights.safetensors").read_bytes() == content
-
-
-@pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("others", [{"quantization": "auto"}, *full({"quantization": "none"}, {"is_gated": False})])
 def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], tmp_path: Path) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
@@ -143,21 +128,6 @@ def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, mo
     (note,) = [note for note in warm.notes if "was rejected" in note]
     assert note.endswith(", at an earlier start")
     assert note.removesuffix(", at an earlier start") in cold.notes
-
-
-@pytest.mark.usefixtures("lenient")
-def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
-    folder = save_tame("bert", tmp_path / "model")
-    for _ in range(2):
-        assert not any("taken from" in note for note in load(folder, None).info.notes)
-
-
-@pytest.mark.usefixtures("lenient")
-def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").touch()
-    with caplog.at_level(logging.WARNING):
-        assert load(save_tame("bert", tmp_path / "model"), tmp_path / "file").info.dtype == "fp8"
-    assert "not cached" in caplog.text
 
 
 @pytest.mark.usefixtures("lenient")

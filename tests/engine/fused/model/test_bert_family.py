@@ -95,16 +95,6 @@ def test_what_stands_in_padding_would_be_seen(tmp_path: Path) -> None:
     assert len(rows) > 8
 
 
-def test_token_types(tmp_path: Path) -> None:
-    folder = save("bert", tmp_path / "model")
-    (sequence,) = arbitrary((9,))
-    types = [0] * 4 + [1] * 5
-    model = AutoModel.from_pretrained(folder)
-    with torch.inference_mode():
-        output = model(input_ids=torch.tensor([sequence]), token_type_ids=torch.tensor([types]))
-    assert_close(load_fused(folder).token_rows([sequence], types), output.last_hidden_state[0].numpy())
-
-
 def test_a_token_that_is_padding_to_roberta(tmp_path: Path) -> None:
     """A text can spell it out; it has no position of its own, and is seen like any other."""
     folder = save("roberta", tmp_path / "model")

@@ -14,7 +14,7 @@ from tests.engine.tiny_models import arbitrary
 SEQLENS = (5, 17, 1, 30, 9)
 
 
-@pytest.mark.parametrize("family", ["bert", "qwen3", "llama"])
+@pytest.mark.parametrize("family", ["bert", "qwen3", "llama", "gemma3_text, bidirectional", "modernbert"])
 def test_rows_in_fp8_are_near(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     fused, sequences = load_fused(folder), arbitrary(SEQLENS)

@@ -16,6 +16,7 @@ from engine.tensorrt_llm.planning.backbone import padding_idx_of
 from engine.tensorrt_llm.planning.head import HeadKind, PlannedHead, head_of
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 
@@ -29,9 +30,7 @@ def embedder(path: Path, **config: Any) -> ModelFolder:
 
 
 def refused(folder: ModelFolder) -> str:
-    with pytest.raises(ModelError) as refusal:
-        plan(folder, [], PLAIN)
-    message = str(refusal.value)
+    message = engines.refusal(lambda: plan(folder, [], PLAIN))
     assert message.startswith("the tensorrt-llm engine ")
     assert "--engine fused" in message
     return message

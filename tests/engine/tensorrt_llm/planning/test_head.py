@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, LateInteraction, TokenScores, TokenTable
@@ -22,7 +21,8 @@ from engine.tensorrt_llm.planning.head import (
     without_trailing_padding,
 )
 from engine.types import ModelError
-from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, write_model
+from tests.engine import engines
+from tests.engine.tensorrt_llm.header_models import CONFIG, write_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LLAMA3: dict[str, Any] = {
@@ -36,11 +36,8 @@ _SCORER: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"], 
 
 
 def refused(folder: ModelFolder) -> str:
-    with pytest.raises(ModelError) as refusal:
-        head_of(folder)
-    message = str(refusal.value)
+    message = engines.refusal(lambda: head_of(folder))
     assert message.startswith("the tensorrt-llm engine ")
-    assert "\n" not in message
     assert "--engine " in message
     assert len(message) < 300
     return message
@@ -49,18 +46,6 @@ def refused(folder: ModelFolder) -> str:
 def test_the_library_reads_architectures_before_it_is_told_ours(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^the tensorrt-llm engine looks for architectures in config\.json"):
         check_config(write_model(tmp_path, architectures=None))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_embeddings(family: str, tmp_path: Path) -> None:
-    head = head_of(write_model(tmp_path, model_type=family, sliding_window=None))
-    assert head == PlannedHead(kind=HeadKind.EMBED, pooling="last", is_causal=True, num_outputs=HIDDEN)
-
-
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-def test_each_pooling(pooling: str, tmp_path: Path) -> None:
-    folder = dataclasses.replace(write_model(tmp_path), poolings=(pooling,))
-    assert head_of(folder).pooling == pooling
 
 
 def test_scores(tmp_path: Path) -> None:
@@ -236,29 +221,3 @@ def test_padding_at_the_end_is_left_out_for_classifiers_alone(tmp_path: Path) ->
 def test_what_is_left_ends_with_the_token_that_transformers_scores(token_ids: list[int], left: list[int]) -> None:
     assert without_trailing_padding(token_ids, 3) == left
     assert without_trailing_padding(token_ids, None) == token_ids
-
-
-_PAD = 3
-_CONFIG = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_labels": 2,
-    "pad_token_id": _PAD,
-    "initializer_range": 0.3,
-}
-
-
-def test_scores_are_those_of_transformers() -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("llama", **_CONFIG)
-    model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
-    model.eval()
-    for token_ids in ([7, 8, _PAD, _PAD], [7, _PAD, 8, _PAD], [_PAD, _PAD], [7, 8]):
-        left = without_trailing_padding(token_ids, _PAD)
-        with torch.no_grad():
-            scored = model(torch.tensor([token_ids])).logits[0]
-            rows = model.model(torch.tensor([list(left)])).last_hidden_state[0]
-        torch.testing.assert_close(model.score(rows[-1]), scored, atol=1e-5, rtol=0)

@@ -1,16 +1,14 @@
 """Which class computes a model, and what is said to it."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.tensorrt_llm.planning.families import FAMILIES
-from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
 from engine.tensorrt_llm.planning.plan import ours
-from engine.types import ModelError, OutputKind
+from engine.types import OutputKind
 from tests.engine.tensorrt_llm.header_models import HIDDEN, write_model
 
 SCORE = {"score.weight": ("BF16", (3, HIDDEN))}
@@ -25,17 +23,6 @@ def test_each_family_has_a_class_of_its_own(model_type: str, tmp_path: Path) -> 
     assert model_class.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]
     assert (model_class.output, model_class.num_outputs) == (OutputKind.POOLED, HIDDEN)
     assert not model_class.takes_token_types
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_the_head_reaches_the_class_as_it_is(is_causal: bool, tmp_path: Path) -> None:
-    model_class = ours(write_model(tmp_path, is_causal=is_causal))
-
-    config: Any = json.loads(json.dumps(model_class.model_kwargs))[CONFIG_KEY]
-
-    assert PlannedHead.from_config(config) == PlannedHead(
-        kind=HeadKind.EMBED, pooling="last", is_causal=is_causal, num_outputs=HIDDEN
-    )
 
 
 def test_mistrals_window_is_taken_away(tmp_path: Path) -> None:
@@ -58,8 +45,3 @@ def test_mistrals_window_is_taken_away(tmp_path: Path) -> None:
 )
 def test_the_note_says_what_is_computed(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert ours(write_model(tmp_path, **config)).note == words
-
-
-def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no class for the architecture 'gemma2'"):
-        ours(write_model(tmp_path, model_type="gemma2"))

@@ -16,6 +16,7 @@ from engine.types import ModelError, OutputKind
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_plan import ModelPlan, plan_model
+from tests.engine import engines
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, Headers, plain, write_headers, write_model
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 
@@ -61,10 +62,7 @@ def classifier(path: Path, **config: Any) -> ModelFolder:
 
 
 def refused(folder: ModelFolder) -> str:
-    with pytest.raises(ModelError) as refusal:
-        stock(folder)
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
+    return engines.refusal(lambda: stock(folder))
 
 
 def planned(path: Path, engine: str, model_class: str) -> ModelPlan:

@@ -1,11 +1,7 @@
 """The copy in the cache is what the command makes. One process makes it; after a kill the next one starts again."""
 
-import contextlib
 import dataclasses
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +13,7 @@ from engine.model.weights import read_arrays
 from engine.tensorrt_llm.quantize import cached
 from engine.tensorrt_llm.quantize.cached import block_fp8
 from tests.engine.folder_files import change, write
-from tests.engine.tensorrt_llm.quantize.fuse import Fuse, Killed
-from tests.engine.tensorrt_llm.quantize.models import KILL_AT_A_WRITE, contents, copies
-from tests.structure.sources import ROOT
-
-# What a server's start does, killed when some of the tensors have been written.
-KILLED = f"""{KILL_AT_A_WRITE}
-from pathlib import Path
-from engine.tensorrt_llm.quantize.cached import block_fp8
-block_fp8(Path(sys.argv[1]), cache_dir=sys.argv[2])
-"""
+from tests.engine.tensorrt_llm.quantize.models import contents, copies
 
 
 def test_it_is_what_the_command_makes_and_is_made_once(
@@ -85,22 +72,6 @@ def test_another_model_is_quantized_anew(
     assert (contents(second) == before) == (change_of == "format")
 
 
-@pytest.mark.holds("TensorRT-LLM")
-def test_after_a_kill_the_next_start_makes_it_anew(
-    embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int]
-) -> None:
-    command = [sys.executable, "-P", "-c", KILLED, str(embedder), cache]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    (partial,) = copies(cache)
-
-    copy = block_fp8(embedder, cache_dir=cache)
-
-    assert contents(copy) == whole
-    assert len(strips) == 7
-    assert copies(cache) == [copy.name] == [partial.removesuffix(".partial")]
-
-
 @pytest.mark.parametrize("damage", ["cut", "header", "config", "lacking", "other"])
 def test_a_damaged_copy_is_made_anew(
     damage: str, embedder: Path, whole: dict[str, bytes], cache: str, log: pytest.LogCaptureFixture
@@ -139,24 +110,3 @@ def test_an_error_that_is_unusual_is_warned_of(
     monkeypatch.setattr(cached, "_MAX_ERROR", 0.01)
     block_fp8(embedder, cache_dir=cache)
     assert [record.levelname for record in log.records] == ["INFO", "WARNING"]
-
-
-@pytest.mark.full
-@pytest.mark.holds("TensorRT-LLM")
-def test_cut_off_anywhere_the_next_start_makes_the_same(
-    embedder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for num_calls in range(1000):
-        cache = tmp_path / str(num_calls)
-        with monkeypatch.context() as patched:
-            fuse = Fuse(patched, num_calls)
-            with contextlib.suppress(Killed):
-                block_fp8(embedder, cache_dir=str(cache))
-        copy = block_fp8(embedder, cache_dir=str(cache))
-        assert contents(copy) == whole
-        assert copies(str(cache)) == [copy.name]
-        if fuse.rest >= 0:
-            break
-    else:
-        pytest.fail("it never came to its end")
-    assert num_calls > 30

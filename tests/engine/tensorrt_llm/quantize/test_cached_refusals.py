@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 
 from engine.tensorrt_llm.quantize.cached import block_fp8
-from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.tensorrt_llm.quantize.models import copies, wide
 
 pytestmark = pytest.mark.holds("TensorRT-LLM")
 
 
 def refusal(folder: Path, cache: str | None) -> str:
-    with pytest.raises(ModelError) as caught:
-        block_fp8(folder, cache_dir=cache)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return engines.refusal(lambda: block_fp8(folder, cache_dir=cache))
 
 
 def test_a_folder_that_others_may_write_into_is_refused(embedder: Path, tmp_path: Path) -> None:

@@ -67,15 +67,3 @@ def test_it_is_that_of_a_strip_and_not_of_a_tensor(tmp_path: Path) -> None:
     assert after - before < 96 * _MIB
     assert error_of_last_layer(tmp_path / "model", 2) == pytest.approx(error, rel=1e-4)
     assert error < 0.03
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_a_model_of_1_2_gb_takes_less_than_1_gib(tmp_path: Path) -> None:
-    """With room to spare: it may take that and the size of a shard, here of the whole model."""
-    before, after, error = measured(tmp_path / "model", num_layers=28, num_embeddings=64 * 1024)
-    assert (tmp_path / "model" / "model.safetensors").stat().st_size > 1_200_000_000
-    assert after < 1024 * _MIB
-    assert after - before < 128 * _MIB
-    assert error_of_last_layer(tmp_path / "model", 28) == pytest.approx(error, rel=1e-4)
-    assert error < 0.03

@@ -19,10 +19,11 @@ from engine.tools.convert.classifier import Classifier
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import ModelError, OutputKind
+from tests.engine.engines import difference
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
 from tests.engine.tiny_models import GENERATING, WholeReference, arbitrary, save_whole
-from tests.engine.transformers.scored_models import SEQLENS, compute, difference
+from tests.engine.transformers.scored_models import SEQLENS, compute
 
 YES, NO = shapes.WORDS.index("yes"), shapes.WORDS.index("no")
 

@@ -10,18 +10,15 @@ import pytest
 import torch
 
 from engine.tools.convert import pickle_to_safetensors
-from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.tools.convert.pickles import Touch
 
 SECRET = "sesame"
 
 
 def refusal(file: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        pickle_to_safetensors.load(file, "a.bin")
-    message = str(caught.value)
+    message = engines.refusal(lambda: pickle_to_safetensors.load(file, "a.bin"))
     assert message.startswith("a.bin is ")
-    assert "\n" not in message
     assert SECRET not in message
     return message
 

@@ -7,6 +7,7 @@ import pytest
 
 from engine.tools.convert.plan import plan
 from engine.types import ModelError
+from tests.engine import engines
 from tests.engine.folder_files import write
 
 
@@ -18,10 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(ModelError) as caught:
-        plan(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return engines.refusal(lambda: plan(folder))
 
 
 def stems(folder: Path) -> list[str]:
