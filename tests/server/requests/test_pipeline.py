@@ -10,6 +10,7 @@ import pytest
 from engine.types import OutputKind
 from server.requests.errors import DeadlineExceeded
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from server.settings.api_keys import ApiKey
@@ -92,7 +93,7 @@ async def test_tokens_count_as_admitted_until_the_answer_is_in() -> None:
 async def test_batch_managers_learn_whose_a_request_is() -> None:
     edge = Edge(keys=[ApiKey("one", b"1"), ApiKey("two", b"2", weight=2.5)])
     for name in ("two", "one"):
-        await edge.pipeline.embed(a_request(), Trace(key=name))
+        await edge.pipeline.embed(a_request(context=RequestContext(name)), Trace())
     assert [(submission.key, submission.weight) for submission in edge.managers.submitted] == [(1, 2.5), (0, 1.0)]
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +46,10 @@ def test_a_planted_feature_has_its_process_flag_route_metric_and_secret(server: 
     assert server.request("GET", "/info", **{"x-echo": "guessed key-1"}).status == 401
     paths = server.request("GET", "/openapi.json", **KEY).json()["paths"]
     assert paths["/echo"]["get"]["summary"] == "The word of --echo"
-    metrics = server.request("GET", "/metrics").body.decode()
-    assert re.search(r"^embedline_echoes_total 1\.0$", metrics, re.MULTILINE)
+    metrics, began = "", time.monotonic()
+    while not re.search(r"^embedline_echoes_total 1\.0$", metrics, re.MULTILINE):  # it comes with a heartbeat
+        assert time.monotonic() < began + 60
+        metrics = server.request("GET", "/metrics").body.decode()
     assert 'embedline_process_restarts_total{role="echo"} 0.0' in metrics
 
 
