@@ -29,6 +29,7 @@ from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
 from server.http.compression import compressed
 from server.requests.models import ModelTable, ServedModel
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
 from tokenizer_pool.messages import Truncation
@@ -75,7 +76,10 @@ class Job:
             outputs=OutputKind.POOLED,
             truncation=Truncation.RIGHT,
         )
-        self._models, self._request = ModelTable([model]), EmbedRequest(model=model, texts=["a"] * num_rows)
+        self._models, self._request = (
+            ModelTable([model]),
+            EmbedRequest(model=model, texts=["a"] * num_rows, context=RequestContext()),
+        )
 
     async def encoded(self, form: RowForm, container: Container, coding: str = "") -> Answer:
         """One answer."""

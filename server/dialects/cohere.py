@@ -104,15 +104,15 @@ def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
     call.set_form(_FORMS[types[0]] if types else FLOATS, offers=WITH_ROWS_ONLY if len(types) < 2 else _JSON_ONLY)
     allows_errors = read_on_error(fields.on_error, call)
     field, given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
+    common = call.common(model)
+    common["request_class"] = _read_class(fields.priority, call)
     return CohereRequest(
-        model=model,
+        **common,
         texts=given.texts,
         prompt=read_prompt(fields, given, model, name=fields.model),
         adapter=read_adapter(fields, model, name=fields.model),
         **read_cut(fields, model),
         dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
-        request_class=_read_class(fields.priority, call),
-        deadline=call.options.deadline,
         field=field,
         allows_errors=allows_errors,
         version=version,

@@ -98,7 +98,8 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
         whole = request.texts or ()
         texts = await pipeline.shorten(request, whole, request.max_seqlen, request_class)
-        found = await pipeline.token_details(TokenizeRequest(model=request.model, texts=texts), request_class)
+        asked = TokenizeRequest(model=request.model, texts=texts, context=request.context)
+        found = await pipeline.token_details(asked, request_class)
         ids, time_slice = [], TimeSlice()
         is_cut = np.zeros(len(found), np.uint8)
         for index, each in enumerate(found):

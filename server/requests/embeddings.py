@@ -298,6 +298,7 @@ async def _long_texts(
         add_special_tokens=request.add_special_tokens,
         field=request.field,
         is_single=request.is_single,
+        context=request.context,
     )
     try:
         tokens = await pipeline.token_details(asked, request_class)
@@ -376,7 +377,11 @@ async def _chunks(pipeline: Pipeline, request: InSequences, request_class: Reque
     for texts, prompt in ((request.texts[:1], request.prompt), (request.texts[1:], "")):
         if texts:
             asked = TokenizeRequest(
-                model=request.model, texts=texts, prompt=prompt, add_special_tokens=request.add_special_tokens
+                model=request.model,
+                texts=texts,
+                prompt=prompt,
+                add_special_tokens=request.add_special_tokens,
+                context=request.context,
             )
             try:
                 tokens = await pipeline.token_details(asked, request_class)

@@ -53,7 +53,7 @@ class RerankRequest:
     max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
-    context: RequestContext = field(default_factory=RequestContext, compare=False)  # of its call
+    context: RequestContext = field(compare=False)  # of its call: its key, and what it holds
     queries_field: str = "query"  # what the dialect calls them, for error messages
     documents_field: str = "documents"
     instruction_field: str = "instruction"
@@ -284,7 +284,7 @@ async def _cut(
     pipeline: Pipeline, request: Work, documents: Sequence[str], max_tokens: int, request_class: RequestClass
 ) -> list[str]:
     """The part that stays of each document. Raises TextRefused with the index in `documents`."""
-    asked = TokenizeRequest(model=request.model, texts=documents, add_special_tokens=False)
+    asked = TokenizeRequest(model=request.model, texts=documents, add_special_tokens=False, context=request.context)
     found = await pipeline.token_details(asked, request_class)
     is_left = request.truncation is Truncation.LEFT
     return [_kept(text, tokens, max_tokens, is_left=is_left) for text, tokens in zip(documents, found, strict=True)]

@@ -30,7 +30,7 @@ class Request:
     field: str  # the dialect's name of the items, for error messages
     first_field: str = ""  # its name of the first items, if those are not in `field`
     num_first: int = 1  # how many they are
-    context: RequestContext = dataclass_field(default_factory=RequestContext, compare=False)  # of its call
+    context: RequestContext = dataclass_field(compare=False)  # of its call: its key, and what it holds
     is_single: bool = False  # whether the field holds one item, not a list
 
     @property

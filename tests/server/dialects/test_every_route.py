@@ -17,6 +17,7 @@ from wire.vocabulary import RequestClass
 
 ALL = OutputKind(sum(OutputKind))
 PATHS = [route.path for route in ROUTES]
+COMPUTE_NOTHING = {"/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/detokenize", "/api/show"}
 OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 
 
@@ -62,6 +63,20 @@ def test_a_key_is_needed(path: str) -> None:
     assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert json.loads(refused.body).keys() == shape.keys()
     assert asked(path, keys=keys, has_key=True).status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_work_is_counted_for_the_requests_key(path: str) -> None:
+    keys = [ApiKey("one", digest(b"other")), ApiKey("two", digest(b"secret"))]
+    seen: list[int] = []
+
+    called = asked(
+        path, keys=keys, has_key=True, look=lambda edge: seen.extend(one.key for one in edge.managers.submitted)
+    )
+
+    assert called.status == 200
+    assert set(seen) <= {1}  # not of the first key, and not of none
+    assert bool(seen) != (path in COMPUTE_NOTHING)
 
 
 @pytest.mark.holds("Prompts", "OpenAI's route", "TEI's routes")

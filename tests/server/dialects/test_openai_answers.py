@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from server.dialects.openai import encode
 from server.dialects.route import Answer
 from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Encoding, RowForm
+from server.requests.row_memory import RequestContext
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
@@ -35,7 +36,9 @@ def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
 def encoded(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") -> Coroutine[Any, Any, Answer]:
     asked = new_call()
     asked.form = form
-    return encode(asked, EmbedRequest(model=served_model(name=model), texts=["a"]), embedded(rows))
+    return encode(
+        asked, EmbedRequest(model=served_model(name=model), texts=["a"], context=RequestContext()), embedded(rows)
+    )
 
 
 def body_of(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") -> bytes:

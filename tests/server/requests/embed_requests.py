@@ -3,13 +3,15 @@
 import asyncio
 from typing import Any
 
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import Edge, served_model
 
 
 def a_request(**fields: Any) -> EmbedRequest:
-    return EmbedRequest(**{"model": served_model(), "texts": ["one", "three"], **fields})
+    given = {"model": served_model(), "texts": ["one", "three"], "context": RequestContext(), **fields}
+    return EmbedRequest(**given)
 
 
 def embed(request: EmbedRequest, **stand_ins: Any) -> tuple[Embedded, Edge]:

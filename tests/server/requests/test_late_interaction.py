@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN, OutputKind, Rows
 from server.requests.late_interaction import counted, max_sim, rows_that_count, shaped
+from server.requests.row_memory import RequestContext
 from server.requests.work import Computed, Work
 from tests.server.edge import served_model
 from tests.server.loop_share import turns_during
@@ -126,7 +127,9 @@ def test_rows_that_count_are_left() -> None:
     model = served_model(late=LateInteraction(skipped_ids=(5,), skips_first=True))
     computed = Computed({OutputKind.MULTI_VECTOR: Rows(rows, tokens.offsets)}, tokens)
 
-    left = asyncio.run(rows_that_count(computed, Work(model=model, texts=["a"] * 3, num_queries=1)))
+    left = asyncio.run(
+        rows_that_count(computed, Work(model=model, texts=["a"] * 3, num_queries=1, context=RequestContext()))
+    )
 
     assert left.offsets is not None
     assert left.offsets.tolist() == [0, 2, 2, 3]

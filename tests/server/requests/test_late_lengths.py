@@ -30,6 +30,7 @@ from server.requests.admission import Admission
 from server.requests.late_interaction import lengths as longest
 from server.requests.late_interaction import shaped
 from server.requests.pipeline import Pipeline
+from server.requests.row_memory import RequestContext
 from server.requests.work import Work
 from tests.engine.folder_files import change
 from tests.engine.model.detection.shapes import CONFIG, multi_vector, pylate, stanford_colbert
@@ -141,7 +142,14 @@ def own_ids(folder: Path, texts: Sequence[str], *, num_queries: int, **how: Any)
     pipeline = Pipeline(cast(Admission, Mock()), cast(TokenizerPool, pool), cast(BatchManagers, None))
     model = served_model(max_seqlen=found.max_seqlen, late=found.late)
     how |= {"query_prompt": found.prompts.get("query", ""), "prompt": found.prompts.get("document", "")}
-    work = Work(model=model, texts=texts, num_queries=num_queries, outputs=OutputKind.MULTI_VECTOR, **how)
+    work = Work(
+        model=model,
+        texts=texts,
+        num_queries=num_queries,
+        outputs=OutputKind.MULTI_VECTOR,
+        context=RequestContext(),
+        **how,
+    )
     tokens = asyncio.run(pipeline.token_ids(work, RequestClass.INTERACTIVE))
     return [ids.tolist() for ids in np.split(tokens.token_ids, tokens.offsets[1:-1])]
 

@@ -12,6 +12,7 @@ from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
 from server.requests.errors import DeadlineExceeded, EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
+from server.requests.row_memory import RequestContext
 from server.requests.rows import MAX_COMPARISONS
 from server.requests.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
@@ -24,7 +25,12 @@ PROMPTS = {"facts": {"prompts": {"query": "Q: ", "passage": "P: ", "other": "O: 
 
 
 def a_request(model: dict[str, Any], **fields: Any) -> RerankRequest:
-    given: dict[str, Any] = {"queries": ["who"], "documents": ["a", "bcdef", "gh"], **fields}
+    given: dict[str, Any] = {
+        "queries": ["who"],
+        "documents": ["a", "bcdef", "gh"],
+        "context": RequestContext(),
+        **fields,
+    }
     return RerankRequest(model=served_model(**model), **given)
 
 

@@ -11,6 +11,7 @@ from batch_manager.client import BatchManagers
 from server.requests.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import served_model
@@ -52,12 +53,18 @@ def pipeline_of(pool: Pool) -> Pipeline:
 
 
 def tokenize(pool: Pool, **fields: Any) -> tuple[list[list[Token]], Trace]:
-    request, trace = TokenizeRequest(**{"model": served_model(), "texts": ["one", "three"], **fields}), Trace()
+    request, trace = (
+        TokenizeRequest(**{"model": served_model(), "texts": ["one", "three"], "context": RequestContext(), **fields}),
+        Trace(),
+    )
     return asyncio.run(pipeline_of(pool).tokenize(request, trace)), trace
 
 
 def decode(pool: Pool, **fields: Any) -> tuple[list[str], Trace]:
-    request, trace = DecodeRequest(**{"model": served_model(), "token_ids": [[1, 2], []], **fields}), Trace()
+    request, trace = (
+        DecodeRequest(**{"model": served_model(), "token_ids": [[1, 2], []], "context": RequestContext(), **fields}),
+        Trace(),
+    )
     return asyncio.run(pipeline_of(pool).decode(request, trace)), trace
 
 

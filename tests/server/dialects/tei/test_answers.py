@@ -14,6 +14,7 @@ from server.dialects.route import Answer, Call
 from server.dialects.tei.embed import encode_embed, encode_embed_all, encode_similarity
 from server.dialects.tei.tokens import encode_tokens
 from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
 from tests.server.edge import new_call, served_model
@@ -33,7 +34,7 @@ def embedded(rows: NDArray[np.float32], offsets: list[int] | None = None) -> Emb
 
 
 Encode = Callable[[Call, EmbedRequest, Embedded], Coroutine[Any, Any, Answer]]
-REQUEST = EmbedRequest(model=served_model(), texts=["a"])
+REQUEST = EmbedRequest(model=served_model(), texts=["a"], context=RequestContext())
 
 
 def encoded(encode: Encode, given: Embedded, form: RowForm = FLOATS) -> Coroutine[Any, Any, Answer]:
@@ -47,7 +48,9 @@ def answer_of(encode: Encode, given: Embedded) -> Any:
 
 
 def tokens_in_json(tokens: list[list[Token]]) -> Coroutine[Any, Any, Answer]:
-    return encode_tokens(new_call(), TokenizeRequest(model=served_model(), texts=["a"] * len(tokens)), tokens)
+    return encode_tokens(
+        new_call(), TokenizeRequest(model=served_model(), texts=["a"] * len(tokens), context=RequestContext()), tokens
+    )
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 50])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from server.dialects.openai import encode
 from server.dialects.reading.row_options import read_form
 from server.dialects.writing.forms import Container, DType, Endianness, RowForm, packed, rounded
+from server.requests.row_memory import RequestContext
 from server.requests.work import Embedded, EmbedRequest
 from tests.documents import ROOT
 from tests.server.edge import Called, Edge, answered, call, new_call, ready_state, served_model
@@ -87,7 +88,9 @@ def test_msgpack_of_any_size(num_rows: int, width: int) -> None:
     rows, asked = some_rows(num_rows, width), new_call()
     asked.form = RowForm(container=Container.MSGPACK)
     embedded = Embedded(rows, 7, np.zeros(num_rows, np.uint8))
-    answer = asyncio.run(encode(asked, EmbedRequest(model=served_model(name="naïve"), texts=["a"]), embedded))
+    answer = asyncio.run(
+        encode(asked, EmbedRequest(model=served_model(name="naïve"), texts=["a"], context=RequestContext()), embedded)
+    )
 
     decoded = msgspec.msgpack.decode(answer.body)
     assert np.array_equal(np.array([item["embedding"] for item in decoded["data"]], np.float32), rows)
@@ -134,7 +137,9 @@ def test_headers_stay_small_however_many_rows_there_are() -> None:
     asked.form = read_form("bytes")
     for num_rows, is_given in ((1, True), (50, True), (70, False), (2048, False)):
         embedded = Embedded(some_rows(num_rows), 7, np.zeros(num_rows, np.uint8))
-        answer = asyncio.run(encode(asked, EmbedRequest(model=served_model(name="m"), texts=["a"]), embedded))
+        answer = asyncio.run(
+            encode(asked, EmbedRequest(model=served_model(name="m"), texts=["a"], context=RequestContext()), embedded)
+        )
         assert (b"metadata" in dict(answer.headers)) is is_given
         assert sum(map(len, dict(answer.headers).values())) < 6200
 

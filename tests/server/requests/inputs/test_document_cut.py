@@ -10,6 +10,7 @@ from engine.types import OutputKind
 from server.requests import rerank
 from server.requests.errors import NotTokenizable
 from server.requests.rerank import Ranked, RerankRequest, rank
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
@@ -24,7 +25,7 @@ def ranked(model: dict[str, Any], **fields: Any) -> tuple[Ranked, Edge]:
     async def run() -> tuple[Ranked, Edge]:
         edge = Edge()
         given: dict[str, Any] = {"queries": ["who"], "documents": DOCUMENTS, "max_document_tokens": 3, **fields}
-        request = RerankRequest(model=served_model(**model), **given)
+        request = RerankRequest(model=served_model(**model), context=RequestContext(), **given)
         return await rank(edge.pipeline, request, Trace()), edge
 
     return asyncio.run(run())
@@ -84,7 +85,11 @@ def test_a_document_that_is_refused_is_named(model: dict[str, Any], named: str) 
         edge = Edge()
         edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 1)
         request = RerankRequest(
-            model=served_model(**model), queries=["who"], documents=DOCUMENTS, max_document_tokens=3
+            model=served_model(**model),
+            queries=["who"],
+            documents=DOCUMENTS,
+            max_document_tokens=3,
+            context=RequestContext(),
         )
         await rank(edge.pipeline, request, Trace())
 
