@@ -22,18 +22,18 @@ from tests.structure.sources import Source, is_within, sources
 
 # The most lines and tokens of code: without docstrings, comments and empty lines.
 SIZES = {
-    "server": (27_120, 239_750),
+    "server": (27_130, 239_800),
     "engine": (17_540, 164_950),
     "batch_manager": (2_170, 21_100),
     "tokenizer_pool": (2_400, 22_450),
     "wire": (910, 8_550),
     "embedline": (3_970, 35_500),
-    "core": (34_660, 321_200),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_670, 321_200),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 99_650,
+    "lines of the tests": 99_700,
     "files of the product": 396,
     "folders of the product": 57,
     "files with one importer that no registry names": 46,
