@@ -83,7 +83,14 @@ class Job:
 
     async def encoded(self, form: RowForm, container: Container, coding: str = "") -> Answer:
         """One answer."""
-        call = Call(RequestOptions(accepts=container), self._models, 1, Trace("POST", "/", "the-request"), openai_error)
+        call = Call(
+            RequestOptions(accepts=container),
+            self._models,
+            1,
+            Trace("POST", "/", "the-request"),
+            openai_error,
+            RequestContext(),
+        )
         call.set_form(form, offers=EVERY_CONTAINER)
         answer = await encode(call, self._request, self._embedded)
         return await compressed(answer, coding.encode()) if coding else answer

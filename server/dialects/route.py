@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
 
@@ -67,7 +67,7 @@ class Call:
     max_items: int  # texts, pairs or lists of ids that one request may have
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
-    context: RequestContext = field(default_factory=RequestContext)
+    context: RequestContext
     form: RowForm | None = None  # of the rows in the answer; None = it has no rows
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 

@@ -8,7 +8,7 @@ alone where the request allows it. That costs bodies nothing that are right. Som
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -135,7 +135,7 @@ class HttpRequest:
     trace: Trace
     open: OpenRequest
     decoder: BodyDecoder
-    context: RequestContext = field(default_factory=RequestContext)
+    context: RequestContext
     place: Place | None = None  # None = the path is a POST route's own
     num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
 

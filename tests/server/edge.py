@@ -28,6 +28,7 @@ from server.requests.admission import Admission, WaitBudgets
 from server.requests.concurrency import OpenRequest
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
 from tests.server.fallback import Fallback
@@ -65,7 +66,7 @@ def one_model(**changes: Any) -> ModelTable:
 def new_call(options: RequestOptions | None = None, *, models: ModelTable | None = None, max_items: int = 4) -> Call:
     """A request as a decoder gets it."""
     trace = Trace("POST", "/", "the-request")
-    return Call(options or RequestOptions(), models or one_model(), max_items, trace, openai_error)
+    return Call(options or RequestOptions(), models or one_model(), max_items, trace, openai_error, RequestContext())
 
 
 def ready_state(**changes: Any) -> Json:

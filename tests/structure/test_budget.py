@@ -33,7 +33,7 @@ SIZES = {
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 99_700,
+    "lines of the tests": 99_720,
     "files of the product": 396,
     "folders of the product": 57,
     "files with one importer that no registry names": 46,

@@ -10,6 +10,7 @@ import pytest
 from server.features.grpc import calls, tei_pb2
 from server.http.body import BodyReader
 from server.requests.time_slices import SharedSlice
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge
 from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE
@@ -40,6 +41,15 @@ async def test_answers_come_in_order_and_as_bulk() -> None:
         asked = port.stream(STREAM, iter(messages("a")), metadata=(("x-embedline-class", "interactive"),))
         assert await sizes(asked) == [1]
         assert port.traces[-1].request_class == "interactive"
+
+
+@pytest.mark.holds("gRPC")
+async def test_the_work_of_a_stream_is_counted_for_its_key() -> None:
+    keys = [ApiKey("one", digest(b"other")), ApiKey("two", digest(b"secret"))]
+    async with serving(keys=keys) as port:
+        asked = port.stream(STREAM, iter(messages("a", "bc")), metadata=(("authorization", "Bearer secret"),))
+        assert await sizes(asked) == [1, 2]
+        assert [submission.key for submission in port.edge.managers.submitted] == [1, 1]
 
 
 @pytest.mark.holds("gRPC")

@@ -21,7 +21,7 @@ from server.http.body import (
 from server.http.request import BodyDecoder, HttpRequest
 from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
-from server.requests.row_memory import SMALL_BYTES
+from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.trace import Trace
 from tests.server.edge import aiter_of
 
@@ -271,7 +271,7 @@ def test_a_body_that_goes_on_counts_its_values(num_values: int, are_several: boo
     async def read() -> int:
         received: Receive = Connection([content]).receive
         receive = TimedReceive(received, opened, is_whole=False)
-        request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder())
+        request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder(), RequestContext())
         with contextlib.ExitStack() as kept:
             await request.holding(bodies.of("a"), kept)(bytes)
             return bodies._open.num_bytes

@@ -68,8 +68,8 @@ def test_nothing_is_left_of_texts_whose_answers_are_not_read() -> None:
         for _ in range(200):
             await asyncio.sleep(0)
         gc.collect()
-        left = sum(isinstance(each, Line) and bool(each.input) for each in gc.get_objects())
-        requests = sum(isinstance(each, EmbedRequest) for each in gc.get_objects())
+        left = sum(issubclass(type(each), Line) and bool(each.input) for each in gc.get_objects())
+        requests = sum(issubclass(type(each), EmbedRequest) for each in gc.get_objects())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return left, requests

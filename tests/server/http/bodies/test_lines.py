@@ -56,6 +56,14 @@ def test_a_line_for_each_line_in_order_however_the_body_is_cut() -> None:
 
 
 @pytest.mark.holds("Lines")
+def test_the_work_of_lines_is_counted_for_their_key() -> None:
+    keys = [ApiKey("one", digest(b"other")), ApiKey("two", digest(b"secret"))]
+    called, edge = ask(b'"one"\n[2,3]\n', lambda: Edge(keys=keys), {"authorization": "Bearer secret"})
+    assert called.status == 200
+    assert {submission.key for submission in edge.managers.submitted} == {1}
+
+
+@pytest.mark.holds("Lines")
 @pytest.mark.parametrize(
     ("line", "param", "message"),
     [
