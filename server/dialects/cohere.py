@@ -21,7 +21,7 @@ from server.dialects.route import Answer, Call, Route, forms_of, json_answer
 from server.dialects.writing.error_shapes import openai_error
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
 from server.dialects.writing.rows import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
-from server.requests.embeddings import embed
+from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
@@ -380,7 +380,7 @@ ROUTES = (
         Route(
             path=f"/v{version}/embed",
             decode=partial(_decode_embed, version=version),
-            run=embed,
+            run=embed_any,
             encode=encode_embed,
             error_shape=openai_error,
             summary=f"Embed texts with version {version} of Cohere's API",

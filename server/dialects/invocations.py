@@ -28,7 +28,7 @@ from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import ROWS, as_list
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
-from server.requests.row_memory import JointRoom, RequestContext
+from server.requests.row_memory import MemoryOfParts, RequestContext
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
@@ -315,10 +315,10 @@ def _of_instance(error: RequestError, index: int) -> RequestError:
 
 
 async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:
-    """The results of the instances, in order. The first error ends the others. They take room for their rows as one."""
-    parts, room = [each.call.trace for each in instances], JointRoom(len(instances))
+    """The results of the instances, in order. The first error ends the others. They take memory for rows as one."""
+    parts, memory = [each.call.trace for each in instances], MemoryOfParts(len(instances))
     for each in instances:
-        each.call.context.joint_room = room
+        each.call.context.memory_of_parts = memory
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_run_one(pipeline, each, index)) for index, each in enumerate(instances)]
@@ -326,7 +326,7 @@ async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace)
         raise errors.exceptions[0] from None
     finally:
         whole, classes = instances[0].whole, [each.call.context.request_class for each in instances]
-        whole.held, whole.request_class = room.held, "bulk" if "bulk" in classes else classes[0]
+        whole.held, whole.request_class = memory.held, "bulk" if "bulk" in classes else classes[0]
         trace.request_class = whole.request_class
         _sum_up(trace, parts)
     return [task.result() for task in tasks]
@@ -338,8 +338,8 @@ async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
         result = await run_chosen(pipeline, instance.chosen, instance.call.trace)
     except RequestError as error:
         raise _of_instance(error, index) from None
-    if context.joint_room is not None:  # it has computed nothing
-        context.joint_room.needs_none()
+    if context.memory_of_parts is not None:  # it has computed nothing
+        context.memory_of_parts.needs_none()
     return result
 
 

@@ -139,7 +139,7 @@ def _read_num_ctx(options: Options | None) -> int | None:
 
 async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """Rows; none for no text."""
-    return await embeddings.embed(pipeline, request, trace) if request.texts else no_rows(request)
+    return await embeddings.embed_any(pipeline, request, trace) if request.texts else no_rows(request)
 
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:

@@ -44,7 +44,7 @@ from server.dialects.writing.forms import (
     row_values,
 )
 from server.dialects.writing.rows import ROWS, Usage, headers, rows_alone
-from server.requests.embeddings import embed
+from server.requests.embeddings import embed_any
 from server.requests.errors import InvalidRequest, RequestError, UnsupportedTask
 from server.requests.models import ServedModel, ServerState
 from server.requests.time_slices import steps
@@ -324,7 +324,7 @@ ROUTES = tuple(
     Route(
         path=path,
         decode=decode,
-        run=embed,
+        run=embed_any,
         encode=encode,
         error_shape=openai_error,
         summary="Embed texts with OpenAI's API",

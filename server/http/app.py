@@ -50,7 +50,7 @@ from server.requests.errors import (
 )
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import RequestContext, Room
+from server.requests.row_memory import RequestContext, RowMemory
 from server.requests.trace import CLIENT_LEFT, Trace
 
 _PIECE_BYTES = 256 * 1024
@@ -168,7 +168,7 @@ class App:
                 answer = await route.encode(call, work, result)
                 if self._compresses:
                     answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
-            context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(answer.body)))
+            context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer.body)))
             return answer
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
@@ -219,7 +219,7 @@ class App:
             with held:
                 read = request.holding(self._bodies.of(context.key), held)
                 found = await answer(read, request.scope["headers"], owner)
-            context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(found.body)))
+            context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(found.body)))
             return found
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
@@ -242,7 +242,7 @@ class App:
             "path": place.prefix + place.path,
             "root_path": place.prefix,
         }
-        send = HeldSend(request.send, trace, request.context, self._admission.room_of("bulk"))
+        send = HeldSend(request.send, trace, request.context, self._admission.row_memory_of("bulk"))
         try:
             await self._fallback(scope, request.receive, send)
         except Exception:
@@ -329,13 +329,13 @@ class HeldSend:
     refused  why an answer did not begin: another one may. Its route has got the same as an exception.
     """
 
-    def __init__(self, send: Send, trace: Trace, context: RequestContext, room: Room) -> None:
-        """The context holds the room."""
+    def __init__(self, send: Send, trace: Trace, context: RequestContext, memory: RowMemory) -> None:
+        """The context holds the memory."""
         self.refused: NotReady | None = None
         self._send = send
         self._trace = trace
         self._context = context
-        self._room = room
+        self._memory = memory
         self._start: Message | None = None  # until there is something of the body
         self._num_held = 0
 
@@ -360,7 +360,7 @@ class HeldSend:
         if num_bytes <= self._num_held:
             return
         try:
-            self._context.hold_answer(self._room, num_bytes)
+            self._context.hold_answer(self._memory, num_bytes)
         except NotReady as error:
             self.refused = error if self._start is not None else None
             raise

@@ -108,7 +108,7 @@ class _Open:
         if num_bytes < 0:
             self._has_less.set()
 
-    async def room(self, key: str, more: int) -> None:
+    async def wait_for_room(self, key: str, more: int) -> None:
         """Wait until there are not too many with so many more."""
         while self.are_too_many(key, more=more):
             self._has_less.clear()
@@ -234,11 +234,11 @@ class BodyReader:
                 self._check(len(body))
             yield
 
-    async def room(self, num_bytes: int) -> None:
+    async def wait_for_room(self, num_bytes: int) -> None:
         """Wait until a body may take so many bytes. Raises Overloaded if that takes too long."""
         try:
             async with asyncio.timeout(_ROOM_SECONDS):
-                await self._open.room(self._key, num_bytes)
+                await self._open.wait_for_room(self._key, num_bytes)
         except TimeoutError:
             raise self._too_many() from None
 

@@ -163,7 +163,7 @@ class LineReader:
     async def _read_on(self) -> None:
         if self._is_stopping():
             raise stopping()
-        await self._bodies.room(len(self._rest))
+        await self._bodies.wait_for_room(len(self._rest))
         with self._bodies.held(len(self._rest)):
             message = await self._next_piece()
         self._is_over = not message.get("more_body", False)

@@ -15,7 +15,7 @@ from server.requests.concurrency import OpenRequests
 from server.requests.errors import InvalidRequest, Overloaded
 from server.requests.key_limits import Allowance, KeyCeilings, KeyPlaces, KeyShare, KeyShares, Turn
 from server.requests.load import Ahead, ModelPage
-from server.requests.row_memory import MAX_HELD_BYTES, Room
+from server.requests.row_memory import MAX_HELD_BYTES, RowMemory
 from server.settings.api_keys import ApiKey
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -25,7 +25,7 @@ _USUAL_RATIO = 0.25  # tokens a character
 _HISTORY = 2000  # characters that weigh as much as all that came before; of a request no more count
 _SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
 _ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
-# Queries with large rows have room of their own, or they would wait behind bulk.
+# Queries with large rows have memory of their own, or they would wait behind bulk.
 _QUARTERS_OF_ROOM = {RequestClass.INTERACTIVE: 1, RequestClass.BULK: 3}
 _RETURN_PART = 0.3  # of the engines' speed: after a burst a server that is half busy has room for it
 _LONGEST_RETURN = 300.0  # seconds; later slots begin anew, so a long overload is spread over this time
@@ -81,8 +81,8 @@ class Admission:
         self.streams = OpenRequests(max_requests)  # of lines or messages, which last: they take no request's place
         self.unread = OpenRequests(max_requests)  # of a library that goes on with calls whose clients do not read
         self._keys = KeyShares(keys, KeyPlaces(page))
-        self._rooms = {
-            request_class.name.lower(): self._room(max_held_bytes * quarters // 4, budgets.of(request_class))
+        self._row_memory = {
+            request_class.name.lower(): self._new_row_memory(max_held_bytes * quarters // 4, budgets.of(request_class))
             for request_class, quarters in _QUARTERS_OF_ROOM.items()
         }
         self._clock = clock
@@ -97,9 +97,9 @@ class Admission:
         """Whether a key has only a part of what bounds all."""
         return self._keys.are_several
 
-    def _room(self, max_bytes: int, max_wait: float) -> Room:
-        """A room of which one of several keys may take half."""
-        return Room(max_bytes, max_wait=max_wait, max_of_key=max_bytes // 2 if self.are_keys_several else None)
+    def _new_row_memory(self, max_bytes: int, max_wait: float) -> RowMemory:
+        """Memory of which one of several keys may take half."""
+        return RowMemory(max_bytes, max_wait=max_wait, max_of_key=max_bytes // 2 if self.are_keys_several else None)
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:
         """The key file has changed."""
@@ -128,9 +128,9 @@ class Admission:
             ratios[key] = own + (ratio - own) * weight
         ratios[""] = of_all + (ratio - of_all) * weight
 
-    def room_of(self, request_class: str) -> Room:
-        """The room where large rows and answers of a class are counted; "" is of what no engine computes."""
-        return self._rooms["bulk" if request_class == "bulk" else "interactive"]
+    def row_memory_of(self, request_class: str) -> RowMemory:
+        """The memory where large rows and answers of a class are counted; "" is of what no engine computes."""
+        return self._row_memory["bulk" if request_class == "bulk" else "interactive"]
 
     def admit(self, asked: Asked) -> "Admitted":
         """Raises Overloaded for a request that would wait too long behind the others or be late for its own deadline,

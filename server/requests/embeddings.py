@@ -41,7 +41,7 @@ _LEAST_COSINE = 0.999  # between the mean of all tokens and the row: engines may
 _Ids = NDArray[np.int32]
 
 
-def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
+def embed_any(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
     """Rows for any request for embeddings. Raises RequestError; cancelling it drops the work everywhere."""
     if request.chunking is Chunking.WINDOWS:
         return embed_in_windows(pipeline, request, trace)

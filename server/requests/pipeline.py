@@ -121,11 +121,11 @@ class Pipeline:
             admitted.correct(len(tokens.token_ids))
             trace.num_tokens = num_tokens = len(tokens.token_ids)
             check_token_rows(request, tokens)
-            is_part = context.joint_room is not None
+            is_part = context.memory_of_parts is not None
             num_bytes = bytes_to_hold(request, num_tokens=num_tokens, encoding=context.encoding, is_part=is_part)
             if num_bytes or is_part:
                 with admitted.kept_back():
-                    await context.hold(self._admission.room_of(context.request_class), num_bytes)
+                    await context.hold(self._admission.row_memory_of(context.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
             tokens = with_adapters(tokens, request)

@@ -16,7 +16,7 @@ SMALL_BYTES = 64 * 1024  # of a request's body or rows: so few are not counted, 
 _Waiting = dict[asyncio.Future[None], int]
 
 
-class Room:
+class RowMemory:
     """Bytes of large requests' rows and answers, of which this process holds at most `max_bytes`, of one key at most
     `max_of_key`. One always fits: it counts as no more than that."""
 
@@ -33,7 +33,7 @@ class Room:
         """The bytes held, as they count."""
         return self._held.total()
 
-    async def take(self, num_bytes: int, key: str = "") -> "Held":
+    async def take(self, num_bytes: int, key: str = "") -> "HeldMemory":
         """Take room for rows that are not computed yet: wait for it, behind those of the key that came before.
 
         Raises NotReady after `max_wait`. Who is cancelled holds nothing.
@@ -53,7 +53,7 @@ class Room:
             if isinstance(error, TimeoutError):
                 raise self.is_full() from None
             raise
-        return Held(self, key, counted)
+        return HeldMemory(self, key, counted)
 
     def counted(self, num_bytes: int) -> int:
         """The bytes that so many count as: the largest takes all that a key may have, and no more."""
@@ -102,58 +102,58 @@ class Room:
         return NotReady(message, reason="unread_answers")
 
 
-class Held:
-    """The bytes that one request holds of a room: first its rows, then its answer."""
+class HeldMemory:
+    """The bytes that one request holds: first its rows, then its answer."""
 
-    __slots__ = ("_key", "_num_bytes", "_room")
+    __slots__ = ("_key", "_memory", "_num_bytes")
 
-    def __init__(self, room: Room, key: str, num_bytes: int = 0) -> None:
-        self._room = room
+    def __init__(self, memory: RowMemory, key: str, num_bytes: int = 0) -> None:
+        self._memory = memory
         self._key = key
         self._num_bytes = num_bytes
 
     def change(self, num_bytes: int) -> None:
         """Hold so many bytes instead. Never waits, since they are in memory already. Raises NotReady."""
-        counted = self._room.counted(num_bytes)
+        counted = self._memory.counted(num_bytes)
         more = counted - self._num_bytes
-        if more > 0 and not self._room.fits(more, self._key):
-            raise self._room.is_full()
-        self._room.hold(more, self._key)
+        if more > 0 and not self._memory.fits(more, self._key):
+            raise self._memory.is_full()
+        self._memory.hold(more, self._key)
         self._num_bytes = counted
-        self._room.grant()
+        self._memory.grant()
 
     def release(self) -> None:
         """Hold nothing any more."""
         self.change(0)
 
 
-class JointRoom:
-    """Waits until each part has said how many bytes it needs, and takes room for all of them.
+class MemoryOfParts:
+    """Waits until each part of a request has said how many bytes it needs, and takes memory for all of them.
 
-    If each part took its own, requests could hold some room each and wait for more until all of them are refused. An
+    If each part took its own, requests could hold some memory each and wait for more until all of them are refused. An
     error of one part has to end the others. Must be made inside a running event loop.
     """
 
     def __init__(self, num_parts: int) -> None:
-        self.held: Held | None = None  # None = no room is needed, or none was taken yet
+        self.held: HeldMemory | None = None  # None = none is needed, or none was taken yet
         self._num_silent = num_parts
         self._num_bytes = 0
-        self._room: Room | None = None  # the largest that a part has named
+        self._memory: RowMemory | None = None  # the largest that a part has named
         self._all_have_said = asyncio.Event()
         self._is_taken = asyncio.Event()
 
-    async def take(self, room: Room, num_bytes: int, key: str) -> None:
+    async def take(self, memory: RowMemory, num_bytes: int, key: str) -> None:
         """One part needs so many bytes; it says so once. Returns when there is room for all. Raises NotReady."""
-        is_first = self._room is None
-        if self._room is None or room.max_bytes > self._room.max_bytes:
-            self._room = room
+        is_first = self._memory is None
+        if self._memory is None or memory.max_bytes > self._memory.max_bytes:
+            self._memory = memory
         self._say(num_bytes)
         if not is_first:
             await self._is_taken.wait()
             return
         await self._all_have_said.wait()
         if self._num_bytes > SMALL_BYTES:
-            self.held = await self._room.take(self._num_bytes, key)
+            self.held = await self._memory.take(self._num_bytes, key)
         self._is_taken.set()
 
     def needs_none(self) -> None:
@@ -174,23 +174,23 @@ class RequestContext:
     key: str = ""  # the name of the API key, "" if none is needed
     request_class: str = ""  # interactive or bulk, once it is known
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
-    held: Held | None = None  # large rows, then the large answer
-    joint_room: JointRoom | None = None  # of a part of a request, until it has asked there; the whole holds the room
+    held: HeldMemory | None = None  # large rows, then the large answer
+    memory_of_parts: MemoryOfParts | None = None  # of a part of a request, until it has asked there; the whole holds it
 
-    async def hold(self, room: Room, num_bytes: int) -> None:
+    async def hold(self, memory: RowMemory, num_bytes: int) -> None:
         """Wait for room for large rows and the answer. Raises NotReady."""
-        joint, self.joint_room = self.joint_room, None
-        if joint is not None:
-            await joint.take(room, num_bytes, self.key)
+        parts, self.memory_of_parts = self.memory_of_parts, None
+        if parts is not None:
+            await parts.take(memory, num_bytes, self.key)
             return
         if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
             self.held.release()
-        self.held = await room.take(num_bytes, self.key)
+        self.held = await memory.take(num_bytes, self.key)
 
-    def hold_answer(self, room: Room, num_bytes: int) -> None:
+    def hold_answer(self, memory: RowMemory, num_bytes: int) -> None:
         """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
         if num_bytes and self.held is None:
-            self.held = Held(room, self.key)
+            self.held = HeldMemory(memory, self.key)
         if self.held is not None:
             self.held.change(num_bytes)
 

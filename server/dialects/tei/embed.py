@@ -42,7 +42,7 @@ from server.dialects.writing.rows import (
     sparse_bytes,
     sparse_headers,
 )
-from server.requests.embeddings import embed, embed_tokens
+from server.requests.embeddings import embed_any, embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import rows_that_count
 from server.requests.models import ServedModel
@@ -150,7 +150,7 @@ def for_tokens(request: EmbedRequest, *, is_query: Callable[[], bool]) -> EmbedR
 
 
 async def _embed_all(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
-    return await (embed if request.allows_errors else embed_tokens)(pipeline, request, trace)
+    return await (embed_any if request.allows_errors else embed_tokens)(pipeline, request, trace)
 
 
 def _read_form(fields: EmbedBody | EmbedAllBody) -> RowForm:
@@ -222,7 +222,7 @@ ROUTES = (
     Route(
         path="/embed",
         decode=decode_embed,
-        run=embed,
+        run=embed_any,
         encode=encode_embed,
         error_shape=tei_error,
         summary="Embed texts with TEI's API",

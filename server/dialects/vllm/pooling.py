@@ -40,7 +40,7 @@ from server.dialects.writing.rows import (
     rows_or_null,
 )
 from server.requests.classify import ClassifyRequest, classify
-from server.requests.embeddings import embed, embed_tokens
+from server.requests.embeddings import embed_any, embed_tokens
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -147,7 +147,7 @@ async def run(pipeline: Pipeline, request: _Request, trace: Trace) -> Embedded:
     """Compute rows of texts, or of their tokens with offsets."""
     work = request.work
     if work.outputs is OutputKind.POOLED and isinstance(work, EmbedRequest):
-        return await embed(pipeline, work, trace)
+        return await embed_any(pipeline, work, trace)
     if isinstance(work, EmbedRequest):
         return await embed_tokens(pipeline, work, trace)
     if work.outputs is OutputKind.LOGITS:

@@ -261,7 +261,7 @@ class Calls:
         result = await method.run(self._pipeline, work, trace)
         answer = await method.encode(call, work, result)
         trace.num_bytes = len(answer)
-        context.hold_answer(self._admission.room_of(context.request_class), to_hold(len(answer)))
+        context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer)))
         return answer
 
     async def _read(self, method: Method, context: ServicerContext, reading: "_Reading") -> Any:

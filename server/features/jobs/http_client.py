@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.pace import Pace, Postponed, SendQueue
 from server.features.jobs.types import RetryPolicy
 
 BUSY = frozenset({429, 503})  # the server had no room, and has computed nothing
@@ -134,7 +134,7 @@ class SelfClient:
 
     async def ask(
         self,
-        lane: Lane,
+        queue: SendQueue,
         route: str,
         body: bytes,
         request_id: str,
@@ -149,14 +149,14 @@ class SelfClient:
         Raises ConnectionLost, AnswerTooLarge, and Postponed: before the first attempt too where the server has no room
         and the request may not wait for it.
         """
-        own = [("x-embedline-class", "bulk"), ("x-embedline-jobs", self._secret), ("x-embedline-owner", lane.owner)]
+        own = [("x-embedline-class", "bulk"), ("x-embedline-jobs", self._secret), ("x-embedline-owner", queue.owner)]
         sent = [*headers, *own, ("x-request-id", request_id)]
         attempts, lost, delay = 0, 0, retry.initial_delay_ms / 1000
         while True:
             try:
-                async with self._pace.turn(lane, has_begun=bool(attempts or lost)):
+                async with self._pace.turn(queue, has_begun=bool(attempts or lost)):
                     answer = await self._send(route, sent, body, max_bytes)
-                    self._learn(lane.owner, answer)
+                    self._learn(queue.owner, answer)
             except ConnectionLost:
                 lost += 1
                 if lost == _MAX_LOST:

@@ -18,12 +18,11 @@ _MAX_PAUSE_SECONDS = 30.0  # whatever `retry-after` says
 
 
 class Postponed(Exception):
-    """The request was not sent, and its turn does not come: its lane is closed."""
+    """The request was not sent, and its turn does not come: its queue is closed."""
 
 
-class Lane:
-    """A part of an owner's requests that is sent in its order, as the lines of a batch. An owner's lanes have turns one
-    after another."""
+class SendQueue:
+    """A part of an owner's requests, sent in its order, as the lines of a batch. An owner's queues take turns."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -31,7 +30,7 @@ class Lane:
         self.waiting: dict[asyncio.Future[bool], bool] = {}  # in their order; whether it was computed in vain before
 
     def close(self) -> None:
-        """Closes the lane: nothing more begins. What has been computed and failed may be tried again, unless its owner
+        """Closes the queue: nothing more begins. What has been computed and failed may be tried again, unless its owner
         is paused."""
         self.is_closed = True
         for future in [future for future, has_begun in self.waiting.items() if not has_begun]:
@@ -45,16 +44,16 @@ class _Owner:
     limit: float
     in_flight: int = 0
     paused_until: float = 0.0  # a time of the loop
-    lanes: deque[Lane] = field(default_factory=deque)  # where something waits, and perhaps those where nothing does now
+    queues: deque[SendQueue] = field(default_factory=deque)  # where something waits; some may be empty
 
     @property
     def num_next(self) -> int:
         """The number of those that wait for nothing but a turn."""
-        return min(sum(len(lane.waiting) for lane in self.lanes), max(0, int(self.limit) - self.in_flight))
+        return min(sum(len(queue.waiting) for queue in self.queues), max(0, int(self.limit) - self.in_flight))
 
 
 class Pace:
-    """Gives turns to requests: `async with pace.turn(lane)` goes around each. `changed` is set when more may be sent
+    """Gives turns to requests: `async with pace.turn(queue)` goes around each. `changed` is set when more may be sent
     than before."""
 
     def __init__(self, most: int) -> None:
@@ -87,18 +86,18 @@ class Pace:
         return list(self._owners)
 
     @contextlib.asynccontextmanager
-    async def turn(self, lane: Lane, *, has_begun: bool = False) -> AsyncIterator[None]:
+    async def turn(self, queue: SendQueue, *, has_begun: bool = False) -> AsyncIterator[None]:
         """One request at the server. Raises Postponed.
 
         has_begun  it has been computed in vain before
         """
-        if lane.is_closed and (not has_begun or self.is_paused(lane.owner)):
+        if queue.is_closed and (not has_begun or self.is_paused(queue.owner)):
             raise Postponed
-        await self._take(lane, has_begun)
+        await self._take(queue, has_begun)
         try:
             yield
         finally:
-            self._end(lane.owner)
+            self._end(queue.owner)
 
     def answered(self, owner: str) -> None:
         """The server had room for a request that has its turn still."""
@@ -113,19 +112,19 @@ class Pace:
             its.limit = max(1.0, its.limit / 2)
         its.paused_until = max(its.paused_until, now + min(retry_after, _MAX_PAUSE_SECONDS))
 
-    async def _take(self, lane: Lane, has_begun: bool) -> None:
-        owner = self._owners.setdefault(lane.owner, _Owner(float(self._most)))
-        if lane not in owner.lanes:
-            owner.lanes.append(lane)
+    async def _take(self, queue: SendQueue, has_begun: bool) -> None:
+        owner = self._owners.setdefault(queue.owner, _Owner(float(self._most)))
+        if queue not in owner.queues:
+            owner.queues.append(queue)
         future = self._loop.create_future()
-        lane.waiting[future] = has_begun
+        queue.waiting[future] = has_begun
         self._give()
         try:
             is_given = await future
         except asyncio.CancelledError:
-            lane.waiting.pop(future, None)
+            queue.waiting.pop(future, None)
             if not future.cancelled() and future.result():  # it was given in this very tick
-                self._end(lane.owner)
+                self._end(queue.owner)
             raise
         if not is_given:
             raise Postponed
@@ -144,10 +143,10 @@ class Pace:
         now = self._loop.time()
         while self._num_in_flight < self._most and (name := self._next(now)) is not None:
             owner = self._owners[name] = self._owners.pop(name)  # the last from now on
-            lane = owner.lanes.popleft()
-            owner.lanes.append(lane)
-            future = next(iter(lane.waiting))
-            del lane.waiting[future]
+            queue = owner.queues.popleft()
+            owner.queues.append(queue)
+            future = next(iter(queue.waiting))
+            del queue.waiting[future]
             if not future.done():  # else it was cancelled in this very tick
                 owner.in_flight += 1
                 self._num_in_flight += 1
@@ -158,16 +157,16 @@ class Pace:
         """The owner that has the next turn."""
         best = None
         for name, owner in self._owners.items():
-            while owner.lanes and not owner.lanes[0].waiting:
-                owner.lanes.popleft()
-            may_send = owner.lanes and owner.paused_until <= now and owner.in_flight < int(owner.limit)
+            while owner.queues and not owner.queues[0].waiting:
+                owner.queues.popleft()
+            may_send = owner.queues and owner.paused_until <= now and owner.in_flight < int(owner.limit)
             if may_send and (best is None or owner.in_flight < self._owners[best].in_flight):
                 best = name
         return best
 
     def _look_ahead(self, now: float) -> None:
         """Forget who has nothing here, and wake when the first pause ends."""
-        for name in [name for name, owner in self._owners.items() if not owner.in_flight and not owner.lanes]:
+        for name in [name for name, owner in self._owners.items() if not owner.in_flight and not owner.queues]:
             if self._owners[name].paused_until <= now:
                 del self._owners[name]
         if self._timer is not None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, SelfClient
-from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.pace import Pace, Postponed, SendQueue
 from server.features.jobs.store.store import RequestStore, StoreError, Turns, delay_until
 from server.features.jobs.types import Claimed, Finished, JobError, Result, Status
 from wire.metrics import Recorder
@@ -62,7 +62,7 @@ class Runner:
         self._changed = changed
         self._running: dict[asyncio.Task[None], Claimed] = {}
         self._held: dict[str, int] = {}  # of each owner, who had its turn longest ago first
-        self._lanes: dict[str, Lane] = {}  # of the same owners
+        self._queues: dict[str, SendQueue] = {}  # of the same owners
 
     @property
     def num_running(self) -> int:
@@ -133,7 +133,7 @@ class Runner:
 
     def _begin(self, claimed: Claimed) -> None:
         self._held[claimed.owner] = self._held.pop(claimed.owner, 0) + 1  # the last from now on
-        self._lanes.setdefault(claimed.owner, Lane(claimed.owner))
+        self._queues.setdefault(claimed.owner, SendQueue(claimed.owner))
         task = asyncio.get_running_loop().create_task(self._run_one(claimed))
         self._running[task] = claimed
         task.add_done_callback(self._done)
@@ -142,7 +142,7 @@ class Runner:
         owner = self._running.pop(task).owner
         self._held[owner] -= 1
         if not self._held[owner]:
-            del self._held[owner], self._lanes[owner]
+            del self._held[owner], self._queues[owner]
         self._pace.changed.set()
         self._changed()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -185,7 +185,7 @@ class Runner:
         """Raises Postponed."""
         try:
             answer = await self._client.ask(
-                self._lanes[claimed.owner],
+                self._queues[claimed.owner],
                 claimed.route,
                 claimed.body,
                 claimed.request_id,

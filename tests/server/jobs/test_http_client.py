@@ -12,7 +12,7 @@ import pytest
 
 from server.features.jobs import http_client
 from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer, HttpConnection, SelfClient
-from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.pace import Pace, Postponed, SendQueue
 from server.features.jobs.types import RetryPolicy
 from tests.server.jobs.test_runner import LOST, serving
 from tests.server.jobs.test_runner import OK as OK_ANSWER
@@ -84,7 +84,7 @@ def answer_of(
 ) -> tuple[HttpAnswer, Answering]:
     """To a request, where the server answers so, and whom it asked."""
     monkeypatch.setattr(http_client, "_LOST_SECONDS", 0.0)
-    lane = changes.pop("lane", None) or Lane("team")
+    queue = changes.pop("queue", None) or SendQueue("team")
     how = {"headers": [("accept", "a/b")], "retry": RetryPolicy(3, 0, 0), "max_bytes": 100, **changes}
 
     async def main() -> tuple[HttpAnswer, Answering]:
@@ -92,7 +92,7 @@ def answer_of(
         async with serving(path, server.accepted), asyncio.timeout(PATIENCE):
             client = SelfClient(path, "secret", Pace(4))
             try:
-                return await client.ask(lane, "/v1/embeddings", b"{}", "line 1", **how), server
+                return await client.ask(queue, "/v1/embeddings", b"{}", "line 1", **how), server
             finally:
                 client.close()
 
@@ -147,11 +147,11 @@ def test_a_request_that_may_not_wait_for_room(
         assert asked().status == 200
 
 
-def test_what_is_in_a_closed_lane_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = Lane("team")
-    lane.close()
+def test_what_is_in_a_closed_queue_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = SendQueue("team")
+    queue.close()
     with pytest.raises(Postponed):
-        answer_of(tmp_path, monkeypatch, [OK_ANSWER], lane=lane)
+        answer_of(tmp_path, monkeypatch, [OK_ANSWER], queue=queue)
 
 
 def test_an_answer_over_the_bound_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def test_an_answer_over_the_bound_is_asked_for_once(tmp_path: Path, monkeypatch:
 async def test_the_servers_words_are_heeded(status: int, after: str, is_paused: bool, tmp_path: Path) -> None:
     said = f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\nretry-after: {after}\r\n\r\n".encode()
     path, pace = str(tmp_path / "s"), Pace(4)
-    client, lane = SelfClient(path, "secret", pace), Lane("")
+    client, queue = SelfClient(path, "secret", pace), SendQueue("")
     how: dict[str, Any] = {"headers": [], "retry": RetryPolicy(1, 0, 0), "max_bytes": 9}
     async with serving(path, Server([said]).accepted):
         with contextlib.suppress(Postponed):
-            await client.ask(lane, "/a", b"body", "1", may_wait=lambda: False, **how)
+            await client.ask(queue, "/a", b"body", "1", may_wait=lambda: False, **how)
         client.close()
     assert pace.is_paused("") == is_paused

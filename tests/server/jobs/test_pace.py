@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.features.jobs.pace import Lane, Pace, Postponed
+from server.features.jobs.pace import Pace, Postponed, SendQueue
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -34,10 +34,10 @@ def later(seconds: float) -> None:
 async def taken(pace: Pace, number: int, owner: str = "", *, refused: float | None = None) -> list[asyncio.Task[None]]:
     """So many turns, each held until its task is cancelled. `refused` is what the server says at once."""
     held = asyncio.Semaphore(0)
-    lane = Lane(owner)
+    queue = SendQueue(owner)
 
     async def hold() -> None:
-        async with pace.turn(lane):
+        async with pace.turn(queue):
             held.release()
             await asyncio.Event().wait()
 
@@ -74,7 +74,7 @@ def test_a_turn_that_was_cancelled_while_it_waited_is_free() -> None:
         tasks = await taken(pace, 4)
 
         async def wait() -> None:
-            async with pace.turn(Lane("")):
+            async with pace.turn(SendQueue("")):
                 raise AssertionError
 
         waiting = asyncio.create_task(wait())
@@ -138,15 +138,15 @@ def test_the_next_turn_is_the_owners_with_the_fewest() -> None:
     async def test(pace: Pace) -> None:
         order: list[str] = []
 
-        async def ask(lane: Lane, name: str) -> None:
-            async with pace.turn(lane):
+        async def ask(queue: SendQueue, name: str) -> None:
+            async with pace.turn(queue):
                 order.append(name)
                 await asyncio.sleep(0)
 
         tasks = await taken(pace, 4, "first")
-        lanes = {name: Lane(name[0]) for name in ("a batch", "a request", "b batch")}
+        queues = {name: SendQueue(name[0]) for name in ("a batch", "a request", "b batch")}
         names = ["a batch"] * 3 + ["a request"] * 2 + ["b batch"] * 2
-        asked = [asyncio.create_task(ask(lanes[name], name)) for name in names]
+        asked = [asyncio.create_task(ask(queues[name], name)) for name in names]
         await asyncio.sleep(0)
         for task in tasks[:1]:
             await ended([task])
@@ -158,20 +158,20 @@ def test_the_next_turn_is_the_owners_with_the_fewest() -> None:
     run(test)
 
 
-def test_what_waits_in_a_lane_that_closes_is_postponed() -> None:
+def test_what_waits_in_a_queue_that_closes_is_postponed() -> None:
     async def test(pace: Pace) -> None:
-        tasks, lane = await taken(pace, 4), Lane("")
+        tasks, queue = await taken(pace, 4), SendQueue("")
 
         async def ask(has_begun: bool) -> str:
             try:
-                async with pace.turn(lane, has_begun=has_begun):
+                async with pace.turn(queue, has_begun=has_begun):
                     return "sent"
             except Postponed:
                 return "postponed"
 
         waiting = [asyncio.create_task(ask(has_begun)) for has_begun in (False, True)]
         await asyncio.sleep(0)
-        lane.close()
+        queue.close()
         assert await waiting[0] == await ask(False) == "postponed"
         assert not waiting[1].done()
         await ended(tasks)

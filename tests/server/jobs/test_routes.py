@@ -19,7 +19,7 @@ from server.features.jobs.http.routes import JobsPart
 from server.http.app import HeldSend
 from server.http.body import Message
 from server.requests.errors import InvalidRequest
-from server.requests.row_memory import RequestContext, Room
+from server.requests.row_memory import RequestContext, RowMemory
 from server.requests.trace import Trace
 from tests.server.edge import Called, Edge, call
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
@@ -155,7 +155,7 @@ async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> Non
         if message.get("more_body") and not message["body"]:
             await reads.wait()
 
-    held = HeldSend(send, Trace(), RequestContext(), Room(1, max_wait=0.0))
+    held = HeldSend(send, Trace(), RequestContext(), RowMemory(1, max_wait=0.0))
     response = in_pieces(b"first", 15, more, headers={})
     task = asyncio.create_task(response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, held))
     for _ in range(100):

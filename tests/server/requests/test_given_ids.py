@@ -70,7 +70,7 @@ async def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
     given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
     pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
     request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
-    edge, embedded = edge, await embeddings.embed(pipeline, request, Trace())
+    edge, embedded = edge, await embeddings.embed_any(pipeline, request, Trace())
     assert edge.tokenizers.asked[0][0] == ["the ferry", "ferry"]
     assert embedded.rows[:, 0].tolist() == [9, 0, 5]
     assert [(index, type(found), found.param) for index, found in (embedded.failed or {}).items()] == [

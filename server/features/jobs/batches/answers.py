@@ -14,7 +14,7 @@ from server.features.jobs.batches.lines import Line, LineProblem, LineRequest, c
 from server.features.jobs.batches.outputs import RAW, rows_of
 from server.features.jobs.batches.state import BatchState
 from server.features.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
-from server.features.jobs.pace import Lane, Postponed
+from server.features.jobs.pace import Postponed, SendQueue
 from server.features.jobs.types import RetryPolicy
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class LineAnswers:
         """The seconds that are left of the window."""
         return min(self._latest - asyncio.get_running_loop().time(), self._expires_at - self._clock())
 
-    async def of(self, line: Line, lane: Lane, *, is_repeated: bool) -> Answered | None:
-        """Returns None if the line was not asked for before the lane was closed."""
+    async def of(self, line: Line, queue: SendQueue, *, is_repeated: bool) -> Answered | None:
+        """Returns None if the line was not asked for before the queue was closed."""
         line_id = f"batch_req_{self._batch_id}_{line.number}"
         try:
             request = request_of(line, self._endpoint)
             if is_repeated:
                 raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
-            return await self._asked(line, line_id, request, lane)
+            return await self._asked(line, line_id, request, queue)
         except Postponed:
             return None
         except LineProblem as error:
@@ -85,13 +85,13 @@ class LineAnswers:
         content = refused(line_id, custom_id_of(line), line.number, problem)
         return Answered(line, content, True, problem.code == "batch_expired")
 
-    async def _asked(self, line: Line, line_id: str, request: LineRequest, lane: Lane) -> Answered:
+    async def _asked(self, line: Line, line_id: str, request: LineRequest, queue: SendQueue) -> Answered:
         if (seconds := self.seconds_left) <= 0:
             raise TimeoutError
         async with asyncio.timeout(seconds):
             accept = RAW if self._dtype else _JSON
             answer = await self._ask(
-                lane,
+                queue,
                 request.url,
                 bytes(request.body),
                 line_id,

@@ -23,7 +23,7 @@ from server.features.jobs.batches.outputs import FORMATS, Outputs
 from server.features.jobs.batches.state import SERVER_FAULT, BatchError, BatchState, ClaimLost, Holder, KeptBatch, Saved
 from server.features.jobs.disk import FULL_ERRORS
 from server.features.jobs.files import Files
-from server.features.jobs.pace import Lane, Postponed
+from server.features.jobs.pace import Postponed, SendQueue
 from server.features.jobs.store.store import DocumentStore, StoreError, StoreFull
 from server.features.jobs.types import Document
 
@@ -62,61 +62,61 @@ class DiskWait:
 
 
 class Slots:
-    """Gives turns to batches: `async with slots.turn(lane)` goes around each turn, whose lines are asked for in this
-    lane.
+    """Gives turns to batches: `async with slots.turn(queue)` goes around each turn, whose lines are asked for in this
+    queue.
 
-    The lane is closed when the turn is over. The owner with the fewest slots goes first, of equals who had its turn
+    The queue is closed when the turn is over. The owner with the fewest slots goes first, of equals who had its turn
     longest ago; of its batches the one that waits longest.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._running: dict[Lane, float] = {}  # with the times of the loop at which they began
-        self._waiting: dict[Lane, asyncio.Future[bool]] = {}  # who waits longest first
+        self._running: dict[SendQueue, float] = {}  # with the times of the loop at which they began
+        self._waiting: dict[SendQueue, asyncio.Future[bool]] = {}  # who waits longest first
         self._latest: dict[str, None] = {}  # owners, who had its turn longest ago first
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     @contextlib.asynccontextmanager
-    async def turn(self, lane: Lane) -> AsyncIterator[None]:
+    async def turn(self, queue: SendQueue) -> AsyncIterator[None]:
         """Raises Postponed after `leave`."""
-        future = self._waiting[lane] = self._loop.create_future()
+        future = self._waiting[queue] = self._loop.create_future()
         self._look()
         try:
             if not await future:
                 raise Postponed
             yield
         finally:
-            self._waiting.pop(lane, None)
-            self._running.pop(lane, None)
+            self._waiting.pop(queue, None)
+            self._running.pop(queue, None)
             self._look()
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, queue: SendQueue) -> None:
         """Wait no more for a turn."""
-        if (future := self._waiting.pop(lane, None)) is not None and not future.done():
+        if (future := self._waiting.pop(queue, None)) is not None and not future.done():
             future.set_result(False)
 
     def _look(self) -> None:
-        """Give what is free, and close lanes for those who wait then."""
+        """Give what is free, and close queues for those who wait then."""
         while self._waiting and len(self._running) < self._most:
-            held = Counter(lane.owner for lane in self._running)
+            held = Counter(queue.owner for queue in self._running)
             places = {owner: place for place, owner in enumerate(self._latest, 1)}
-            lane = min(self._waiting, key=lambda one: (held[one.owner], places.get(one.owner, 0)))
-            self._note(lane.owner)
-            self._running[lane] = self._loop.time()
-            future = self._waiting.pop(lane)
+            queue = min(self._waiting, key=lambda one: (held[one.owner], places.get(one.owner, 0)))
+            self._note(queue.owner)
+            self._running[queue] = self._loop.time()
+            future = self._waiting.pop(queue)
             if not future.done():  # else it was cancelled in this very tick
                 future.set_result(True)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        num_wanted = len(self._waiting) - sum(lane.is_closed for lane in self._running)
-        while num_wanted > 0 and (lane_over := self._next_over()) is not None:
-            due = self._running[lane_over] + TURN_SECONDS
+        num_wanted = len(self._waiting) - sum(queue.is_closed for queue in self._running)
+        while num_wanted > 0 and (queue_over := self._next_over()) is not None:
+            due = self._running[queue_over] + TURN_SECONDS
             if due > self._loop.time():
                 self._timer = self._loop.call_at(due, self._look)
                 return
-            lane_over.close()
+            queue_over.close()
             num_wanted -= 1
 
     def _note(self, owner: str) -> None:
@@ -126,14 +126,14 @@ class Slots:
         if len(self._latest) > _MAX_LATEST:
             del self._latest[next(iter(self._latest))]
 
-    def _next_over(self) -> Lane | None:
-        """The lane whose turn ends next: of those that have more slots than an owner that waits, or whose owner waits
+    def _next_over(self) -> SendQueue | None:
+        """The queue whose turn ends next: of those that have more slots than an owner that waits, or whose owner waits
         itself."""
-        going_on = [lane for lane in self._running if not lane.is_closed]  # who began first is the first
-        held = Counter(lane.owner for lane in going_on)
-        owners = {lane.owner for lane in self._waiting}
+        going_on = [queue for queue in self._running if not queue.is_closed]  # who began first is the first
+        held = Counter(queue.owner for queue in going_on)
+        owners = {queue.owner for queue in self._waiting}
         fewest = min(held[owner] for owner in owners)
-        return next((lane for lane in going_on if lane.owner in owners or held[lane.owner] > fewest), None)
+        return next((queue for queue in going_on if queue.owner in owners or held[queue.owner] > fewest), None)
 
 
 class BatchRun:
@@ -155,7 +155,7 @@ class BatchRun:
         self.kept = KeptBatch(document, documents, holder=holder, saved=saved, cancelled=self._stop, clock=clock)
         self._files = files
         self._slots = slots
-        self._lane = Lane(self.owner)  # of this turn
+        self._queue = SendQueue(self.owner)  # of this turn
         self._clock = clock
         self._disk = DiskWait(clock)
         self._stops = False  # a client has cancelled it, or another server runs it
@@ -178,7 +178,7 @@ class BatchRun:
     def _stop(self) -> None:
         """Stops the run: no line is begun any more, and those in flight are given up."""
         self._stops = True
-        self._slots.leave(self._lane)
+        self._slots.leave(self._queue)
         for task in self._window:
             task.cancel()
 
@@ -203,9 +203,9 @@ class BatchRun:
         while not (is_answered or self._is_over):
             if not await self._has_room():
                 return await self._end("expired", errors=(BatchError("no_room", _NO_ROOM),))
-            self._lane = Lane(self.owner)
+            self._queue = SendQueue(self.owner)
             with contextlib.suppress(Postponed):
-                async with self._slots.turn(self._lane):
+                async with self._slots.turn(self._queue):
                     if found is None and (found := await self._checked(path)) is None:
                         return
                     is_answered = await self._answer_lines(path, found)
@@ -274,14 +274,14 @@ class BatchRun:
     async def _answer_lines(self, path: Path, found: Scan) -> bool:
         """Whether no line is left; else the turn is over."""
         lines = lines_of(path, offset=self.state.offset, number=self.state.number)
-        window, is_at_end, lane = self._window, False, self._lane
+        window, is_at_end, queue = self._window, False, self._queue
         index = self.state.completed + self.state.failed  # of the next line
         answered: list[Answered] = []
         loop = asyncio.get_running_loop()
         committed, held = loop.time(), 0
         try:
             while True:
-                while not (self._is_over or lane.is_closed or is_at_end) and held < MAX_BYTES_IN_FLIGHT:
+                while not (self._is_over or queue.is_closed or is_at_end) and held < MAX_BYTES_IN_FLIGHT:
                     room = self._most_in_flight - len(window)
                     if window and room < _READ_LINES:
                         break
@@ -289,7 +289,7 @@ class BatchRun:
                         taken, is_at_end = await asyncio.to_thread(next_lines, lines, max(1, min(room, _READ_LINES)))
                     for line in taken if not self._stops else ():
                         held += len(line.content or b"")
-                        asked = self._answers.of(line, lane, is_repeated=found.is_repeated(index))
+                        asked = self._answers.of(line, queue, is_repeated=found.is_repeated(index))
                         window.append(loop.create_task(asked))
                         index += 1
                 if not window:

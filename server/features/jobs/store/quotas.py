@@ -18,7 +18,7 @@ _PART = 16
 
 
 @dataclass(slots=True)
-class Held:
+class Totals:
     """The numbers that all owners hold, or one."""
 
     held_bytes: int = 0
@@ -38,8 +38,8 @@ class Held:
 class Usage:
     """Changed only inside a transaction, and set back with it."""
 
-    total: Held = field(default_factory=Held)
-    by_owner: defaultdict[str, Held] = field(default_factory=lambda: defaultdict(Held))
+    total: Totals = field(default_factory=Totals)
+    by_owner: defaultdict[str, Totals] = field(default_factory=lambda: defaultdict(Totals))
     _usual: dict[str, int] = field(default_factory=dict)  # bytes of the largest results of late, by owner
     _changes: list[tuple[str, tuple[int, int, int, int]]] = field(default_factory=list)  # of this transaction
 
@@ -73,7 +73,7 @@ class Usage:
         usual = self.usual_result(owner, limits)
         running = ((name, one.num_running) for name, one in self.by_owner.items() if one.num_running)
         reserved = sum(count * self.usual_result(name, limits) for name, count in running)
-        its = self.by_owner.get(owner, Held())
+        its = self.by_owner.get(owner, Totals())
         if its.held_bytes + (its.num_running + 1) * usual > limits.quota_of(owner):
             return False
         return self.total.held_bytes + reserved + usual <= limits.quota_bytes
@@ -82,7 +82,7 @@ class Usage:
         self.total.add(*change)
         its = self.by_owner[owner]
         its.add(*change)
-        if its == Held():
+        if its == Totals():
             del self.by_owner[owner]
 
 
@@ -130,7 +130,7 @@ def size_of_content(content_bytes: int, held_bytes: int) -> int:
     return OVERHEAD_BYTES + content_bytes + blocks
 
 
-def refuse_what_finds_no_room(size: int, limits: StoreLimits, owner: str, total: Held, its: Held) -> None:
+def refuse_what_finds_no_room(size: int, limits: StoreLimits, owner: str, total: Totals, its: Totals) -> None:
     """StoreFull if a new request of this size may not be added."""
     for held, share, whose in ((total, 1.0, ""), (its, limits.share_of(owner), " of this key")):
         if held.num_open >= limits.max_queued * share:

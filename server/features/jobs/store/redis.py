@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from server.features.jobs.store import redis_scripts as scripts
 from server.features.jobs.store.quotas import (
-    Held,
+    Totals,
     refuse_growth,
     refuse_what_finds_no_room,
     size_of_content,
@@ -71,7 +71,7 @@ logger = logging.getLogger("embedline.server")
 class RedisRequests:
     """A RequestStore."""
 
-    def __init__(self, connection: scripts.Connection) -> None:
+    def __init__(self, connection: scripts.RedisConnection) -> None:
         self._connection = connection
         self._limits = connection.limits
         self._holder = secrets.token_hex(8)
@@ -106,7 +106,7 @@ class RedisRequests:
         if what == b"conflict":
             raise IdempotencyConflict("an earlier request has this idempotency key and another content")
         if what == b"full":
-            refuse_what_finds_no_room(size, self._limits, new.owner, Held(*more[:3]), Held(*more[3:]))
+            refuse_what_finds_no_room(size, self._limits, new.owner, Totals(*more[:3]), Totals(*more[3:]))
         self._claimable.set()
         return str(more[0].decode())
 
@@ -311,7 +311,7 @@ def _result(*known: bytes | None) -> Result | None:
 class RedisDocuments:
     """A DocumentStore."""
 
-    def __init__(self, connection: scripts.Connection) -> None:
+    def __init__(self, connection: scripts.RedisConnection) -> None:
         self._connection = connection
         self._limits = connection.limits
 
@@ -404,7 +404,7 @@ def _document(kind: str, document_id: str, *row: bytes) -> Document:
 class RedisStore:
     """A Store. Several servers may have it open."""
 
-    def __init__(self, connection: scripts.Connection) -> None:
+    def __init__(self, connection: scripts.RedisConnection) -> None:
         self._connection = connection
         self.requests = RedisRequests(connection)
         self.documents = RedisDocuments(connection)
@@ -422,7 +422,7 @@ async def open_redis(
     """
     client = scripts.client_of(url)
     limits = limits or StoreLimits()
-    connection = scripts.Connection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
+    connection = scripts.RedisConnection(client, limits, prefix=PREFIX, clock=clock, folder_id=folder_id or "")
     try:
         await _check_server(client)
         await _make(client)

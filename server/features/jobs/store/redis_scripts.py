@@ -485,7 +485,7 @@ def limits_text(limits: StoreLimits) -> str:
     return f"{limits.quota_bytes} {limits.key_share!r}"
 
 
-class Connection:
+class RedisConnection:
     """Calls raise StoreFull where Redis has no memory left, and StoreUnavailable."""
 
     def __init__(

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from server.features.jobs.store.quotas import Held, Usage, refuse_growth, size_of_content, size_of_document
+from server.features.jobs.store.quotas import Totals, Usage, refuse_growth, size_of_content, size_of_document
 from server.features.jobs.store.sqlite_requests import SqliteRequests
 from server.features.jobs.store.sqlite_writer import Reader, Transaction, Writer
 from server.features.jobs.store.store import StoreError, StoreLimits, StoreUnusable
@@ -194,7 +194,7 @@ class SqliteDocuments:
         return await self._writer.do(delete)
 
     def _refuse_growth(self, transaction: Transaction, owner: str, size: int) -> None:
-        total, its = transaction.usage.total, transaction.usage.by_owner.get(owner, Held())
+        total, its = transaction.usage.total, transaction.usage.by_owner.get(owner, Totals())
         refuse_growth(size, self._limits, owner, total.held_bytes, its.held_bytes)
 
 

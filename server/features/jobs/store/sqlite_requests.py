@@ -7,7 +7,7 @@ from itertools import islice
 
 from server.features.jobs.store.quotas import (
     EXPIRY,
-    Held,
+    Totals,
     refuse_growth,
     refuse_what_finds_no_room,
     size_of_end,
@@ -154,7 +154,7 @@ class SqliteRequests:
         if new.idempotency_key is not None and (earlier := _earlier(transaction, new)):
             return earlier
         usage, now, size = transaction.usage, transaction.now, size_of_new(new)
-        refuse_what_finds_no_room(size, self._limits, new.owner, usage.total, usage.by_owner.get(new.owner, Held()))
+        refuse_what_finds_no_room(size, self._limits, new.owner, usage.total, usage.by_owner.get(new.owner, Totals()))
         transaction.take(size)
         request_id = new_request_id(now)
         webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED

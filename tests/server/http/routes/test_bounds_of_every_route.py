@@ -21,7 +21,7 @@ from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
 from server.requests.concurrency import OpenRequest
-from server.requests.row_memory import Held
+from server.requests.row_memory import HeldMemory
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, call, good_body, state_with_everything
 from tests.server.fallback import fallback_routes
@@ -235,7 +235,7 @@ async def watch_answer(made: Edge, method: str, path: str, headers: dict[str, st
             status = message["status"]
         elif len(message.get("body", b"")) > WRITE_BUFFER_BYTES // 2:
             size += len(message["body"])
-            least = min(least, sum(held.room_of(name).num_held_bytes for name in ("interactive", "bulk")))
+            least = min(least, sum(held.row_memory_of(name).num_held_bytes for name in ("interactive", "bulk")))
 
     content = good_body(path) if path in POSTED else b""
     pieces: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
@@ -261,7 +261,7 @@ def test_what_leaves_of_a_large_answer_counts_until_it_is_read(method: str, path
         _, size, least = await watch_answer(made, method, path, {})
         if size > WRITE_BUFFER_BYTES:
             assert least > WRITE_BUFFER_BYTES
-        assert all(made.admission.room_of(name).num_held_bytes == 0 for name in ("interactive", "bulk"))
+        assert all(made.admission.row_memory_of(name).num_held_bytes == 0 for name in ("interactive", "bulk"))
 
     run(test())
 
@@ -271,8 +271,8 @@ def test_what_leaves_of_a_large_answer_counts_until_it_is_read(method: str, path
 def test_an_answer_that_finds_no_room_does_not_begin_and_another_keys_does(path: str) -> None:
     async def test() -> list[int]:
         made = edge(max_held_bytes=4 << 20, keys=KEYS)
-        room = made.admission.room_of("bulk")
-        unread = Held(room, "a")
+        room = made.admission.row_memory_of("bulk")
+        unread = HeldMemory(room, "a")
         unread.change(room.max_bytes)
         return [(await watch_answer(made, "GET", path, named))[0] for named in (AS_A, AS_B)]
 

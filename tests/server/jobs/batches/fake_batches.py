@@ -13,7 +13,7 @@ from server.features.jobs.batches.batches import Batches
 from server.features.jobs.batches.state import Holder
 from server.features.jobs.files import Files, Objects
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.pace import Lane
+from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
 from tests.server.jobs.store.stores import Clock
@@ -29,7 +29,7 @@ class FakeServer:
     asked: list[str] = field(default_factory=list)  # ids, in order
     status: int = 200
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+    async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         self.asked.append(request_id)
         return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
 
@@ -46,11 +46,11 @@ class Gate(FakeServer):
         self.count = sys.maxsize
         self._open.set()
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+    async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         if len(self.asked) >= self.count:
             self.closed.set()
             await self._open.wait()
-        return await super().ask(lane, route, body, request_id, **more)
+        return await super().ask(queue, route, body, request_id, **more)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from server.features.jobs.batches.answers import LineAnswers
 from server.features.jobs.batches.run import Slots
 from server.features.jobs.gauges import BatchGauges
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.pace import Lane, Pace
+from server.features.jobs.pace import Pace, SendQueue
 from server.features.jobs.store.store import StoreFull, StoreLimits
 from tests.server.jobs.batches.fake_batches import (
     JSON,
@@ -49,15 +49,15 @@ class Paced(FakeServer):
         self.silent = silent
         self.pace = Pace(1)
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+    async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         while True:
-            async with self.pace.turn(lane):
-                if lane.owner in self.silent:
-                    self.pace.refused(lane.owner, 30.0)
+            async with self.pace.turn(queue):
+                if queue.owner in self.silent:
+                    self.pace.refused(queue.owner, 30.0)
                     continue
-                self.pace.answered(lane.owner)
+                self.pace.answered(queue.owner)
                 await asyncio.sleep(0.001)  # a long batch takes seconds
-                return await super().ask(lane, route, body, request_id, **more)
+                return await super().ask(queue, route, body, request_id, **more)
 
 
 @pytest.mark.parametrize("owners", ["aaaa", "aaaabbbb", "abcd", "eeee", "aaaaaaaaaaaae"])
@@ -162,9 +162,9 @@ async def test_a_line_that_fails_again_and_again_ends_although_others_wait(tmp_p
     """Else its attempts would begin anew in each turn."""
 
     class Failing(Paced):
-        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+        async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
             for attempt in range(3):
-                async with self.pace.turn(lane, has_begun=attempt > 0):
+                async with self.pace.turn(queue, has_begun=attempt > 0):
                     await asyncio.sleep(0.001)
             return HttpAnswer(500, JSON, b"{}")
 
@@ -299,7 +299,7 @@ async def test_a_slot_goes_to_the_owner_with_fewest() -> None:
     slots, order, opens = Slots(2), list[str](), asyncio.Event()
 
     async def hold(owner: str) -> None:
-        async with slots.turn(Lane(owner)):
+        async with slots.turn(SendQueue(owner)):
             order.append(owner)
             await opens.wait()
 

@@ -14,7 +14,7 @@ from server.features.jobs.batches import lines as batch_lines
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.batches.outputs import Output
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.pace import Lane
+from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.store import StoreFull
 from server.requests.errors import Conflict, InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
@@ -103,7 +103,7 @@ async def test_what_no_decoder_takes_in_a_body_comes_to_the_server_as_it_is(tmp_
     asked = list[bytes]()
 
     class Refusing(FakeServer):
-        async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+        async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
             asked.append(body)
             return HttpAnswer(400, {"content-type": "application/json"}, b'{"error":{"param":"input[1]"}}')
 
@@ -280,8 +280,8 @@ async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, m
     asked: set[str] = set()
 
     class Noting(Gate):
-        async def ask(self, lane: Lane, *rest: Any, **more: Any) -> HttpAnswer:
-            asked.add(lane.owner)
+        async def ask(self, queue: SendQueue, *rest: Any, **more: Any) -> HttpAnswer:
+            asked.add(queue.owner)
             if asked == {"", "other"}:
                 self.closed.set()
             await asyncio.Event().wait()

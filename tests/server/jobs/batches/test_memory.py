@@ -10,7 +10,7 @@ import pytest
 from server.features.jobs.batches import lines as batch_lines
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.pace import Lane
+from server.features.jobs.pace import SendQueue
 from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened
 
 KIB = 1024
@@ -25,7 +25,7 @@ class Answers(FakeServer):
         self.size = size
         self.waits = asyncio.Event()
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+    async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         self.asked.append(request_id)
         if request_id.endswith(f"_{SLOW}"):
             self.waits.set()

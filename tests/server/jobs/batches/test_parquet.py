@@ -13,7 +13,7 @@ import pytest
 
 from server.features.jobs.batches import outputs
 from server.features.jobs.http_client import HttpAnswer
-from server.features.jobs.pace import Lane
+from server.features.jobs.pace import SendQueue
 from server.requests.errors import InvalidRequest
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
@@ -26,7 +26,7 @@ class RowsServer(FakeServer):
     dtype = "float32"
     failed = "0"
 
-    async def ask(self, lane: Lane, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
+    async def ask(self, queue: SendQueue, route: str, body: bytes, request_id: str, **more: Any) -> HttpAnswer:
         assert more["headers"] == [("accept", outputs.RAW)]
         self.asked.append(request_id)
         number = int(request_id.rpartition("_")[2])

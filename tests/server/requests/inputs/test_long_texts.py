@@ -11,7 +11,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
-from server.requests.embeddings import averages, embed
+from server.requests.embeddings import averages, embed_any
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded
@@ -96,7 +96,7 @@ def run(chunking: Chunking, *, is_mean: bool = True, error: Exception | None = N
         model = served_model(max_seqlen=ROOM, dimensions=5, vocab_size=1000, **fields.pop("model", {}))
         try:
             request = a_request(model=model, chunking=chunking, **fields)
-            return await embed(edge.pipeline, request, trace), trace, edge
+            return await embed_any(edge.pipeline, request, trace), trace, edge
         finally:
             assert not edge.page.admitted_tokens.any()
 

@@ -39,7 +39,7 @@ def embed(edge: Edge | None = None, **fields: Any) -> tuple[Embedded, Edge]:
         used.tokenizers = used.pipeline._tokenizers = Refusing()  # type: ignore[assignment]
         try:
             request = a_request(allows_errors=True, **fields)
-            return await embeddings.embed(used.pipeline, request, Trace()), used
+            return await embeddings.embed_any(used.pipeline, request, Trace()), used
         finally:
             assert not used.page.admitted_tokens.any()
 
@@ -119,7 +119,7 @@ def test_a_refusal_that_names_no_item_fails_the_request() -> None:
     async def run() -> None:
         edge = Edge()
         edge.tokenizers.error = TextRefused(TextRefusal.FAILED, -1)
-        await embeddings.embed(edge.pipeline, a_request(allows_errors=True), Trace())
+        await embeddings.embed_any(edge.pipeline, a_request(allows_errors=True), Trace())
 
     with pytest.raises(NotTokenizable):
         asyncio.run(run())
@@ -129,7 +129,7 @@ def test_an_engines_error_fails_the_request_and_names_the_right_item() -> None:
     async def run() -> None:
         edge = Edge()
         edge.managers.error = RequestRefused(batching.RequestRefusal.NON_FINITE, 1)
-        await embeddings.embed(edge.pipeline, a_request(texts=["", "one", "two"], allows_errors=True), Trace())
+        await embeddings.embed_any(edge.pipeline, a_request(texts=["", "one", "two"], allows_errors=True), Trace())
 
     with pytest.raises(EngineFailed) as refused:
         asyncio.run(run())
@@ -140,7 +140,7 @@ def test_other_requests_go_the_usual_way() -> None:
     async def run() -> tuple[Embedded, Embedded]:
         edge, request = Edge(), a_request()
         allowed = replace(request, allows_errors=True)
-        return await embeddings.embed(edge.pipeline, request, Trace()), await embeddings.embed(
+        return await embeddings.embed_any(edge.pipeline, request, Trace()), await embeddings.embed_any(
             edge.pipeline, allowed, Trace()
         )
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.types import OutputKind
 from server.requests.errors import NotReady
-from server.requests.row_memory import Held, RequestContext, Room
+from server.requests.row_memory import HeldMemory, RequestContext, RowMemory
 from server.requests.rows import bytes_to_hold
 from server.requests.work import EmbedRequest, Work
 from tests.server.edge import DIMENSIONS, served_model
@@ -20,13 +20,13 @@ class Asking:
     """Requests for room, and which of them have it, in the order in which they got it."""
 
     def __init__(self, max_wait: float, max_of_key: int | None = None) -> None:
-        self.room = Room(MAX_BYTES, max_wait=max_wait, max_of_key=max_of_key)
+        self.memory = RowMemory(MAX_BYTES, max_wait=max_wait, max_of_key=max_of_key)
         self.got: list[str] = []
-        self.held: list[Held] = []
+        self.held: list[HeldMemory] = []
 
     async def ask(self, name: str, num_bytes: int, key: str = "") -> "asyncio.Task[None]":
         async def take() -> None:
-            self.held.append(await self.room.take(num_bytes, key))
+            self.held.append(await self.memory.take(num_bytes, key))
             self.got.append(name)
 
         task = asyncio.create_task(take())
@@ -50,8 +50,8 @@ def run(test: Callable[[Asking], Awaitable[None]], *, max_wait: float = LONG, ma
     async def main() -> None:
         asking = Asking(max_wait, max_of_key)
         await test(asking)
-        assert asking.room.num_held_bytes == 0
-        assert not asking.room._waiting
+        assert asking.memory.num_held_bytes == 0
+        assert not asking.memory._waiting
 
     asyncio.run(main())
 
@@ -115,7 +115,7 @@ def test_whose_deadline_comes_while_it_waits_holds_nothing() -> None:
         await asking.ask("a", MAX_BYTES)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await asking.room.take(MAX_BYTES)
+                await asking.memory.take(MAX_BYTES)
         await asking.release(1)
 
     run(test)
@@ -130,7 +130,7 @@ def test_those_who_left_are_forgotten_while_nobody_gets_room() -> None:
         for task in [await asking.ask("c", 1) for _ in range(10)]:
             task.cancel()
         await turns()
-        assert len(asking.room._waiting) == 1
+        assert len(asking.memory._waiting) == 1
         await asking.release(1)
         await asking.release(1)
 
@@ -147,7 +147,7 @@ def test_an_answer_takes_the_place_of_its_rows_without_a_wait() -> None:
         first.change(70)
         with pytest.raises(NotReady) as error:
             second.change(31)
-        assert (error.value.reason, asking.room.num_held_bytes) == ("unread_answers", 100)
+        assert (error.value.reason, asking.memory.num_held_bytes) == ("unread_answers", 100)
         second.release()
         first.change(10 * MAX_BYTES)  # nobody else holds anything
         first.change(60)
@@ -211,9 +211,9 @@ def test_a_key_has_no_more_than_its_part_and_others_go_past_those_of_it_that_wai
         await asking.ask("a2", 10, "a")
         await asking.ask("b1", 40, "b")
         assert asking.got == ["a1", "b1"]
-        assert asking.room.num_held_bytes == 90
+        assert asking.memory.num_held_bytes == 90
         with pytest.raises(NotReady):
-            Held(asking.room, "a").change(1)
+            HeldMemory(asking.memory, "a").change(1)
         await asking.release(1)
         assert asking.got == ["a1", "b1", "a2"]
         await asking.release(2)
