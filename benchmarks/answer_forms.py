@@ -23,10 +23,10 @@ import uvloop
 
 from benchmarks.measuring.report import Report
 from engine.types import OutputKind
+from server.dialects.error_shapes import openai_error
 from server.dialects.openai import encode
 from server.dialects.route import Answer, Call, RequestOptions
-from server.dialects.writing.error_shapes import openai_error
-from server.dialects.writing.forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
+from server.dialects.row_forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
 from server.http.compression import compressed
 from server.requests.models import ModelTable, ServedModel
 from server.requests.row_memory import RequestContext

@@ -18,7 +18,7 @@ from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
 from engine.model.weights import Header, as_float32, header_of, mapped
-from engine.rows.with_numpy import RowModules, load_modules
+from engine.rows_numpy import RowModules, load_modules
 from engine.types import (
     MAX_NUM_SEQS,
     Batch,

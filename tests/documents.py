@@ -9,7 +9,7 @@ from pathlib import Path
 
 from server import cli
 from server.cli import names_of
-from server.features.bench.command import bench
+from server.features.bench import bench
 from server.features.convert.command import convert
 from server.features.verify.command import verify
 from server.settings.flag import flags_of

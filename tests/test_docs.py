@@ -14,10 +14,10 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
+from server.dialects import error_shapes
 from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
-from server.dialects.writing import error_shapes
 from server.http import body as asgi
 from server.http import connection, headers, line_streams, protocol
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES

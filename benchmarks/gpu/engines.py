@@ -17,7 +17,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.offer import FusedConfig
 from engine.fused.packing import Shape
 from engine.model import model_folder
-from engine.rows.with_torch import RowModules
+from engine.rows_torch import RowModules
 from engine.types import OutputKind
 
 _MAX_NUM_SEQS = 1024

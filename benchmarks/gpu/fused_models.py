@@ -22,7 +22,7 @@ from engine.fused.packing import Packer, Shapes, layout, row_counts
 from engine.fused.packing import Shape as BatchShape
 from engine.fused.quantization.quantizing import QuantizableLinears, eligible
 from engine.fused.weights import FusedWeights
-from engine.rows.with_torch import RowModules
+from engine.rows_torch import RowModules
 from engine.types import Batch, OutputKind
 
 MAX_NUM_SEQS = 4096

@@ -15,7 +15,7 @@ from engine.fused.offer import FusedConfig
 from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
 from engine.fused.runner import Device, HostDevice, Runner
 from engine.model.tasks import output_size
-from engine.rows.with_torch import RowModules
+from engine.rows_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes

@@ -35,7 +35,7 @@ from engine.fused.quantization.quantizing import quantized
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.registry import FUSED
-from engine.rows.with_torch import load_modules
+from engine.rows_torch import load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, is_near, not_finite
 from engine.selftest.sample_ids import Sequences, trial

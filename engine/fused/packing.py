@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
-from engine.rows.with_numpy import position_ids
+from engine.rows_numpy import position_ids
 from engine.types import Batch, OutputKind
 
 # fmt: off
@@ -228,7 +228,7 @@ class Packer:
 
     vocab_size: int
     num_types: int  # token types of the model; 0 = it ignores them
-    padding_idx: int | None  # see engine.rows.with_numpy
+    padding_idx: int | None  # see engine.rows_numpy
     pooling: str  # "cls", "mean" or "last"
 
     def write(self, block: NDArray[np.int32], batch: Batch, shape: Shape) -> None:

@@ -26,7 +26,7 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
-from engine.rows.with_torch import Pooling, RowModules, load_modules
+from engine.rows_torch import Pooling, RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import next_token_score, sequence_scores, token_scores
 from engine.transformers.reference import Reference

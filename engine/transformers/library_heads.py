@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from engine.machine.failures import one_line
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores
-from engine.rows.with_torch import on_device, pool
+from engine.rows_torch import on_device, pool
 from engine.transformers.forward import Maker
 from engine.transformers.reference import Reference, Scores, answer_score, entries_of
 from engine.types import Batch, ModelError, OutputKind, Rows

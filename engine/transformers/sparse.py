@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights, VocabularyWeights
 from engine.model.weights import read_query_weights
-from engine.rows.with_numpy import largest_of_each_id
-from engine.rows.with_torch import RowModules, load_modules
+from engine.rows_numpy import largest_of_each_id
+from engine.rows_torch import RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import LibraryHead
 from engine.types import QUERY_TOKEN, Batch, OutputKind, Results, Rows

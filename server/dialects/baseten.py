@@ -17,9 +17,9 @@ from server.dialects.reading.inputs import read_single_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
+from server.dialects.row_answers import RAGGED, as_list, headers, ragged_answer
+from server.dialects.row_forms import FLOATS, RAGGED_ONLY, numbers_as_json
 from server.dialects.tei.shared import tei_error, timing_headers
-from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
-from server.dialects.writing.rows import RAGGED, as_list, headers, ragged_answer
 from server.requests.classify import (
     Aggregation,
     ClassifyTokensRequest,

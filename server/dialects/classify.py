@@ -12,15 +12,15 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
+from server.dialects.error_shapes import openai_error
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
+from server.dialects.row_answers import ROWS, Usage, as_list, headers, rows_alone
+from server.dialects.row_forms import numbers_as_json
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.vllm.shared import end_of_list, start_of_list
-from server.dialects.writing.error_shapes import openai_error
-from server.dialects.writing.forms import numbers_as_json
-from server.dialects.writing.rows import ROWS, Usage, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel

@@ -12,15 +12,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from server.dialects.error_shapes import openai_error
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, check_num_strings, read_ids, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_dimensions, read_on_error
 from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Route, forms_of, json_answer
-from server.dialects.writing.error_shapes import openai_error
-from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
-from server.dialects.writing.rows import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
+from server.dialects.row_answers import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
+from server.dialects.row_forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
 from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.pipeline import Pipeline

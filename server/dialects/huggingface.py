@@ -17,9 +17,9 @@ from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
+from server.dialects.row_answers import as_list, headers
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
 from server.dialects.tei.shared import tei_error
-from server.dialects.writing.rows import as_list, headers
 from server.requests.classify import (
     OUTSIDE,
     Aggregation,

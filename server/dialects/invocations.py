@@ -21,11 +21,11 @@ from server.dialects.reading.inputs import beside_texts, check_num_items
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import JSON, Answer, Call, ErrorShape, Route
+from server.dialects.row_answers import ROWS, as_list
+from server.dialects.row_forms import Container
 from server.dialects.tei.embed import EmbedBody, SimilarityBody
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.vllm import score
-from server.dialects.writing.forms import Container
-from server.dialects.writing.rows import ROWS, as_list
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.row_memory import MemoryOfParts, RequestContext

@@ -12,15 +12,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from embedline import __version__
+from server.dialects.error_shapes import text_error
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_dimensions, read_on_error
 from server.dialects.reading.text_options import PromptFields, TruncationFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
-from server.dialects.writing.error_shapes import text_error
-from server.dialects.writing.forms import FLOATS
-from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
+from server.dialects.row_answers import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
+from server.dialects.row_forms import FLOATS
 from server.requests import embeddings
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel, ServerState

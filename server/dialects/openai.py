@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import orjson
 
+from server.dialects.error_shapes import error_fields, openai_error
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.row_options import read_form, read_normalize, read_on_error, read_output_dimension
@@ -26,10 +27,8 @@ from server.dialects.reading.text_options import (
     read_prompt,
 )
 from server.dialects.route import Answer, Call, PlainRoute, Route
-from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.vllm.shared import metadata_header
-from server.dialects.writing.error_shapes import error_fields, openai_error
-from server.dialects.writing.forms import (
+from server.dialects.row_answers import ROWS, Usage, headers, rows_alone
+from server.dialects.row_forms import (
     EVERY_CONTAINER,
     FLOATS,
     SCALED,
@@ -43,7 +42,8 @@ from server.dialects.writing.forms import (
     msgpack_values,
     row_values,
 )
-from server.dialects.writing.rows import ROWS, Usage, headers, rows_alone
+from server.dialects.vllm.chat import TextOrChatReader, work_of
+from server.dialects.vllm.shared import metadata_header
 from server.requests.embeddings import embed_any
 from server.requests.errors import InvalidRequest, RequestError, UnsupportedTask
 from server.requests.models import ServedModel, ServerState

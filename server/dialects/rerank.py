@@ -18,17 +18,17 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from server.dialects.error_shapes import openai_error, text_error
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_one
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, ErrorShape, Route, forms_of
+from server.dialects.row_answers import ROWS, Usage, as_list, headers, rows_alone
+from server.dialects.row_forms import FLOATS, RAW_FLOATS, RowForm, numbers_as_json
 from server.dialects.tei.shared import tei_error, tei_error_for_all, timing_headers
 from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
-from server.dialects.writing.error_shapes import openai_error, text_error
-from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm, numbers_as_json
-from server.dialects.writing.rows import ROWS, Usage, as_list, headers, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import Ranked, RerankRequest, rank

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
+from server.dialects.row_forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import ERRORS, BodyTooSlow, NotReady, RequestError, Unauthorized
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline

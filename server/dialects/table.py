@@ -1,12 +1,12 @@
 """Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
 from server.dialects import baseten, classify, cohere, huggingface, invocations, ollama, openai, rerank, weaviate
+from server.dialects.error_shapes import openai_error, text_error
 from server.dialects.invocations import by_field
 from server.dialects.route import ErrorShape, PlainRoute, Route
 from server.dialects.tei import embed, predict, tokens
 from server.dialects.vllm import pooling, score, tokenize
 from server.dialects.vllm import shared as vllm
-from server.dialects.writing.error_shapes import openai_error, text_error
 
 _ROUTES: tuple[Route, ...] = (
     *openai.ROUTES,

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from server.dialects.error_shapes import text_error
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_options import read_dimensions
 from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer, not_ready_answer
-from server.dialects.writing.error_shapes import text_error
-from server.dialects.writing.forms import FLOATS, numbers_as_json
-from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
+from server.dialects.row_answers import ROWS, as_json, headers, rows_alone
+from server.dialects.row_forms import FLOATS, numbers_as_json
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline

@@ -13,9 +13,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
+from server.dialects.error_shapes import openai_error
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
-from server.dialects.writing.error_shapes import openai_error
 from server.http import compression
 from server.http.auth import Keys
 from server.http.body import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from server.dialects.route import Headers, RequestOptions
-from server.dialects.writing.forms import Container
+from server.dialects.row_forms import Container
 from server.requests.errors import InvalidRequest
 from server.requests.key_limits import Allowance
 from wire.vocabulary import RequestClass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from server.dialects.openai import Line, body_of, check_lines, error_line, last_line, read_line, row_lines
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, check_utf_8
 from server.dialects.route import Call, Headers, Route
-from server.dialects.writing.forms import Container, Ranges
+from server.dialects.row_forms import Container, Ranges
 from server.http.body import BodyReader, ClientLeft, Message, Receive, Send, decoded_bytes, next_piece
 from server.http.compression import coding_of
 from server.requests.concurrency import InOrder

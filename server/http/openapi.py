@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
+from server.dialects.error_shapes import openai_error
 from server.dialects.reading.row_options import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
 from server.dialects.reading.text_options import (
     DIRECTION_WORDS,
@@ -27,7 +28,6 @@ from server.dialects.reading.text_options import (
 from server.dialects.route import ErrorShape, PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.weaviate import pooling_words
-from server.dialects.writing.error_shapes import openai_error
 from server.http.auth import METRICS_PATHS, is_health
 from server.requests.errors import (
     ERRORS,

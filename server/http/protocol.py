@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from server.dialects.writing.error_shapes import openai_error
+from server.dialects.error_shapes import openai_error
 from server.http.body import ASGIApp, Scope
 from server.http.connection import Connection, Exchange, Header
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError

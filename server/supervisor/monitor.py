@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from server.dialects.writing.error_shapes import openai_error
+from server.dialects.error_shapes import openai_error
 from server.http.auth import Keys
 from server.http.hosts import Hosts
 from server.requests.errors import Forbidden, Unauthorized

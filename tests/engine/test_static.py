@@ -26,7 +26,7 @@ from engine.transformers.engine import load as load_transformers
 from engine.types import EngineClosed, EngineError, ModelError, OutputKind
 from tests.engine.cpu.engines import options
 from tests.engine.engines import difference, results
-from tests.engine.rows.sentence_models import text_of, words
+from tests.engine.sentence_models import text_of, words
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestResults, Submission
 from engine.types import OutputKind, Rows
+from server.dialects.error_shapes import openai_error
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
-from server.dialects.writing.error_shapes import openai_error
 from server.features.table import FEATURES
 from server.frontend.parts import Off, Part
 from server.frontend.reporting import RequestMetrics

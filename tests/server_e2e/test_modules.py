@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize
 
-from tests.engine.rows.sentence_models import SEQLENS, encoded, save_chain
+from tests.engine.sentence_models import SEQLENS, encoded, save_chain
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary
 from tests.server_e2e.running import Server, serving
 

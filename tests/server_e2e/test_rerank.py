@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from engine import fake
-from tests.engine.rows.sentence_models import text_of, words
+from tests.engine.sentence_models import text_of, words
 from tests.engine.tiny_models import SCORING_SEQUENCES, arbitrary, save, save_whole
 from tests.server_e2e.running import Server, serving
 

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from embedline import Client
 from server.features.grpc import tei_pb2
-from tests.engine.rows.sentence_models import words
+from tests.engine.sentence_models import words
 from tests.engine.tiny_models import VOCAB_SIZE
 from tests.server_e2e.running import Server, serving
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.model import model_folder
-from tests.engine.rows.sentence_models import text_of, words
+from tests.engine.sentence_models import text_of, words
 from tests.engine.tensorrt_llm.machine import machine
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring
 from tests.engine.tiny_models import arbitrary

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.folder_files import change
-from tests.engine.rows.sentence_models import save_words
+from tests.engine.sentence_models import save_words
 from tests.engine.tensorrt_llm.machine import Machine, machine
 from tests.engine.tensorrt_llm.models import embedding
 from tests.engine.tensorrt_llm.quantize.models import WIDE, quantized

@@ -24,7 +24,7 @@ FEATURES = (
     "embedline.bench",
 )
 # Engines that no computer of the core's users needs, and the tools that make model folders.
-OTHER_GUESTS = ("engine.fused", "engine.tensorrt_llm", "engine.tools")
+OTHER_GUESTS = ("engine.fused", "engine.tensorrt_llm", "engine.convert")
 GUESTS = (*FEATURES, *OTHER_GUESTS)
 LIST_OF_FEATURES = "server.features.table"  # which the core asks
 # Modules that are a list of others: what they import is there because of its row, and has no second importer.
@@ -35,8 +35,8 @@ REGISTRIES = {
     "embedline.__main__": "the command line, behind the launcher",
     "server.cli": "commands",
     **{
-        f"server.features.{name}.command": "the work of commands, loaded when one runs"
-        for name in ("backfill", "bench", "convert", "quantize", "ray", "verify")
+        f"server.features.{name}": "the work of commands, loaded when one runs"
+        for name in ("backfill.command", "bench", "convert.command", "quantize", "ray.command", "verify.command")
     },
     "server.features.backfill.sinks": "databases",
     "engine.model.known_code.table": "known code",

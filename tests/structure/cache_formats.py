@@ -17,7 +17,7 @@ RECORDED = ROOT / "tests" / "structure" / "cache_formats.json"
 COMMAND = ".venv/bin/python -m tests.structure.cache_formats"
 _ANY_FORMAT = "FORMAT"  # how the names of such numbers end
 
-_MODEL = ("model/**/*.py", "rows/*.py", "selftest/*.py", "store/tensor_file.py")
+_MODEL = ("model/**/*.py", "rows_*.py", "selftest/*.py", "store/tensor_file.py")
 _CONVERSION = (
     *_MODEL,
     "cpu/**/*.py",
@@ -54,7 +54,7 @@ KINDS = {
     ),
     "converted copy": Kind(
         "server/features/convert/start.py",
-        tuple(f"tools/convert/{name}.py" for name in ("child", "conversion", "pickle_to_safetensors", "plan")),
+        tuple(f"convert/{name}.py" for name in ("child", "conversion", "pickle_to_safetensors", "plan")),
     ),
 }
 

@@ -57,7 +57,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ),
         ("A sequence that does not fit goes into the batch", "if taken or (batch.slices and not fits):", "if taken:"),
     ],
-    ("engine/rows", "tests/engine/rows tests/engine/cpu"): [
+    ("engine", "tests/engine tests/engine/cpu"): [
         (
             "A mean over one token too many",
             "found = rows.sum(axis=0, dtype=np.float64) / len(rows)",

@@ -23,7 +23,7 @@ LAUNCHERS = {
     "embedline.__main__": ("server.cli",),
     "embedline.ray_serve": ("server.features.ray.serving", "server.features.ray.settings"),
 }
-TOOLS = ("engine.tools",)
+TOOLS = ("engine.convert",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
 # Finds a model's files as a conversion does.
 IMPORTS_A_TOOL = {"engine/tensorrt_llm/quantize/plan.py"}
@@ -73,10 +73,10 @@ def test_tools_and_engines_do_not_import_each_other() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "wrong"),
     [
-        ("engine/tools/a/b.py", "from engine.fused import loading", "engine.fused.loading"),
-        ("engine/tools/a/b.py", "from engine import fake", "engine.fake"),
-        ("engine/fused/a.py", "def f():\n    from engine.tools.a import b", "engine.tools.a.b"),
-        ("engine/worker.py", "import engine.tools", "engine.tools"),
+        ("engine/convert/a/b.py", "from engine.fused import loading", "engine.fused.loading"),
+        ("engine/convert/a/b.py", "from engine import fake", "engine.fake"),
+        ("engine/fused/a.py", "def f():\n    from engine.convert.a import b", "engine.convert.a.b"),
+        ("engine/worker.py", "import engine.convert", "engine.convert"),
     ],
 )
 def test_a_planted_import_of_a_tool_is_found(path: str, text: str, wrong: str) -> None:

@@ -30,7 +30,7 @@ FORBIDDEN_CALLS = frozenset(
     }
 )
 # May call torch.load, with weights_only=True; only the converting process, which has no network, imports it.
-READS_PICKLES = Path("engine/tools/convert/pickle_to_safetensors.py")
+READS_PICKLES = Path("engine/convert/pickle_to_safetensors.py")
 # The one place that counts cores; it knows the affinity and the container's quota.
 COUNTS_CORES = Path("engine/machine/cores.py")
 FORBIDDEN_TRUE_KEYWORDS = frozenset({"shell", "allow_pickle", "trust_remote_code"})
@@ -99,9 +99,9 @@ def test_pickles_are_read_in_one_place_by_one_process() -> None:
     (reading,) = [source for source in sources() if source.path == READS_PICKLES]
     calls = [node for node in ast.walk(reading.tree()) if isinstance(node, ast.Call)]
     assert sum(map(loads_weights_only, calls)) == 1
-    assert importing == {"engine/tools/convert/child.py"}
+    assert importing == {"engine/convert/child.py"}
     imported = {name for source in sources() for name in source.imports()}
-    assert "engine.tools.convert.child" not in imported  # it is started, as a process of its own
+    assert "engine.convert.child" not in imported  # it is started, as a process of its own
 
 
 def test_messages_between_processes_are_frozen() -> None:

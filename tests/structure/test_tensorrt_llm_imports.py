@@ -9,8 +9,8 @@ import pytest
 from tests.structure.sources import Source, is_within, sources
 
 LIBRARY = "tensorrt_llm"
-PRIVATE = Path("engine/tensorrt_llm/library/private.py")
-IMPORTING = frozenset((PRIVATE, Path("engine/tensorrt_llm/library/loading.py")))
+PRIVATE = Path("engine/tensorrt_llm/private.py")
+IMPORTING = frozenset((PRIVATE, Path("engine/tensorrt_llm/loading.py")))
 # Modules may be imported by a name in a variable, so what is written like one of the library's counts as well.
 _MODULE = re.compile(rf"{LIBRARY}(\.\w+)+")
 _PRIVATE = re.compile(rf"{LIBRARY}(\.\w+)*\._\w+")
@@ -52,12 +52,12 @@ def test_the_two_modules_do() -> None:
         ("engine/tensorrt_llm/engine.py", "import tensorrt_llm"),
         ("engine/tensorrt_llm/engine.py", "def f():\n    from tensorrt_llm import LLM"),
         (
-            "engine/tensorrt_llm/library/models.py",
+            "engine/tensorrt_llm/models.py",
             "from tensorrt_llm._torch.models.modeling_utils import register_auto_model",
         ),
-        ("engine/tensorrt_llm/library/models.py", "import_module('tensorrt_llm')"),
-        ("engine/tensorrt_llm/library/models.py", "WHERE = 'tensorrt_llm._torch.models'"),
-        ("engine/tensorrt_llm/library/loading.py", "import_module('tensorrt_llm._torch.models')"),
+        ("engine/tensorrt_llm/models.py", "import_module('tensorrt_llm')"),
+        ("engine/tensorrt_llm/models.py", "WHERE = 'tensorrt_llm._torch.models'"),
+        ("engine/tensorrt_llm/loading.py", "import_module('tensorrt_llm._torch.models')"),
         ("server/a.py", "import tensorrt_llm.llmapi"),
     ],
 )
@@ -69,8 +69,8 @@ def test_a_planted_import_is_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("engine/tensorrt_llm/engine.py", "from engine.tensorrt_llm import loading"),
-        ("engine/tensorrt_llm/library/loading.py", "import_module('tensorrt_llm.llmapi')"),
-        ("engine/tensorrt_llm/library/private.py", "WHERE = 'tensorrt_llm._torch.models'"),
+        ("engine/tensorrt_llm/loading.py", "import_module('tensorrt_llm.llmapi')"),
+        ("engine/tensorrt_llm/private.py", "WHERE = 'tensorrt_llm._torch.models'"),
         ("engine/registry.py", "PACKAGES = {'tensorrt-llm': 'tensorrt_llm'}"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.tensorrt_llm.library.models import pool
+from engine.tensorrt_llm.models import pool
 from tests.engine.tensorrt_llm.stand_in import library
 from tests.tensorrt_llm_gpu import __main__ as suite
 from tests.tensorrt_llm_gpu import written
@@ -85,7 +85,7 @@ def test_a_model_of_ones_own_is_held_against_transformers(tmp_path: Path, monkey
 def test_a_planted_mistake_fails_its_checks_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of the last token but one; where all are pooled, it does not matter."""
     monkeypatch.setattr(
-        "engine.tensorrt_llm.library.models.pool",
+        "engine.tensorrt_llm.models.pool",
         lambda rows, lengths, pooling: pool(rows if pooling == "mean" else rows.roll(1, 0), lengths, pooling),
     )
 

@@ -20,7 +20,7 @@ from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import GateRows
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
-from engine.rows.with_torch import load_modules
+from engine.rows_torch import load_modules
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.types import DeviceTrouble
 

@@ -1,6 +1,6 @@
 """Plans a quantized folder: the tensors that become FP8, and where each will be. Reads no weight.
 
-It goes by the model's JSON files and the headers of its weights. The folder may be hostile: engine.tools.convert.plan,
+It goes by the model's JSON files and the headers of its weights. The folder may be hostile: engine.convert.plan,
 which finds its files, checks that.
 
 The weights of the linear layers in a transformer's numbered layers become FP8. Embeddings, norms, heads, poolers and
@@ -17,11 +17,11 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from engine.convert.plan import copied_files
 from engine.model import quantization
 from engine.model.json_files import Json, read_object
 from engine.model.weights import weight_files
 from engine.store.tensor_file import Described, NewHeader, Place, new_header, places
-from engine.tools.convert.plan import copied_files
 from engine.types import ModelError
 
 BLOCK = 128  # rows and columns

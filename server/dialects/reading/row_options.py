@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from server.dialects.route import Call
-from server.dialects.writing.forms import BYTES, FLOATS, Container, DType, Encoding, Endianness, RowForm
+from server.dialects.row_forms import BYTES, FLOATS, Container, DType, Encoding, Endianness, RowForm
 from server.requests.errors import InvalidRequest
 
 _TYPES_AS_FORMATS = (DType.FLOAT16, DType.INT8, DType.UINT8, DType.BINARY, DType.UBINARY)

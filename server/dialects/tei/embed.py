@@ -26,9 +26,7 @@ from server.dialects.reading.text_options import (
     read_prompt,
 )
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
-from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, RowForm, numbers_as_json
-from server.dialects.writing.rows import (
+from server.dialects.row_answers import (
     RAGGED,
     ROWS,
     as_json,
@@ -42,6 +40,8 @@ from server.dialects.writing.rows import (
     sparse_bytes,
     sparse_headers,
 )
+from server.dialects.row_forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, RowForm, numbers_as_json
+from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.requests.embeddings import embed_any, embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import rows_that_count

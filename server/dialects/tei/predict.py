@@ -15,9 +15,9 @@ from server.dialects.reading.inputs import read_texts_or_pairs
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
+from server.dialects.row_answers import ROWS, as_list, headers, rows_alone
+from server.dialects.row_forms import numbers_as_json
 from server.dialects.tei.shared import tei_error, timing_headers
-from server.dialects.writing.forms import numbers_as_json
-from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.models import ServedModel
 from server.requests.time_slices import TimeSlice

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import msgspec
 
+from server.dialects.error_shapes import ERROR_NAMES
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Headers, error_answer
-from server.dialects.writing.error_shapes import ERROR_NAMES
 from server.requests import errors
 from server.requests.errors import RequestError
 from server.requests.trace import Trace

@@ -14,22 +14,12 @@ import pybase64
 
 from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
+from server.dialects.error_shapes import error_fields
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.row_options import read_form, read_on_error
 from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Route
-from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.vllm.shared import (
-    CommonFields,
-    UsageWithCompletion,
-    end_of_list,
-    metadata_header,
-    start_of_list,
-    vllm_error,
-)
-from server.dialects.writing.error_shapes import error_fields
-from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, Encoding, RowForm
-from server.dialects.writing.rows import (
+from server.dialects.row_answers import (
     all_row_bytes,
     as_bytes,
     as_json,
@@ -38,6 +28,16 @@ from server.dialects.writing.rows import (
     ragged_answer,
     rows_alone,
     rows_or_null,
+)
+from server.dialects.row_forms import FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, Encoding, RowForm
+from server.dialects.vllm.chat import TextOrChatReader, work_of
+from server.dialects.vllm.shared import (
+    CommonFields,
+    UsageWithCompletion,
+    end_of_list,
+    metadata_header,
+    start_of_list,
+    vllm_error,
 )
 from server.requests.classify import ClassifyRequest, classify
 from server.requests.embeddings import embed_any, embed_tokens

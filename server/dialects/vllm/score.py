@@ -12,9 +12,9 @@ from server.dialects.reading.json_body import NOT_GIVEN, is_given
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_options import read_cut
 from server.dialects.route import Answer, Call, Route, forms_of
+from server.dialects.row_answers import ROWS, as_list, headers, rows_alone
+from server.dialects.row_forms import numbers_as_json
 from server.dialects.vllm.shared import CommonFields, UsageWithCompletion, end_of_list, start_of_list, vllm_error
-from server.dialects.writing.forms import numbers_as_json
-from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.errors import InvalidRequest
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.time_slices import TimeSlice

@@ -15,11 +15,11 @@ from typing import Annotated
 import msgspec
 
 from embedline import __version__
+from server.dialects.error_shapes import openai_error
 from server.dialects.reading.text_options import TruncationFields
 from server.dialects.route import Answer, Call, Headers, PlainRoute, json_answer, not_ready_answer
-from server.dialects.writing.error_shapes import openai_error
-from server.dialects.writing.forms import Container, Encoding, RowForm
-from server.dialects.writing.rows import Usage
+from server.dialects.row_answers import Usage
+from server.dialects.row_forms import Container, Encoding, RowForm
 from server.requests.errors import RequestError
 from server.requests.models import ServedModel, ServerState
 from server.requests.work import Embedded

@@ -9,9 +9,9 @@ from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_options import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route, json_answer
+from server.dialects.row_answers import as_list
 from server.dialects.vllm.chat import ChatFields, TextOrChatReader, read_chats
 from server.dialects.vllm.shared import vllm_error
-from server.dialects.writing.rows import as_list
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice

@@ -12,7 +12,7 @@ from server.settings.precedence import settings_from
 from server.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from engine.tools.convert.conversion import Conversion
+    from engine.convert.conversion import Conversion
 
 _MIB = 1 << 20
 _AS_CLASSIFIER_HELP = (
@@ -53,8 +53,8 @@ def _found(settings: Settings, **options: Any) -> Path:
 
 def _without_pickles(settings: Settings, target: Path) -> Iterator[str]:
     """Lines for what the new folder has. Raises ModelError with one line where it can't be made, and leaves nothing."""
+    from engine.convert import conversion
     from engine.store.hub_cache import PICKLED_PATTERNS
-    from engine.tools.convert import conversion
 
     folder = _found(settings, more=PICKLED_PATTERNS, needs_modules=settings.models[0].needs_modules)
     done = conversion.convert(folder, target)
@@ -79,7 +79,7 @@ def _lines(done: "Conversion") -> Iterator[str]:
 
 def _classifier(settings: Settings, target: Path) -> Sequence[str]:
     """Lines for what the new folder has. Raises ModelError with one line where it can't be made, and leaves nothing."""
-    from engine.tools.convert import classifier
+    from engine.convert import classifier
 
     done = classifier.convert(_found(settings), target, template=settings.models[0].template)
     return (

@@ -11,5 +11,5 @@ CONVERT = Feature(
         )
     },
     prepares="server.features.convert.start:without_pickles",
-    fetches="engine.tools.convert.plan:patterns",
+    fetches="engine.convert.plan:patterns",
 )

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from embedline.progress import Progress
+from engine.convert.conversion import fill
+from engine.convert.plan import ConversionPlan, needed
 from engine.machine.failures import one_line
 from engine.store import copies, fingerprint, manifest
 from engine.store.model_source import ResolvedModel
-from engine.tools.convert.conversion import fill
-from engine.tools.convert.plan import ConversionPlan, needed
 from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
@@ -73,7 +73,7 @@ def converted(folder: Path, planned: ConversionPlan, *, cache_dir: str, progress
     """The copy of this folder. It is not removed while this process lives.
 
     Without `progress` nothing is made: None where there is no copy. Raises ModelError with one line: what
-    engine.tools.convert.conversion refuses, or that there is no room.
+    engine.convert.conversion refuses, or that there is no room.
     """
     root = Path(cache_dir, _FOLDER)
     try:

@@ -13,9 +13,9 @@ from server.dialects.reading.inputs import Inputs, check_num_ids, check_num_item
 from server.dialects.reading.row_options import read_dimensions
 from server.dialects.reading.text_options import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.route import Call
+from server.dialects.row_forms import RAW_FLOATS
 from server.dialects.tei.embed import for_sparse, for_tokens
 from server.dialects.tei.predict import prompt_for
-from server.dialects.writing.forms import RAW_FLOATS
 from server.features.grpc import tei_pb2
 from server.features.grpc.method import Method, Reads, head, metadata, packed, read_text, read_truncation, written
 from server.http.info import info as describe

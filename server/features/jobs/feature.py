@@ -179,7 +179,7 @@ JOBS = Feature(
     switch=("jobs", "DIR"),
     process="server.features.jobs.process:plan",
     metrics=metrics,
-    frontend="server.features.jobs.http.routes:make_part",
+    frontend="server.features.jobs.routes:make_part",
     routes={
         ("POST", "/async_predict"): "Keep a request for any route of this server, and run it later (Baseten's async "
         "inference)",
@@ -200,5 +200,5 @@ JOBS = Feature(
         ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
     },
     passed_on="/async_predict",
-    documents="server.features.jobs.http.routes:add_job_routes",
+    documents="server.features.jobs.routes:add_job_routes",
 )

@@ -15,7 +15,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from server.dialects.route import Answer
-from server.dialects.writing.forms import Container
+from server.dialects.row_forms import Container
 from server.features.pipelines.feature import PIPELINES
 from server.features.pipelines.messages import Listed, Run
 from server.features.rpc import Caller

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.convert import plan
 from engine.model import model_folder
 from engine.model.coverage import Use
 from engine.model.weights import weights_of
 from engine.store.model_source import find_here
-from engine.tools.convert import plan
 from engine.types import ModelError
 from tests.engine.model.sentence_folder import refusal
 from tests.parity.folders import save

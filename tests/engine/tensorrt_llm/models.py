@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 from tests.engine.folder_files import write
 from tests.engine.model.detection.shapes import QWEN3_CHAT, modules
-from tests.engine.rows.sentence_models import save_words
+from tests.engine.sentence_models import save_words
 from tests.engine.tiny_models import GENERATING, MASKED, SCORING_SEQUENCES, Reference, WholeReference, save_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

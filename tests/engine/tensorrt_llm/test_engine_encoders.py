@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.rows.with_numpy import position_ids
-from engine.tensorrt_llm.library import models
+from engine.rows_numpy import position_ids
+from engine.tensorrt_llm import models
 from engine.types import ModelError
 from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import ENCODERS, Model, classifying, encoding, with_options

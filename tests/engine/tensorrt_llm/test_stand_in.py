@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.tensorrt_llm.library import private
-from tests.engine.rows.sentence_models import save_words
+from engine.tensorrt_llm import private
+from tests.engine.sentence_models import save_words
 from tests.engine.tensorrt_llm.models import FAMILIES, embedding
 from tests.engine.tensorrt_llm.stand_in import library, load
 from tests.server_e2e.running import PATIENCE

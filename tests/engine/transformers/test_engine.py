@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.rows.with_torch import Pooling, RowModules
+from engine.rows_torch import Pooling, RowModules
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward
 from engine.transformers.heads import embeddings

@@ -10,7 +10,7 @@ import torch
 
 from engine.messages import LoadOptions
 from engine.model import model_folder
-from engine.rows.with_torch import Pooling, RowModules
+from engine.rows_torch import Pooling, RowModules
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.heads import embeddings

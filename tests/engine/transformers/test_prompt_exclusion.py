@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from engine.rows.with_torch import Pooling, RowModules
+from engine.rows_torch import Pooling, RowModules
 from engine.transformers.engine import load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
 from tests.engine.cpu.engines import options

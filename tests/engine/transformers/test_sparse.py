@@ -20,7 +20,7 @@ from engine.transformers.forward import PaddedForward
 from engine.transformers.sparse import token_weights, vocabulary_weights
 from engine.types import ModelError, Rows
 from tests.engine.engines import difference
-from tests.engine.rows.sentence_models import save_words, text_of
+from tests.engine.sentence_models import save_words, text_of
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch, save
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from embedline.bench.options import Options
 from server import cli
-from server.features.bench import command as bench_command
+from server.features import bench as bench_command
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.convert.conversion import Conversion, Converted
 from engine.model import model_folder
-from engine.tools.convert.conversion import Conversion, Converted
 from server import cli
 from server.features.convert import command as convert_command
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.engine.tools.convert.pickles import Touch, pickled, small
-from tests.engine.tools.convert.test_classifier import NO, YES, reranker
+from tests.engine.convert.pickles import Touch, pickled, small
+from tests.engine.convert.test_classifier import NO, YES, reranker
 from tests.structure.sources import ROOT
 
 
@@ -79,7 +79,7 @@ def test_a_process_that_could_reach_the_network_is_told_of(
 ) -> None:
     converted = Converted("model", ("model.safetensors",), 3, 3 << 20)
     done = Conversion(tmp_path / "out", (converted,), 2, ("training_args.bin",), without_network=False)
-    monkeypatch.setattr("engine.tools.convert.conversion.convert", lambda *_: done)
+    monkeypatch.setattr("engine.convert.conversion.convert", lambda *_: done)
 
     convert_command.convert(str(tmp_path), str(tmp_path / "out"))
 

@@ -13,7 +13,7 @@ import pytest
 from engine.tensorrt_llm.quantize.job import Done
 from engine.types import ModelError
 from server import cli
-from server.features.quantize.command import quantize
+from server.features.quantize import quantize
 from tests.engine.tensorrt_llm.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
 from tests.structure.sources import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 from engine.types import OutputKind
 from server.dialects.baseten import decode
 from server.dialects.route import RequestOptions
-from server.dialects.writing.forms import Container
+from server.dialects.row_forms import Container
 from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, tei_error

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from server.dialects.error_shapes import openai_error, text_error
 from server.dialects.table import ROUTES
 from server.dialects.vllm.shared import vllm_error
-from server.dialects.writing.error_shapes import openai_error, text_error
 from server.http import body as asgi
 from server.http.body import Message
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
-from server.features.jobs.http.routes import acting
+from server.features.jobs.routes import acting
 from server.features.pipelines.routes import acting as acting_of_steps
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from server.dialects.writing.forms import Container
+from server.dialects.row_forms import Container
 from server.http.headers import read_options
 from server.requests.errors import InvalidRequest
 from wire.vocabulary import RequestClass

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from server.features.jobs import files as files_module
+from server.features.jobs.batch_routes import in_pieces
 from server.features.jobs.calls import Documents
 from server.features.jobs.files import read_at
-from server.features.jobs.http.batch_routes import in_pieces
-from server.features.jobs.http.routes import JobsPart
+from server.features.jobs.routes import JobsPart
 from server.http.app import HeldSend
 from server.http.body import Message
 from server.requests.errors import InvalidRequest

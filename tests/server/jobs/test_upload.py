@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from server.features.jobs.http import batch_routes
-from server.features.jobs.http.batch_routes import PIECE_BYTES
+from server.features.jobs import batch_routes
+from server.features.jobs.batch_routes import PIECE_BYTES
 from server.features.rpc import Caller, Reply
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia

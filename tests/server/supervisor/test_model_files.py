@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.convert.conversion import ConversionReport, Report
+from engine.convert.plan import ConversionPlan
 from engine.store.model_source import ResolvedModel
-from engine.tools.convert.conversion import ConversionReport, Report
-from engine.tools.convert.plan import ConversionPlan
 from engine.types import ModelError
 from server.features.convert import start
 from server.settings.model import ModelSettings

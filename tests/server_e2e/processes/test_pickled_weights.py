@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from tests.engine.convert.pickles import Touch
 from tests.engine.store.local_hub import COMMIT, MODEL, serving_hub
-from tests.engine.tools.convert.pickles import Touch
 from tests.server_e2e.expected import minilm
 from tests.server_e2e.running import PATIENCE, ROOT, Server, children, is_running, serving
 
@@ -27,7 +27,7 @@ TEXTS = ["hello world", "embed this, please", "a"]
 # Stops the converting process when it imports torch, after it has settled and before it opens the file.
 STOPS_THE_CHILD = """
 import os, signal, sys
-if "engine.tools.convert.child" in sys.orig_argv:
+if "engine.convert.child" in sys.orig_argv:
     def stop(event, args):
         if event == "import" and args[0] == "torch":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.engine.folder_files import write
 from tests.engine.model.detection import shapes
-from tests.engine.rows.sentence_models import save_chain
+from tests.engine.sentence_models import save_chain
 from tests.engine.tiny_models import (
     HIDDEN_SIZE,
     MASKED,

@@ -23,7 +23,7 @@ from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
 from engine.fused.weights import FusedWeights
 from engine.model.model_folder import read
-from engine.rows.with_numpy import position_ids
+from engine.rows_numpy import position_ids
 from engine.types import Batch
 from tests.engine import tiny_models
 from tests.engine.tiny_models import batch

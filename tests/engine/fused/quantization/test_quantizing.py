@@ -14,7 +14,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import quantizing
 from engine.fused.quantization.quantizing import GateRows
-from engine.rows.with_torch import RowModules
+from engine.rows_torch import RowModules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError

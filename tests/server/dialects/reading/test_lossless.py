@@ -12,7 +12,7 @@ from msgspec import inspect
 from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.reading.known_fields import KNOWN_FIELDS
 from server.dialects.table import ROUTES
-from server.features.jobs.http.routes import _decode as decode_async
+from server.features.jobs.routes import _decode as decode_async
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.edge import good_body, new_call
 

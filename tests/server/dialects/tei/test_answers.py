@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.route import Answer, Call
+from server.dialects.row_forms import FLOATS, RAW_FLOATS, RowForm
 from server.dialects.tei.embed import encode_embed, encode_embed_all, encode_similarity
 from server.dialects.tei.tokens import encode_tokens
-from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm
 from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest

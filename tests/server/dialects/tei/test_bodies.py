@@ -8,9 +8,9 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.route import Call, RequestOptions
+from server.dialects.row_forms import FLOATS, RAW_FLOATS, Container
 from server.dialects.table import ROUTES
 from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
-from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Container
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, one_model

@@ -8,8 +8,8 @@ import pytest
 
 from engine.model.tasks import LateInteraction
 from engine.types import QUERY_TOKEN, OutputKind
+from server.dialects.row_answers import sparse_bytes, sparse_headers
 from server.dialects.tei.embed import decode_embed_hybrid, sparse_by_item
-from server.dialects.writing.rows import sparse_bytes, sparse_headers
 from server.requests import late_interaction, rows
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded

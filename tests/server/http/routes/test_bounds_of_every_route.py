@@ -15,7 +15,7 @@ import pytest
 from fastapi import Request
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
-from server.features.jobs.http.routes import JobsPart
+from server.features.jobs.routes import JobsPart
 from server.features.rpc import Caller, Reply
 from server.http import body
 from server.http.app import App

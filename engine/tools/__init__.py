@@ -1,1 +1,0 @@
-"""Tools that make new model folders: convert. They know no engine. Only TensorRT-LLM's quantizer imports them."""

@@ -1,1 +1,0 @@
-"""`embedline bench`: its options. The work is in embedline.bench."""
