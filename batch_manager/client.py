@@ -42,22 +42,26 @@ class _ManagerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingRequest:
+class _Submitted:
     """A request whose answer is not in yet."""
 
     payload: list[Buffer]
     future: asyncio.Future[RequestResults]
 
 
-class _Manager:
+class ManagerLink:
     """One batch manager and the requests it holds for this frontend."""
 
     def __init__(self, path: str) -> None:
-        self.is_up = False  # whether a connection is open; its peer may still have to accept it
         self._loop = asyncio.get_running_loop()
-        self._held: dict[int, _PendingRequest] = {}
+        self._submitted: dict[int, _Submitted] = {}
         self._is_closed = False
-        self._link = Link(path, on_frame=self._received, on_up=self._up, on_down=self._down)
+        self._link = Link(path, on_frame=self._received, on_up=self._up, on_down=lambda: self._end_all(_ManagerLost))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a connection is open; its peer may still have to accept it."""
+        return self._link.is_up
 
     def open(self) -> None:
         """Begin to connect."""
@@ -73,12 +77,12 @@ class _Manager:
         """Submit once and wait. Raises RequestRefused and _ManagerLost."""
         if self._is_closed:
             raise RequestRefused(RequestRefusal.STOPPING)
-        held = self._held[request_id] = _PendingRequest(payload, self._loop.create_future())
+        submitted = self._submitted[request_id] = _Submitted(payload, self._loop.create_future())
         self._link.send(messages.SUBMIT, request_id, payload)
         try:
-            return await held.future
+            return await submitted.future
         except asyncio.CancelledError:
-            if self._held.pop(request_id, None) is not None:
+            if self._submitted.pop(request_id, None) is not None:
                 self._link.send(messages.CANCEL, request_id)
             raise
 
@@ -88,36 +92,31 @@ class _Manager:
 
     def _up(self) -> None:
         """Send what was submitted while the link was down."""
-        self.is_up = True
-        for request_id, held in self._held.items():
-            self._link.send(messages.SUBMIT, request_id, held.payload)
-
-    def _down(self) -> None:
-        self.is_up = False
-        self._end_all(_ManagerLost)
+        for request_id, submitted in self._submitted.items():
+            self._link.send(messages.SUBMIT, request_id, submitted.payload)
 
     def _end_all(self, error: Callable[[], Exception]) -> None:
-        for held in self._held.values():
-            if not held.future.done():
-                held.future.set_exception(error())
-        self._held.clear()
+        for submitted in self._submitted.values():
+            if not submitted.future.done():
+                submitted.future.set_exception(error())
+        self._submitted.clear()
 
     def _received(self, kind: int, request_id: int, payload: memoryview) -> None:
-        held = self._held.get(request_id)
-        if held is None:  # cancelled meanwhile
+        submitted = self._submitted.get(request_id)
+        if submitted is None:  # cancelled meanwhile
             return
         try:
             outcome = _decode(kind, payload)
         except (ValueError, OverflowError, struct.error) as error:
             logger.error("a batch manager gave a malformed answer: %s", error)
             outcome = RequestRefused(RequestRefusal.ENGINE_FAILED)
-        del self._held[request_id]
-        if held.future.done():  # cancelled in this very tick
+        del self._submitted[request_id]
+        if submitted.future.done():  # cancelled in this very tick
             return
         if isinstance(outcome, RequestResults):
-            held.future.set_result(outcome)
+            submitted.future.set_result(outcome)
         else:
-            held.future.set_exception(outcome)
+            submitted.future.set_exception(outcome)
 
 
 class BatchManagers:
@@ -125,7 +124,7 @@ class BatchManagers:
 
     def __init__(self, addresses: Sequence[ManagerAddress], page: Page) -> None:
         self._page = page
-        self._managers = [_Manager(address.path) for address in addresses]
+        self._managers = [ManagerLink(address.path) for address in addresses]
         self._num_requests = 0
         num_models = page.num_models
         self._serving = [  # per model, the indices of the managers that have engines for it

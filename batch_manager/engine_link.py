@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batch_manager.scheduling.batches import Batch
+from batch_manager.scheduling.batches import ScheduledBatch
 from engine import messages
 from engine.types import (
     ROWS_OF_TOKENS,
@@ -42,11 +42,11 @@ class EngineEvents(Protocol):
         """The engine's connection is gone, with all the batches it held."""
         ...
 
-    def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:
+    def batch_done(self, engine_id: int, batch: ScheduledBatch, results: Results, compute_seconds: float) -> None:
         """The rows of a batch; they are views that stay valid, and fit the batch."""
         ...
 
-    def batch_failed(self, engine_id: int, batch: Batch, kind: EngineErrorKind) -> None:
+    def batch_failed(self, engine_id: int, batch: ScheduledBatch, kind: EngineErrorKind) -> None:
         """A batch gave no rows, or none that fit it."""
         ...
 
@@ -59,7 +59,7 @@ class EngineLink:
         self._engine_id = engine_id
         self._shapes = shapes
         self._events = events
-        self._sent: dict[int, Batch] = {}
+        self._sent: dict[int, ScheduledBatch] = {}
         self._link = Link(path, on_frame=self._received, on_up=lambda: None, on_down=self._lost)
 
     def open(self) -> None:
@@ -70,7 +70,7 @@ class EngineLink:
         """Close for good."""
         self._link.close()
 
-    def send(self, batch: Batch, token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer]) -> None:
+    def send(self, batch: ScheduledBatch, token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer]) -> None:
         """Give the engine a batch whose ids are these buffers one after another.
 
         One that no frame can carry is reported as failed, as any other, once the caller has returned.
@@ -90,7 +90,7 @@ class EngineLink:
             logger.error("a batch can't be sent to engine %d: %s", self._engine_id, error)
             self._loop.call_soon(self._could_not_send, batch)
 
-    def send_canary(self, batch: Batch) -> None:
+    def send_canary(self, batch: ScheduledBatch) -> None:
         """Have the engine compute the batch whose rows it knows; it is answered as any other, without rows."""
         self._sent[batch.batch_id] = batch
         self._link.send(messages.CANARY, batch.batch_id)
@@ -118,10 +118,8 @@ class EngineLink:
         else:
             self._events.batch_done(self._engine_id, batch, *outcome)
 
-    def _could_not_send(self, batch: Batch) -> None:
-        if (
-            self._sent.pop(batch.batch_id, None) is not None
-        ):  # else the engine was lost meanwhile, and the batch with it
+    def _could_not_send(self, batch: ScheduledBatch) -> None:
+        if self._sent.pop(batch.batch_id, None) is not None:  # else the engine was lost, and the batch with it
             self._events.batch_failed(self._engine_id, batch, EngineErrorKind.OUT_OF_MEMORY)
 
     def _ready(self, info: ModelInfo, limits: EngineLimits) -> None:
@@ -129,7 +127,7 @@ class EngineLink:
             self._shapes[OutputKind.POOLED] = (False, info.dimensions)
         self._events.engine_ready(self._engine_id, limits)
 
-    def _decode(self, batch: Batch, kind: int, payload: memoryview) -> tuple[Results, float] | EngineErrorKind:
+    def _decode(self, batch: ScheduledBatch, kind: int, payload: memoryview) -> tuple[Results, float] | EngineErrorKind:
         """Checked rows and the seconds of computing, or why there are none. Raises what malformed frames raise."""
         if kind == messages.RESULT:
             results, compute_seconds = messages.decode_result(payload)

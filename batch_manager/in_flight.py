@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager.messages import Submission
-from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice
+from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice
 from engine.types import OutputKind, Results, Rows
 from wire.connection import FrameConnection
 from wire.frames import Buffer
@@ -30,7 +30,7 @@ class Waiter(NamedTuple):
 
     @property
     def key(self) -> tuple[FrameConnection, int]:
-        """Belongs to one waiter at a time."""
+        """The connection and the frame id."""
         return self.connection, self.frame_id
 
 
@@ -95,12 +95,12 @@ class HeldRequest:
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
 
-    def cut(self, ids: Buffer, piece: Slice) -> Buffer:
+    def cut(self, ids: Buffer, slice_: Slice) -> Buffer:
         """The part of an int32 buffer over the whole request that belongs to a slice of it; a view."""
-        if piece.num_tokens == self.request.num_tokens:
+        if slice_.num_tokens == self.request.num_tokens:
             return ids
         cu_seqlens = self.request.cu_seqlens
-        return memoryview(ids)[4 * cu_seqlens[piece.start] : 4 * cu_seqlens[piece.stop]]
+        return memoryview(ids)[4 * cu_seqlens[slice_.start] : 4 * cu_seqlens[slice_.stop]]
 
 
 class InFlight:
@@ -179,15 +179,15 @@ class InFlight:
         return held
 
 
-def pack(batch: Batch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], list[Buffer]]:
-    """The token ids and the token types of a batch in pieces, not copied; no types where all are zero."""
-    packed = [(held[piece.request.request_id], piece) for piece in batch.slices]
-    token_ids = [one.cut(one.submission.token_ids, piece) for one, piece in packed]
+def pack(batch: ScheduledBatch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], list[Buffer]]:
+    """The token ids and the token types of a batch in slices, not copied; no types where all are zero."""
+    packed = [(held[slice_.request.request_id], slice_) for slice_ in batch.slices]
+    token_ids = [one.cut(one.submission.token_ids, slice_) for one, slice_ in packed]
     if not any(one.submission.token_type_ids for one, _ in packed):
         return token_ids, []
     return token_ids, [
-        one.cut(one.submission.token_type_ids, piece) if one.submission.token_type_ids else bytes(4 * piece.num_tokens)
-        for one, piece in packed
+        one.cut(types, slice_) if (types := one.submission.token_type_ids) else bytes(4 * slice_.num_tokens)
+        for one, slice_ in packed
     ]
 
 

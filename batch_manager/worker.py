@@ -30,9 +30,9 @@ from batch_manager.messages import (
     RequestResults,
     Submission,
 )
-from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest
+from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest
 from batch_manager.scheduling.engines import Loss
-from batch_manager.scheduling.model import Model, batch_seconds, free_at
+from batch_manager.scheduling.model import Model
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire import connection
@@ -109,8 +109,8 @@ class Manager:
         for link in self._engines.values():
             link.close()
         if self._in_flight.frontends:
-            for connection in self._in_flight.frontends:
-                connection.close()
+            for frontend in self._in_flight.frontends:
+                frontend.close()
             await self._alone.wait()
 
     # Frontends
@@ -190,7 +190,7 @@ class Manager:
         self._apply(self._scheduler.engine_lost(engine_id, now), now)
         self._changed()
 
-    def batch_failed(self, engine_id: int, batch: Batch, kind: EngineErrorKind) -> None:
+    def batch_failed(self, engine_id: int, batch: ScheduledBatch, kind: EngineErrorKind) -> None:
         """A batch gave no rows."""
         name = self._models[self._engine_models[engine_id]]
         if batch.is_canary:
@@ -201,7 +201,7 @@ class Manager:
         self._apply(self._scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=now), now)
         self._changed()
 
-    def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:
+    def batch_done(self, engine_id: int, batch: ScheduledBatch, results: Results, compute_seconds: float) -> None:
         """The rows of a batch."""
         model = self._models[self._engine_models[engine_id]]
         if batch.is_canary:
@@ -211,19 +211,19 @@ class Manager:
         deliveries = self._scheduler.batch_done(
             engine_id, batch.batch_id, compute_seconds=compute_seconds, now=time.monotonic()
         )
-        num_wasted = batch.num_tokens - sum(delivery.piece.num_tokens for delivery in deliveries)
+        num_wasted = batch.num_tokens - sum(delivery.slice.num_tokens for delivery in deliveries)
         if num_wasted:
             self._metrics.count("embedline_wasted_tokens_total", model, by=num_wasted)
         for delivery in deliveries:
-            piece = delivery.piece
-            held = self._held[piece.request.request_id]
-            held.assembly.put(results, delivery.at, start=piece.start, stop=piece.stop)
+            slice_ = delivery.slice
+            held = self._held[slice_.request.request_id]
+            held.assembly.put(results, delivery.at, start=slice_.start, stop=slice_.stop)
             held.compute_seconds += compute_seconds
             if delivery.is_last:
                 self._answer(held)
         self._changed()
 
-    def _count(self, model: str, batch: Batch, compute_seconds: float) -> None:
+    def _count(self, model: str, batch: ScheduledBatch, compute_seconds: float) -> None:
         observe = self._metrics.observe
         observe("embedline_batch_tokens", model, value=batch.num_tokens, edges=POWERS)
         observe("embedline_batch_sequences", model, value=batch.num_seqs, edges=POWERS)
@@ -275,8 +275,8 @@ class Manager:
 
     def _dispatch(self, dispatch: Dispatch, now: float) -> None:
         batch = dispatch.batch
-        for piece in batch.slices:
-            self._held[piece.request.request_id].queue_seconds = now - piece.request.arrived
+        for slice_ in batch.slices:
+            self._held[slice_.request.request_id].queue_seconds = now - slice_.request.arrived
         self._engines[dispatch.engine_id].send(batch, *pack(batch, self._held))
         model = self._models[self._engine_models[dispatch.engine_id]]
         self._metrics.count("embedline_batch_release_total", model, batch.release)
@@ -408,12 +408,12 @@ class _ModelCells:
             oldest = backlog.oldest(request_class) if waiting else math.inf
             self._queued[request_class] = queued
             self._computing[request_class] = queued - waiting
-            self._free_at[request_class] = free_at(model, request_class, now)
+            self._free_at[request_class] = model.free_at(request_class, now)
             self._oldest_since[request_class] = 0.0 if oldest == math.inf else oldest
         if rate := model.tokens_per_second:  # else what the predecessor of this process found is the best guess
             self._rates[number] = rate
             self._streams[number] = model.num_streams
-            self._batch_seconds[number] = batch_seconds(model, now)
+            self._batch_seconds[number] = model.batch_seconds(now)
         self._engines_ready[number] = len(model.engines)
         self._last_batch_at[number] = model.last_batch_at
 

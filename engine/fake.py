@@ -93,7 +93,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Raises ModelError if the text has another form."""
+        """The fault that a flag describes. Raises ModelError if the text has another form."""
         fault, _, device = text.partition("/")
         action, _, condition = fault.partition("@")
         where, _, value = condition.partition(":")
@@ -246,7 +246,7 @@ def _counts(batch: Batch) -> Rows:
 
 
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> FakeEngine:
-    """Raises ModelError if an option is wrong."""
+    """The engine that the options describe. Raises ModelError if one is wrong."""
     on_stage("load")
     own = options.own_of(FAKE, Options)
     assert options.max_seqlen is not None

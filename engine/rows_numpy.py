@@ -122,24 +122,14 @@ class Pooling:
     def __call__(
         self, token_rows: _Rows, seqlens: NDArray[np.int32], is_pooled: NDArray[np.bool_] | None = None
     ) -> _Rows:
-        """float32 [B, D] of token rows [B, S, d]; for is_pooled see `pool`."""
-        return self.modules(pool(token_rows, seqlens, poolings=self.poolings, is_pooled=is_pooled))
+        """float32 [B, D] of token rows [B, S, d].
 
-
-def pool(
-    token_rows: _Rows,
-    seqlens: NDArray[np.int32],
-    *,
-    poolings: Sequence[str],
-    is_pooled: NDArray[np.bool_] | None = None,
-) -> _Rows:
-    """float32 [B, len(poolings) * D] of token rows [B, S, D].
-
-    is_pooled [B, S]: False for tokens that are left out as if they were not there, but for their place in a weighted
-    mean, and in the padding; None = none is left out. No sequence may be empty, or lose all of its tokens. What lies in
-    the padding, NaN too, has no part in it.
-    """
-    return np.concatenate([_pool(token_rows, seqlens, pooling, is_pooled) for pooling in poolings], axis=1)
+        is_pooled [B, S]: False for tokens that are left out as if they were not there, but for their place in a
+        weighted mean, and in the padding; None = none is left out. No sequence may be empty, or lose all of its tokens.
+        What lies in the padding, NaN too, has no part in it.
+        """
+        pooled = [_pool(token_rows, seqlens, pooling, is_pooled) for pooling in self.poolings]
+        return self.modules(np.concatenate(pooled, axis=1))
 
 
 def _pool(token_rows: _Rows, seqlens: NDArray[np.int32], pooling: str, is_pooled: NDArray[np.bool_] | None) -> _Rows:

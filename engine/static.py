@@ -64,7 +64,7 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    """Raises ModelError if the file holds no table."""
+    """Map the table of a file. Raises ModelError if there is none."""
     try:
         header = header_of(file)
         name = next((name for name in _TABLE if name in header.tensors), None)

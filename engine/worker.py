@@ -74,10 +74,10 @@ class Worker:
     def busy(self) -> Json | None:
         """The batch that has computed for longest, since when (time.monotonic seconds), and what was computed since."""
         with self._noted:
-            running = [held for held in self._held.values() if held.began]
+            running = [in_engine for in_engine in self._held.values() if in_engine.began]
         if not running:
             return None
-        oldest = min(running, key=lambda held: held.began)
+        oldest = min(running, key=lambda in_engine: in_engine.began)
         num_tokens, streams = oldest.num_tokens + oldest.passed_tokens, self._limits.streams
         return {"batch": oldest.frame_id, "tokens": num_tokens, "since": oldest.began, "streams": streams}
 
@@ -117,18 +117,18 @@ class Worker:
     def _compute_alone(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> bool:
         """Compute and answer a batch here, if the engine can and does nothing else; whether it was done."""
         began = time.monotonic()
-        held = _BatchInEngine(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
+        in_engine = _BatchInEngine(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
         with self._noted:
             if self._held:
                 return False
-            self._held[_ALONE] = held
+            self._held[_ALONE] = in_engine
         with self._sending:
             results = self._engine.compute_alone(batch)
             with self._noted:
                 del self._held[_ALONE]
             if results is None:
                 return False
-            self._answer(held, results, compute_seconds=time.monotonic() - began)
+            self._answer(in_engine, results, compute_seconds=time.monotonic() - began)
         return True
 
     def _submit(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> None:
@@ -144,18 +144,18 @@ class Worker:
 
     def _begin_next(self, now: float) -> None:
         """Free streams take the batches that came first, urgent ones before others where the engine does."""
-        num_free = self._limits.streams - sum(held.began > 0 for held in self._held.values())
-        waiting = [held for held in self._held.values() if not held.began]
+        num_free = self._limits.streams - sum(in_engine.began > 0 for in_engine in self._held.values())
+        waiting = [in_engine for in_engine in self._held.values() if not in_engine.began]
         if self._limits.puts_urgent_first:
-            waiting.sort(key=lambda held: not held.is_urgent)
-        for held in waiting[: max(0, num_free)]:
-            held.began = now
+            waiting.sort(key=lambda in_engine: not in_engine.is_urgent)
+        for in_engine in waiting[: max(0, num_free)]:
+            in_engine.began = now
 
     def _count_passed(self, finished: _BatchInEngine) -> None:
         """Count what urgent batches took from the others, which are not stuck for that."""
-        for held in self._held.values():
-            if finished.is_urgent and held.began and not held.is_urgent:
-                held.passed_tokens += finished.num_tokens
+        for in_engine in self._held.values():
+            if finished.is_urgent and in_engine.began and not in_engine.is_urgent:
+                in_engine.passed_tokens += finished.num_tokens
 
     def _collect_forever(self) -> None:
         while True:
@@ -167,39 +167,39 @@ class Worker:
             now = time.monotonic()
             with self._noted:  # a batch can be finished before `_submit` has noted it
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
-                held = self._held.pop(ticket)
-                self._count_passed(held)
+                in_engine = self._held.pop(ticket)
+                self._count_passed(in_engine)
                 self._begin_next(now)
-            began = held.began or held.submitted  # the latter if it has overtaken the batch ahead
-            self._answer(held, results, compute_seconds=max(now - began, 0.0))
+            began = in_engine.began or in_engine.submitted  # the latter if it has overtaken the batch ahead
+            self._answer(in_engine, results, compute_seconds=max(now - began, 0.0))
 
-    def _answer(self, held: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
+    def _answer(self, in_engine: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
         if not isinstance(results, EngineError) and not _all_finite(results):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
-        if held.is_canary:
+        if in_engine.is_canary:
             results = self._canary.judge(results) or {}
         try:
             with self._sending:
                 if isinstance(results, EngineError):
-                    _send_failed(held, results)
+                    _send_failed(in_engine, results)
                 else:
-                    _send_rows(held, results, compute_seconds)
+                    _send_rows(in_engine, results, compute_seconds)
         except OSError:
             logger.info("dropped the rows of a batch: its batch manager has left")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
             os._exit(1)
 
 
-def _send_rows(held: _BatchInEngine, results: Results, compute_seconds: float) -> None:
+def _send_rows(in_engine: _BatchInEngine, results: Results, compute_seconds: float) -> None:
     try:
-        held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
+        in_engine.connection.send(messages.RESULT, in_engine.frame_id, messages.encode_result(results, compute_seconds))
     except PayloadTooLarge:
-        _send_failed(held, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
+        _send_failed(in_engine, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
 
 
-def _send_failed(held: _BatchInEngine, error: EngineError) -> None:
-    logger.error("a batch of %d tokens failed: %s", held.num_tokens, error)
-    held.connection.send(messages.FAILED, held.frame_id, messages.encode_failed(error))
+def _send_failed(in_engine: _BatchInEngine, error: EngineError) -> None:
+    logger.error("a batch of %d tokens failed: %s", in_engine.num_tokens, error)
+    in_engine.connection.send(messages.FAILED, in_engine.frame_id, messages.encode_failed(error))
 
 
 def _all_finite(results: Results) -> bool:

@@ -298,11 +298,6 @@ def _switched(flag: Flag, word: str) -> bool | None:
     return value
 
 
-def names_of(flags: Sequence[Flag]) -> set[str]:
-    """The names of these flags on the command line."""
-    return {name for flag in flags for name in flag.spellings}
-
-
 _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "serve": (serve, [*_MODEL_FLAGS, *_SERVER_FLAGS]),
     "inspect": (inspect, _named(*HUB_FLAGS, *(name for name in _OF_REAL_MODELS if name != "model_id"))),

@@ -49,7 +49,8 @@ class Feature:
                SettingsError for the first of them that can't be
     switch     the one of them, by its field, that turns the feature on where it is given, and what stands for its value
     has_port   whether that value is a port, where each frontend listens for it beside --port
-    process    the `module:name` of a function that gets the Settings and the Sidecar of its process, and gives the Plan
+    process    the `module:name` of a function that gets the Settings and the FeatureSockets of its process, and gives
+               the Plan
     metrics    gives the metrics that its process counts, each a Declared
     frontend   the `module:name` of a function that gets a FeatureStart and what a frontend's parts share, and gives the
                Part that the feature has in the frontend; called where the feature is on

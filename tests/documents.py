@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from server import cli
-from server.cli import names_of
 from server.features.bench import bench
 from server.features.convert.command import convert
 from server.features.verify.command import verify
@@ -71,4 +70,4 @@ def own_flags(command: Callable[..., None]) -> set[str]:
 
 def flags_of_serve() -> set[str]:
     """The flags of `embedline serve`."""
-    return {"--help", "--config"} | names_of([*server_flags(), *flags_of(ModelSettings)])
+    return {"--help", "--config"}.union(*(flag.spellings for flag in [*server_flags(), *flags_of(ModelSettings)]))

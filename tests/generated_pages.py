@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.model import coverage
+from engine.model.coverage import ARCHITECTURES, Use
 from server.dialects.reading.known_fields import KNOWN_FIELDS
 from server.dialects.table import ROUTES
-from server.metrics import page as metrics_page
 from tests.parity.repositories import table as repositories
 from tests.server.api_pages.fields import FIELDS, table
+from tests.server.metrics import metrics_page
 from tests.server.settings import flags_page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,17 +124,26 @@ def architecture() -> str:
     return with_made("docs/ARCHITECTURE.md", folder_map())
 
 
-def with_made(path: str, made: str) -> str:
-    """A page with what is made of it as it is now."""
-    before, begin, rest = (ROOT / path).read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, path
-    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+def with_made(path: str, *made: str) -> str:
+    """A page with what is made of it as it is now: each part between its own marks."""
+    found = re.split(f"{BEGIN}.*?{END}", (ROOT / path).read_text(), flags=re.DOTALL)
+    assert len(found) == len(made) + 1, path
+    parts = (f"{BEGIN}\n\n{part}\n\n{END}{text}" for part, text in zip(made, found[1:], strict=True))
+    return found[0] + "".join(parts)
 
 
 def models() -> str:
     """docs/models.md with the tables of repositories and architectures as they are now."""
-    return repositories.in_page(coverage.in_page((ROOT / "docs" / "models.md").read_text()))
+    return with_made("docs/models.md", repositories.table(), architectures())
+
+
+def architectures() -> str:
+    """A line for each architecture of coverage.py: the engines that give each use."""
+    lines = [f"| architecture | {' | '.join(Use)} |", "|---" * (1 + len(Use)) + "|"]
+    for row in ARCHITECTURES:
+        name = f"{row.name} (`{row.model_type}`)" if row.model_type else row.name
+        lines.append(f"| {name} | {' | '.join(', '.join(row.engines(use)) or 'no' for use in Use)} |")
+    return "\n".join(lines)
 
 
 def api() -> str:

@@ -112,11 +112,11 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     ("words", "value", "expected"),
     [
         ("head | 32 KiB and 100 headers |", (protocol.MAX_HEAD_BYTES, protocol.MAX_HEADERS), (32_768, 100)),
-        ("a head that has begun | 10 s |", protocol.Protocol.head_seconds, 10),
+        ("a head that has begun | 10 s |", protocol.HttpProtocol.head_seconds, 10),
         ("sent ahead | 32 KiB |", protocol.MAX_HEAD_BYTES, 32_768),
         (
             "after its answer | 128 MiB and 30 s |",
-            (protocol.Protocol.max_rest_bytes, protocol.Protocol.rest_seconds),
+            (protocol.HttpProtocol.max_rest_bytes, protocol.HttpProtocol.rest_seconds),
             (128 << 20, 30),
         ),
         ("have not read | 128 MiB, divided among the frontends", row_memory.MAX_HELD_BYTES, 128 << 20),
@@ -127,7 +127,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",
-            (asgi.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, connection.BYTES_PER_SECOND),
+            (asgi.WRITE_BUFFER_BYTES, protocol.HttpProtocol.answer_seconds, connection.BYTES_PER_SECOND),
             (65_536, 300, 262_144),
         ),
         ("of a body | 1 MiB | 413", line_streams.MAX_LINE_BYTES, 1 << 20),

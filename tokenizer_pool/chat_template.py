@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from tokenizer_pool.config_files import read_config
 from tokenizer_pool.loading import NAMED_TOKENS
 from tokenizer_pool.messages import TextRefusal, TextRefused
-from tokenizer_pool.tasks import Chat, RenderedPiece
+from tokenizer_pool.tasks import Chat, TextsPiece
 from wire.files import read_whole
 
 Message = dict[str, str]
@@ -46,7 +46,7 @@ class ChatTemplate:
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(TextRefusal.NO_TEMPLATE, -1) from error
 
-    def render(self, conversations: Sequence[str], chat: Chat) -> RenderedPiece:
+    def render(self, conversations: Sequence[str], chat: Chat) -> TextsPiece:
         """The text of each conversation, which is a JSON list of messages.
 
         Raises TextRefused (FAILED) for one that the template does not take.
@@ -58,7 +58,7 @@ class ChatTemplate:
                 texts.append(self._render(json.loads(conversation), chat))
             except Exception as error:  # a template can fail in every way that a program can
                 raise TextRefused(TextRefusal.FAILED, index) from error
-        return RenderedPiece(texts, time.perf_counter() - start)
+        return TextsPiece(texts, time.perf_counter() - start)
 
     def _render(self, messages: list[Message], chat: Chat) -> str:
         last = messages[-1]["content"]

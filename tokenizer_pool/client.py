@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS, Shortener, has_long
 from tokenizer_pool.tasks import (
     CODECS,
@@ -26,14 +26,15 @@ from tokenizer_pool.tasks import (
     AnyPiece,
     Chat,
     ChatPiece,
-    DecodedPiece,
     DecodePiece,
     DetailedPiece,
     DetailPiece,
-    RenderedPiece,
     ScannedPiece,
     ScanPiece,
+    TextsPiece,
     Token,
+    TokenizedPiece,
+    TokenizePiece,
     first_unencodable,
 )
 from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
@@ -224,13 +225,13 @@ class WorkerLink:
 
     def send(self, request: AnyPendingRequest, pending: PendingPiece) -> None:
         """Send a piece to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
-        task = CODECS[type(pending.piece)]
-        payload = task.encode_piece(pending.piece)
+        codec = CODECS[type(pending.piece)]
+        payload = codec.encode_piece(pending.piece)
         self._num_sent += 1
         self._outstanding[self._num_sent] = (request, pending)
         self._seconds[pending.piece.request_class] += pending.seconds
         self._num_pieces[pending.piece.request_class] += 1
-        self._link.send(task.asked, self._num_sent, payload)
+        self._link.send(codec.asked, self._num_sent, payload)
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == messages.READY:
@@ -258,12 +259,12 @@ class WorkerLink:
 
 def _decode(kind: int, payload: memoryview, piece: AnyPiece) -> AnyAnswer | TextRefused:
     """An answer, whatever came: a request must not wait for one that nobody can read."""
-    task = CODECS[type(piece)]
+    codec = CODECS[type(piece)]
     try:
         if kind == messages.REFUSED:
             return messages.decode_refused(payload)
-        if kind == task.answered:
-            answer = task.decode_answer(payload)
+        if kind == codec.answered:
+            answer = codec.decode_answer(payload)
             if answer.num_items == piece.num_items:
                 return answer
     except (struct.error, ValueError) as error:
@@ -345,11 +346,11 @@ class TokenizerPool:
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
             raise TextRefused(TextRefusal.TOO_MUCH, -1, max_chars=MAX_REPEATED_CHARS)
 
-        def piece(start: int, stop: int) -> Piece:
+        def piece(start: int, stop: int) -> TokenizePiece:
             own = texts[start:stop]
             if is_prompted := any(was_long[start:stop]):
                 own = [text if was else prompt + text for text, was in zip(own, was_long[start:stop], strict=True)]
-            return Piece(
+            return TokenizePiece(
                 model,
                 request_class,
                 truncation,
@@ -361,7 +362,8 @@ class TokenizerPool:
                 is_prompted,
             )
 
-        pending = pending_pieces(texts, piece, speed=self._speeds[model, Piece], prompt=prompt, pair_texts=pair_texts)
+        speed = self._speeds[model, TokenizePiece]
+        pending = pending_pieces(texts, piece, speed=speed, prompt=prompt, pair_texts=pair_texts)
         request: PendingRequest[TokenizedPiece] = PendingRequest(pending)
         return join(await self._answers(request, request_class))
 
@@ -423,7 +425,7 @@ class TokenizerPool:
             own = offsets[start : stop + 1]
             return DecodePiece(model, request_class, flat[own[0] : own[-1]], own - own[0], skip_special_tokens)
 
-        request: PendingRequest[DecodedPiece] = PendingRequest(
+        request: PendingRequest[TextsPiece] = PendingRequest(
             pending_pieces(token_ids, piece, speed=self._speeds[model, DecodePiece])
         )
         return [text for answer in await self._answers(request, request_class) for text in answer.texts]
@@ -443,7 +445,7 @@ class TokenizerPool:
         def piece(start: int, stop: int) -> ChatPiece:
             return ChatPiece(model, request_class, conversations[start:stop], chat)
 
-        request: PendingRequest[RenderedPiece] = PendingRequest(
+        request: PendingRequest[TextsPiece] = PendingRequest(
             pending_pieces(conversations, piece, speed=self._speeds[model, ChatPiece])
         )
         return [text for answer in await self._answers(request, request_class) for text in answer.texts]

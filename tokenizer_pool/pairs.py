@@ -16,7 +16,8 @@ from tokenizers import models
 
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.guarded import of_each, of_each_once
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
+from tokenizer_pool.tasks import TokenizedPiece
 from tokenizer_pool.token_ids import offsets_of
 
 _PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
@@ -104,7 +105,7 @@ class Pairs:
             return False
         limit = room + num_special
         if truncation is Truncation.NONE:
-            raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens + num_special, max_tokens=limit)
+            raise TextRefused(TextRefusal.TOO_LONG, index, max_tokens=limit)
         if room < 0:
             raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=limit)
         return True
@@ -241,7 +242,7 @@ class Template:
                 raise TextRefused(TextRefusal.EMPTY, index)
             if num_tokens > max_seqlen:
                 if truncation is Truncation.NONE:
-                    raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
+                    raise TextRefused(TextRefusal.TOO_LONG, index, max_tokens=max_seqlen)
                 truncated[index] = 1
                 self._cut(parts, num_tokens - max_seqlen)
             rows.append(list(chain.from_iterable(part.ids for part in parts)))

@@ -1,10 +1,11 @@
 """The tasks of a worker: each with its pieces, its answers and their frames. All else is shared.
 
-Besides to tokenize (`messages`), a worker is asked for the tokens of texts one by one (DETAIL), for the texts of ids
+A worker is asked for the ids of texts (TOKENIZE), for the tokens of texts one by one (DETAIL), for the texts of ids
 (DECODE), for the texts of conversations (CHAT), and for how many tokens a slice of a long text has for certain (SCAN).
 Knows nothing of tokenizers and templates.
 """
 
+import enum
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, TokenizedPiece, decode_texts, encode_texts
+from tokenizer_pool.messages import Truncation
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
+
+# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
+# special tokens are added (u8), whether the texts have the prompt already (u8), most tokens of a text (u32, 0 = as many
+# as the model takes); then uint32 byte lengths [n], the prompt, the texts, all UTF-8
+_TOKENIZE = struct.Struct("<HBBIIBBBI")
+# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
+# uint8 truncated [n], and last, where it leaves the arrays aligned, whether there are types (u8)
+_TOKENIZED = struct.Struct("<dI")
 
 # model (u16), class (u8), whether special tokens are added (u8), number of texts (u32), bytes of the prompt (u32);
 # then the texts as `encode_texts` has them
@@ -32,12 +41,11 @@ _SPECIAL, _SUBWORD = 1, 2
 # model (u16), class (u8), whether special tokens are left out (u8), number of lists (u32);
 # then int32 offsets [n+1], ids
 _DECODE = struct.Struct("<HBBI")
-_DECODED = struct.Struct("<dI")  # seconds of work, number of texts; then the texts as `encode_texts` has them
+_TEXTS = struct.Struct("<dI")  # seconds of work, number of texts; then the texts as `encode_texts` has them
 
 # model (u16), class (u8), whether a generation prompt is added (u8), whether the last message is continued (u8),
 # number of conversations (u32); then the conversations as `encode_texts` has them
 _CHAT = struct.Struct("<HBBBI")
-_RENDERED = struct.Struct("<dI")  # seconds of work, number of texts; then the texts as `encode_texts` has them
 
 # model (u16), class (u8), whether the text ends here, is of a pair, and keeps its end (u8 each), tokens that were
 # counted before (u32), characters that stay (u32); then the slice in UTF-8
@@ -45,6 +53,137 @@ _SCAN = struct.Struct("<HBBBBII")
 
 # seconds of work, tokens, restart, tokens that are repeated; then the shorter text in UTF-8
 _SCANNED = struct.Struct("<dIII")
+
+
+class _Pairing(enum.IntEnum):
+    """How the texts of a frame make pairs."""
+
+    NONE = 0
+    EACH = 1  # first texts, then as many second ones
+    SHARED = 2  # one first text of all pairs, then their second ones: a query goes out once, whatever is ranked by it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizePiece:
+    """Some texts of one request, to be tokenized in one go."""
+
+    model: int  # index of the model in this server
+    request_class: RequestClass
+    truncation: Truncation
+    texts: Sequence[str]
+    prompt: str = ""  # put before each text; of pairs for a template, the instruction
+    pair_texts: Sequence[str] = ()  # as many second texts, which make pairs; () = texts alone
+    max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
+    add_special_tokens: bool = True  # to texts alone
+    is_prompted: bool = False  # the texts have the prompt already, as far as it matters
+
+    @property
+    def num_items(self) -> int:
+        """Texts or pairs."""
+        return len(self.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all texts, with the prompt before each of them or in each pair."""
+        return sum(map(len, self.texts)) + sum(map(len, self.pair_texts)) + len(self.prompt) * len(self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPiece:
+    """N texts as flat ids."""
+
+    token_ids: NDArray[np.int32]  # [offsets[-1]], special tokens included
+    offsets: NDArray[np.int32]  # [N + 1]
+    truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
+    seconds: float  # of work in the worker
+    token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
+
+    @property
+    def num_items(self) -> int:
+        """N."""
+        return len(self.truncated)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all texts."""
+        return len(self.token_ids)
+
+
+def encode_tokenize(piece: TokenizePiece) -> list[Buffer]:
+    """TOKENIZE. Raises UnicodeEncodeError where a text holds a lone surrogate."""
+    prompt = piece.prompt.encode()
+    pairing, texts = _paired(piece) if piece.pair_texts else (0, piece.texts)
+    header = _TOKENIZE.pack(
+        piece.model,
+        piece.request_class,
+        piece.truncation,
+        len(texts),
+        len(prompt),
+        pairing,
+        piece.add_special_tokens,
+        piece.is_prompted,
+        piece.max_tokens or 0,
+    )
+    return [header, *encode_texts(texts, prompt)]
+
+
+def decode_tokenize(payload: memoryview) -> TokenizePiece:
+    """The inverse of `encode_tokenize`."""
+    head = _TOKENIZE.unpack_from(payload)
+    model, request_class, truncation, num_texts, prompt_bytes, pairing, adds, is_prompted, limit = head
+    prompt, texts = decode_texts(payload, _TOKENIZE.size, num_texts, prompt_bytes)
+    pair_texts: list[str] = []
+    if pairing:
+        texts, pair_texts = _unpaired(texts, _Pairing(pairing))
+    return TokenizePiece(
+        model,
+        RequestClass(request_class),
+        Truncation(truncation),
+        texts,
+        prompt,
+        pair_texts or (),
+        limit or None,
+        bool(adds),
+        bool(is_prompted),
+    )
+
+
+def _paired(piece: TokenizePiece) -> tuple[_Pairing, Sequence[str]]:
+    """The texts of a piece of pairs as its frame has them."""
+    if piece.texts.count(piece.texts[0]) == len(piece.texts):
+        return _Pairing.SHARED, [piece.texts[0], *piece.pair_texts]
+    return _Pairing.EACH, [*piece.texts, *piece.pair_texts]
+
+
+def _unpaired(texts: list[str], pairing: _Pairing) -> tuple[list[str], list[str]]:
+    """The inverse of `_paired`: first and second texts."""
+    if pairing is _Pairing.SHARED:
+        return texts[:1] * (len(texts) - 1), texts[1:]
+    return texts[: len(texts) // 2], texts[len(texts) // 2 :]
+
+
+def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:
+    """TOKENIZED."""
+    header = _TOKENIZED.pack(piece.seconds, len(piece.truncated))
+    truncated = piece.truncated.tobytes()
+    if piece.token_type_ids is None:
+        return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), truncated, b"\0"]
+    types = piece.token_type_ids.tobytes()
+    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), types, truncated, b"\1"]
+
+
+def decode_tokenized(payload: memoryview) -> TokenizedPiece:
+    """The inverse of `encode_tokenized`; the arrays are views of the payload."""
+    seconds, num_texts = _TOKENIZED.unpack_from(payload)
+    offsets = np.frombuffer(payload, np.int32, num_texts + 1, _TOKENIZED.size)
+    ids_at = _TOKENIZED.size + offsets.nbytes
+    token_ids = np.frombuffer(payload, np.int32, int(offsets[-1]), ids_at)
+    at, token_type_ids = ids_at + token_ids.nbytes, None
+    if payload[-1]:
+        token_type_ids = np.frombuffer(payload, np.int32, len(token_ids), at)
+        at += token_type_ids.nbytes
+    truncated = np.frombuffer(payload, np.uint8, num_texts, at)
+    return TokenizedPiece(token_ids, offsets, truncated, seconds, token_type_ids)
 
 
 class Token(NamedTuple):
@@ -56,6 +195,26 @@ class Token(NamedTuple):
     start: int | None  # None where it is special
     stop: int | None
     is_subword: bool = False  # whether it continues a word; never where special
+
+
+def encode_texts(texts: Sequence[str], prompt: bytes = b"") -> list[Buffer]:
+    """uint32 byte lengths [n], the prompt, the texts, all UTF-8. Raises UnicodeEncodeError."""
+    encoded = [text.encode() for text in texts]
+    lengths = struct.pack(f"<{len(encoded)}I", *map(len, encoded))
+    return [lengths, prompt, *encoded]
+
+
+def decode_texts(payload: memoryview, at: int, num_texts: int, prompt_bytes: int = 0) -> tuple[str, list[str]]:
+    """The inverse of `encode_texts`, from byte `at`: the prompt and the texts. Raises struct.error or ValueError."""
+    lengths = struct.unpack_from(f"<{num_texts}I", payload, at)
+    at += 4 * num_texts
+    prompt = str(payload[at : at + prompt_bytes], "utf-8")
+    at += prompt_bytes
+    texts = []
+    for length in lengths:
+        texts.append(str(payload[at : at + length], "utf-8"))
+        at += length
+    return prompt, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +275,6 @@ class DecodePiece:
     def num_chars(self) -> int:
         """Ids, each about as much work as a character."""
         return len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedPiece:
-    """The text of each list of ids."""
-
-    texts: list[str]
-    seconds: float  # of work in the worker
-
-    @property
-    def num_items(self) -> int:
-        """Texts."""
-        return len(self.texts)
 
 
 def encode_detail(piece: DetailPiece) -> list[Buffer]:
@@ -192,15 +338,28 @@ def decode_decode(payload: memoryview) -> DecodePiece:
     return DecodePiece(model, RequestClass(request_class), token_ids, offsets, bool(skip_special_tokens))
 
 
-def encode_decoded(piece: DecodedPiece) -> list[Buffer]:
-    """DECODED."""
-    return [_DECODED.pack(piece.seconds, piece.num_items), *encode_texts(piece.texts)]
+@dataclass(frozen=True, slots=True)
+class TextsPiece:
+    """The text of each list of ids, or of each conversation."""
+
+    texts: list[str]
+    seconds: float  # of work in the worker
+
+    @property
+    def num_items(self) -> int:
+        """Texts."""
+        return len(self.texts)
 
 
-def decode_decoded(payload: memoryview) -> DecodedPiece:
-    """The inverse of `encode_decoded`. Raises struct.error or ValueError."""
-    seconds, num_texts = _DECODED.unpack_from(payload)
-    return DecodedPiece(decode_texts(payload, _DECODED.size, num_texts)[1], seconds)
+def encode_answer_texts(piece: TextsPiece) -> list[Buffer]:
+    """DECODED or RENDERED."""
+    return [_TEXTS.pack(piece.seconds, piece.num_items), *encode_texts(piece.texts)]
+
+
+def decode_answer_texts(payload: memoryview) -> TextsPiece:
+    """The inverse of `encode_answer_texts`. Raises struct.error or ValueError."""
+    seconds, num_texts = _TEXTS.unpack_from(payload)
+    return TextsPiece(decode_texts(payload, _TEXTS.size, num_texts)[1], seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +390,6 @@ class ChatPiece:
         return sum(map(len, self.conversations))
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedPiece:
-    """The text of each conversation."""
-
-    texts: list[str]
-    seconds: float  # of work in the worker
-
-    @property
-    def num_items(self) -> int:
-        """Texts."""
-        return len(self.texts)
-
-
 def encode_chat(piece: ChatPiece) -> list[Buffer]:
     """CHAT. Raises UnicodeEncodeError if a conversation holds a lone surrogate."""
     chat = piece.chat
@@ -258,17 +404,6 @@ def decode_chat(payload: memoryview) -> ChatPiece:
     model, request_class, adds, continues, num_conversations = _CHAT.unpack_from(payload)
     conversations = decode_texts(payload, _CHAT.size, num_conversations)[1]
     return ChatPiece(model, RequestClass(request_class), conversations, Chat(bool(adds), bool(continues)))
-
-
-def encode_rendered(piece: RenderedPiece) -> list[Buffer]:
-    """RENDERED."""
-    return [_RENDERED.pack(piece.seconds, piece.num_items), *encode_texts(piece.texts)]
-
-
-def decode_rendered(payload: memoryview) -> RenderedPiece:
-    """The inverse of `encode_rendered`. Raises struct.error or ValueError."""
-    seconds, num_texts = _RENDERED.unpack_from(payload)
-    return RenderedPiece(decode_texts(payload, _RENDERED.size, num_texts)[1], seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +476,10 @@ def decode_scanned(payload: memoryview) -> ScannedPiece:
     return ScannedPiece(num_tokens, restart, num_repeated, seconds, str(payload[_SCANNED.size :], "utf-8"))
 
 
-AnyPiece = Piece | DetailPiece | DecodePiece | ChatPiece | ScanPiece
+AnyPiece = TokenizePiece | DetailPiece | DecodePiece | ChatPiece | ScanPiece
 
 
-AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece | RenderedPiece | ScannedPiece
+AnyAnswer = TokenizedPiece | DetailedPiece | TextsPiece | ScannedPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +495,13 @@ class PieceCodec:
 
 
 CODECS: dict[type[AnyPiece], PieceCodec] = {
-    Piece: PieceCodec(
+    TokenizePiece: PieceCodec(
         messages.TOKENIZE,
         messages.TOKENIZED,
-        messages.encode_piece,
-        messages.decode_piece,
-        messages.encode_tokenized,
-        messages.decode_tokenized,
+        encode_tokenize,
+        decode_tokenize,
+        encode_tokenized,
+        decode_tokenized,
     ),
     DetailPiece: PieceCodec(
         messages.DETAIL,
@@ -381,16 +516,16 @@ CODECS: dict[type[AnyPiece], PieceCodec] = {
         messages.DECODED,
         encode_decode,
         decode_decode,
-        encode_decoded,
-        decode_decoded,
+        encode_answer_texts,
+        decode_answer_texts,
     ),
     ChatPiece: PieceCodec(
         messages.CHAT,
         messages.RENDERED,
         encode_chat,
         decode_chat,
-        encode_rendered,
-        decode_rendered,
+        encode_answer_texts,
+        decode_answer_texts,
     ),
     ScanPiece: PieceCodec(
         messages.SCAN,
@@ -403,7 +538,7 @@ CODECS: dict[type[AnyPiece], PieceCodec] = {
 }
 
 
-BY_KIND = {task.asked: task for task in CODECS.values()}
+BY_KIND = {codec.asked: codec for codec in CODECS.values()}
 
 
 def first_unencodable(piece: AnyPiece) -> int:
@@ -412,7 +547,7 @@ def first_unencodable(piece: AnyPiece) -> int:
         return -1
     if isinstance(piece, ScanPiece):
         return 0
-    pair_texts = piece.pair_texts if isinstance(piece, Piece) else ()
+    pair_texts = piece.pair_texts if isinstance(piece, TokenizePiece) else ()
     for index, texts in enumerate(zip_longest(piece.texts, pair_texts, fillvalue="")):
         try:
             "".join(texts).encode()

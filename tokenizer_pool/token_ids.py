@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
+from tokenizer_pool.tasks import TokenizedPiece
 
 # Added to the type of a token that belongs to the prompt. Engines have the same number, see engine.types.
 PROMPT_TOKEN = 256
@@ -76,8 +77,7 @@ async def check_token_ids(
     is_long = seqlens > max_seqlen
     if is_long.any():
         if truncation is Truncation.NONE:
-            index = int(np.argmax(is_long))
-            raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=int(seqlens[index]), max_tokens=max_seqlen)
+            raise TextRefused(TextRefusal.TOO_LONG, int(np.argmax(is_long)), max_tokens=max_seqlen)
         flat = _cut(flat, offsets, max_seqlen=max_seqlen, truncation=truncation)
         offsets = offsets_of(np.minimum(seqlens, max_seqlen))
     return TokenizedTexts(flat, offsets, is_long.astype(np.uint8))

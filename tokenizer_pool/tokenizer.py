@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tokenizer_pool.config_files import TokenizerError, has_token_types
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import load, load_as_it_stands
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
-from tokenizer_pool.tasks import DecodedPiece, DetailedPiece, ScannedPiece, ScanPiece, Token
+from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedPiece
 from tokenizer_pool.token_ids import PROMPT_TOKEN
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Tokenizer:
 
     def decode(
         self, token_ids: NDArray[np.int32], offsets: NDArray[np.int32], *, skip_special_tokens: bool = True
-    ) -> DecodedPiece:
+    ) -> TextsPiece:
         """The text of each list of ids, int32 flat [offsets[-1]] and [N + 1].
 
         Raises TextRefused: OUT_OF_VOCABULARY for an id that the tokenizer has no token for, FAILED.
@@ -123,7 +123,7 @@ class Tokenizer:
         _check_ids((places != token_ids) | ~known[places], offsets)
         lists = [ids.tolist() for ids in np.split(token_ids, offsets[1:-1])]
         decode = partial(self._backend.decode_batch, skip_special_tokens=skip_special_tokens)
-        return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
+        return TextsPiece(of_each(decode, lists), time.perf_counter() - start)
 
     @property
     def chat_template(self) -> "ChatTemplate":
@@ -202,7 +202,7 @@ class Tokenizer:
             if num_tokens >= max_seqlen:  # `overflowing` copies what was cut off, so it is not asked of every text
                 truncated[index] = bool(encoding.overflowing)
                 if num_tokens > max_seqlen:
-                    raise TextRefused(TextRefusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
+                    raise TextRefused(TextRefusal.TOO_LONG, index, max_tokens=max_seqlen)
             elif num_tokens == 0:
                 raise TextRefused(TextRefusal.EMPTY, index)
             token_ids += encoding.ids

@@ -12,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tokenizer_pool import messages
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizerSpec, TokenizerStart
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import (
     BY_KIND,
@@ -24,11 +24,11 @@ from tokenizer_pool.tasks import (
     AnyAnswer,
     AnyPiece,
     ChatPiece,
-    DecodedPiece,
     DetailPiece,
-    RenderedPiece,
     ScannedPiece,
     ScanPiece,
+    TextsPiece,
+    TokenizePiece,
 )
 from tokenizer_pool.tokenizer import Tokenizer
 from wire import child
@@ -41,7 +41,6 @@ from wire.vocabulary import RequestClass
 # Interactive work goes first, but after this much of it a bulk piece that waits gets its turn: with
 # pieces of 5 ms bulk keeps a fifth of a worker that interactive work alone would fill.
 MAX_STRETCH_SECONDS = 0.020
-Work = TypeVar("Work")
 
 # A piece of more is mostly a single long text, and seconds without a heartbeat would look stuck.
 MAX_CHARS_ON_LOOP = LONG_TEXT_CHARS
@@ -53,7 +52,7 @@ _MAX_SECONDS = 120.0
 logger = logging.getLogger("embedline.tokenizer_pool")
 
 
-class _QueuedPiece(NamedTuple):
+class QueuedPiece(NamedTuple):
     """A piece and whom to answer."""
 
     piece: AnyPiece
@@ -72,7 +71,7 @@ class Worker:
         self._tokenizers = tokenizers
         self._models = models
         self._metrics = metrics
-        self._queue: PieceQueue[_QueuedPiece] = PieceQueue()
+        self._queue = PieceQueue()
         self._connections: set[FrameConnection] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -88,8 +87,7 @@ class Worker:
 
     def received(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frontend asks for something."""
-        piece = BY_KIND[kind].decode_piece(payload)
-        self._queue.push(_QueuedPiece(piece, connection, frame_id), piece.request_class, owner=connection)
+        self._queue.push(QueuedPiece(BY_KIND[kind].decode_piece(payload), connection, frame_id))
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._run_one)
@@ -127,7 +125,7 @@ class Worker:
         running.add_done_callback(lambda _: stuck.cancel())
         running.add_done_callback(lambda done: self._answer(asked, done.result, start))
 
-    def _answer(self, asked: _QueuedPiece, result: Callable[[], AnyAnswer], start: float) -> None:
+    def _answer(self, asked: QueuedPiece, result: Callable[[], AnyAnswer], start: float) -> None:
         """Send what `result` returns or raises, and go on to the next piece."""
         piece = asked.piece
         try:
@@ -148,16 +146,16 @@ class Worker:
         else:
             self._idle.set()
 
-    def _send(self, asked: _QueuedPiece, answer: AnyAnswer) -> None:
-        task = CODECS[type(asked.piece)]
+    def _send(self, asked: QueuedPiece, answer: AnyAnswer) -> None:
+        codec = CODECS[type(asked.piece)]
         try:
-            asked.connection.send(task.answered, asked.frame_id, task.encode_answer(answer))
+            asked.connection.send(codec.answered, asked.frame_id, codec.encode_answer(answer))
         except PayloadTooLarge as error:
             logger.error("an answer can't be sent: %s", error)
             raise TextRefused(TextRefusal.TOO_MUCH, -1) from None
 
     def _count(self, model: int, answer: AnyAnswer) -> None:
-        if isinstance(answer, DecodedPiece | RenderedPiece | ScannedPiece):
+        if isinstance(answer, TextsPiece | ScannedPiece):
             return
         name = self._models[model]
         self._metrics.count("embedline_tokenized_texts_total", name, by=answer.num_items)
@@ -165,12 +163,7 @@ class Worker:
         self._metrics.count("embedline_tokenize_seconds_total", name, by=answer.seconds)
 
 
-class _Waiting(NamedTuple, Generic[Work]):
-    work: Work
-    owner: object
-
-
-class PieceQueue(Generic[Work]):
+class PieceQueue:
     """The order in which a worker takes the pieces that wait in it: interactive before bulk, first come first served
     inside a class, and bulk is never starved.
 
@@ -178,21 +171,22 @@ class PieceQueue(Generic[Work]):
     """
 
     def __init__(self) -> None:
-        self._interactive: deque[_Waiting[Work]] = deque()
-        self._bulk: deque[_Waiting[Work]] = deque()
+        self._interactive: deque[QueuedPiece] = deque()
+        self._bulk: deque[QueuedPiece] = deque()
         self._stretch = 0.0  # seconds of interactive work since a bulk piece had its turn or none waited
 
     def __len__(self) -> int:
         return len(self._interactive) + len(self._bulk)
 
-    def push(self, work: Work, request_class: RequestClass, *, owner: object) -> None:
-        """Let a piece wait; `owner` is who it is for."""
-        self._of(request_class).append(_Waiting(work, owner))
+    def push(self, asked: QueuedPiece) -> None:
+        """Let a piece wait."""
+        is_bulk = asked.piece.request_class is RequestClass.BULK
+        (self._bulk if is_bulk else self._interactive).append(asked)
 
-    def pop(self) -> Work:
+    def pop(self) -> QueuedPiece:
         """The piece to run now. The queue must not be empty."""
         bulk_is_due = self._stretch >= MAX_STRETCH_SECONDS or not self._interactive
-        return (self._bulk if self._bulk and bulk_is_due else self._interactive).popleft().work
+        return (self._bulk if self._bulk and bulk_is_due else self._interactive).popleft()
 
     def spent(self, request_class: RequestClass, seconds: float) -> None:
         """Take note of how long the piece popped last has run."""
@@ -201,13 +195,10 @@ class PieceQueue(Generic[Work]):
         else:
             self._stretch = 0.0
 
-    def drop(self, owner: object) -> None:
-        """Forget what waits for an owner who is gone."""
-        self._interactive = deque(waiting for waiting in self._interactive if waiting.owner is not owner)
-        self._bulk = deque(waiting for waiting in self._bulk if waiting.owner is not owner)
-
-    def _of(self, request_class: RequestClass) -> deque[_Waiting[Work]]:
-        return self._bulk if request_class is RequestClass.BULK else self._interactive
+    def drop(self, connection: FrameConnection) -> None:
+        """Forget what waits for a frontend that is gone."""
+        self._interactive = deque(asked for asked in self._interactive if asked.connection is not connection)
+        self._bulk = deque(asked for asked in self._bulk if asked.connection is not connection)
 
 
 async def listen(start: TokenizerStart, metrics: Recorder) -> tuple[Worker, asyncio.Server]:
@@ -233,7 +224,7 @@ async def serve_frontends(child: Child, start: TokenizerStart) -> None:
 
 def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
     """Raises TextRefused."""
-    if isinstance(piece, Piece):
+    if isinstance(piece, TokenizePiece):
         return tokenizer.encode(
             piece.texts,
             prompt=piece.prompt,

@@ -1,8 +1,8 @@
 """The control channel between the supervisor and each process it starts: frames of one JSON object each.
 
 supervisor -> child   START (once, what to do), STATE (the state of the server now), STOP, REPLY, DUMP
-child -> supervisor   STAGE (what it does next of its start), READY (once it can serve), FAILED (then it
-                      exits with 2), HEARTBEAT, REQUEST, DUMPED (what it holds)
+child -> supervisor   STAGE (what it does next of its start), READY (once it can serve), SEEN,
+                      FAILED (then it exits with 2), HEARTBEAT, REQUEST, DUMPED (what it holds)
 """
 
 import enum

@@ -1,6 +1,6 @@
 """Frames: how bytes on a socket between two processes are cut into messages.
 
-Knows lengths, kinds and ids; knows nothing of what a payload means. docs/ARCHITECTURE.md specifies the format.
+Knows lengths, kinds and ids; knows nothing of what a payload means. docs/wire-format.md specifies the format.
 """
 
 import struct

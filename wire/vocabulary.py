@@ -1,4 +1,4 @@
-"""The two types that every package needs."""
+"""The classes of requests, which every package needs, and their number."""
 
 import enum
 

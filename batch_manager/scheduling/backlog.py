@@ -20,9 +20,9 @@ If only 100 tokens of interactive work wait beside small bulk sequences, bulk fi
 300 that were reserved, and the 600 are lent.
 
 Engines that put urgent batches first (`EngineLimits`) get batches of each class independently of the other, so here
-nothing is owed; what bulk gets of such an engine is up to `Engine.owes_bulk`.
+nothing is owed; what bulk gets of such an engine is up to `ReadyEngine.owes_bulk`.
 
-Inside a class, API keys share what it gets (see `shares`).
+Inside a class, API keys share what it gets (see `queue.Shares`).
 
 Suspects (see `scheduler`) wait in the place of their class: it is their class's turn when they are computed, and while
 other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for more than a batch
@@ -30,35 +30,14 @@ each, and do not wait without end themselves.
 """
 
 import math
-from dataclasses import dataclass
 
-from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, halves
+from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest, halves
 from batch_manager.scheduling.queue import Queue, Shares
+from batch_manager.scheduling.sizes import Budget
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
 _INTERACTIVE, _BULK = RequestClass.INTERACTIVE, RequestClass.BULK
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How large the next batch of one engine may be: by choice, and at all."""
-
-    max_tokens: int
-    max_joined: int  # tokens of a batch up to which work of the other class joins it
-    max_num_tokens: int
-    max_num_seqs: int
-    token_buckets: tuple[int, ...] = ()
-
-    def fits(self, batch: Batch) -> bool:
-        """Whether the engine can take a batch that was packed for another."""
-        return batch.num_tokens <= self.max_num_tokens and batch.num_seqs <= self.max_num_seqs
-
-    def sealed(self, waiting_tokens: int) -> int:
-        """`max_tokens`, or the largest bucket below where what waits fills it: beyond an edge, tokens are dear."""
-        if waiting_tokens < self.max_tokens:
-            return self.max_tokens
-        return max((edge for edge in self.token_buckets if edge <= self.max_tokens), default=self.max_tokens)
 
 
 class Backlog:
@@ -94,13 +73,13 @@ class Backlog:
         """Whether any wait."""
         return any([interactive.has_suspects or bulk.has_suspects for interactive, bulk in self._queues.values()])
 
-    def next_batch_of(self, request_class: RequestClass, budget: Budget) -> Batch:
+    def next_batch_of(self, request_class: RequestClass, budget: Budget) -> ScheduledBatch:
         """Take out the next batch for which this class counts alone. Some of it must wait, and no suspects."""
         batch, _ = self._take(request_class, budget=budget, owed=0.0)
         self._suspect_was_last[request_class] = False
         return batch
 
-    def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> Batch | None:
+    def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> ScheduledBatch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""
         interactive_waits = self.num_tokens[_INTERACTIVE] > 0
         is_shared = interactive_waits and self.num_tokens[_BULK] > 0
@@ -122,16 +101,16 @@ class Backlog:
             return False
         return not self._suspect_was_last[request_class] or not any(queue.has_others for queue in queues)
 
-    def _take_suspect(self, request_class: RequestClass, budget: Budget) -> Batch:
+    def _take_suspect(self, request_class: RequestClass, budget: Budget) -> ScheduledBatch:
         queue = min((queues[request_class] for queues in self._queues.values()), key=lambda queue: queue.oldest_suspect)
         batch = queue.take_suspect()
         while batch.num_seqs > 1 and not budget.fits(batch):  # it was in a larger engine
-            queue.retry([Batch(part, is_suspect=True) for part in halves(batch.slices)])
+            queue.retry([ScheduledBatch(part, is_suspect=True) for part in halves(batch.slices)])
             batch = queue.take_suspect()
         batch.max_tokens = budget.max_tokens
         return batch
 
-    def _take(self, leader: RequestClass, *, budget: Budget, owed: float) -> tuple[Batch, float]:
+    def _take(self, leader: RequestClass, *, budget: Budget, owed: float) -> tuple[ScheduledBatch, float]:
         """The next batch that is no suspect, and what of a batch bulk was served of what it was owed."""
         queues = self._turn(leader)
         retry = queues[leader].next_retry
@@ -152,7 +131,7 @@ class Backlog:
 
     def _pack(
         self, queues: tuple[Queue, Queue], leader: RequestClass, *, budget: Budget, owed: float
-    ) -> tuple[Batch, float]:
+    ) -> tuple[ScheduledBatch, float]:
         """A batch of new work; `_take` says what is returned, and the top of this file has an example.
 
         reserved  tokens of the batch that are kept for bulk because it is owed them, where it can use them
@@ -162,7 +141,7 @@ class Backlog:
         leading, other = queues[leader], queues[other_class]
         waiting_tokens = leading.num_tokens + min(other.num_tokens, budget.max_joined)
         max_tokens, max_seqs = budget.sealed(waiting_tokens), budget.max_num_seqs
-        batch = Batch()
+        batch = ScheduledBatch()
         batch.max_tokens = max_tokens
         reserved = 0
         # what of the other class has to be computed by itself first is not passed by what came after it

@@ -122,7 +122,7 @@ class Release(enum.StrEnum):
     SUSPECT = "suspect"  # with few others or alone, after its engine died
 
 
-class Batch:
+class ScheduledBatch:
     """The work that one engine computes in one go; its sequences are not changed any more once it is dispatched.
 
     Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.warmup`).
@@ -171,8 +171,8 @@ class Batch:
         self.slices: list[Slice] = []
         self.num_tokens = 0
         self.num_seqs = 0
-        for piece in slices:
-            self.add(piece)
+        for slice_ in slices:
+            self.add(slice_)
 
     @property
     def is_canary(self) -> bool:
@@ -184,26 +184,26 @@ class Batch:
         """The outputs that all its sequences are computed for."""
         return self.slices[0].request.outputs
 
-    def elsewhere(self, pieces: Iterable[Slice], *, failed_on: int) -> "Batch":
+    def elsewhere(self, slices: Iterable[Slice], *, failed_on: int) -> "ScheduledBatch":
         """A batch of what is still wanted of it, to be tried on another engine than this one."""
-        batch = Batch(pieces)
+        batch = ScheduledBatch(slices)
         batch.max_tokens, batch.failed_on, batch.release = self.max_tokens, failed_on, Release.ELSEWHERE
         return batch
 
     def seqlens(self) -> list[int]:
         """Tokens of each sequence, in order."""
         seqlens: list[int] = []
-        for piece in self.slices:
-            seqlens += piece.seqlens
+        for slice_ in self.slices:
+            seqlens += slice_.seqlens
         return seqlens
 
-    def add(self, piece: Slice) -> None:
+    def add(self, slice_: Slice) -> None:
         """Put a slice at the end."""
-        self.slices.append(piece)
-        self.num_tokens += piece.num_tokens
-        self.num_seqs += piece.stop - piece.start
-        self.max_seqlen = max(self.max_seqlen, piece.max_seqlen)
-        self.is_urgent |= piece.request.request_class == RequestClass.INTERACTIVE
+        self.slices.append(slice_)
+        self.num_tokens += slice_.num_tokens
+        self.num_seqs += slice_.stop - slice_.start
+        self.max_seqlen = max(self.max_seqlen, slice_.max_seqlen)
+        self.is_urgent |= slice_.request.request_class == RequestClass.INTERACTIVE
 
 
 def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:
@@ -224,7 +224,7 @@ def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:
 
 def by_class(slices: Sequence[Slice]) -> list[list[Slice]]:
     """The slices of each class, in order; a class that has none is left out."""
-    classes = ([piece for piece in slices if piece.request.request_class == one] for one in RequestClass)
+    classes = ([slice_ for slice_ in slices if slice_.request.request_class == one] for one in RequestClass)
     return [its_slices for its_slices in classes if its_slices]
 
 
@@ -241,4 +241,4 @@ def halves(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 def num_seqs(slices: Iterable[Slice]) -> int:
     """Sequences of all of them."""
-    return sum(piece.stop - piece.start for piece in slices)
+    return sum(slice_.stop - slice_.start for slice_ in slices)

@@ -12,9 +12,10 @@ from itertools import islice, pairwise
 
 from batch_manager.messages import Policy
 from batch_manager.scheduling.backlog import Backlog
-from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, Slice
-from batch_manager.scheduling.engines import Engine, Lane, Rate, Sizes, claims, in_lane, share, with_room
+from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest, Slice
+from batch_manager.scheduling.engines import Lane, ReadyEngine, claims, in_lane, with_room
 from batch_manager.scheduling.queue import Queue
+from batch_manager.scheduling.sizes import Rate, Sizes, split_evenly
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
@@ -85,7 +86,7 @@ class Model:
         self.backlog = Backlog(policy.bulk_share)
         self.rate = Rate()
         self._sizes = Sizes(policy, self.rate)
-        self.engines: list[Engine] = []
+        self.engines: list[ReadyEngine] = []
         self.max_seqlen: float = math.inf  # tokens of one sequence; not known before the first engine is
         self.queued_tokens = [0] * NUM_CLASSES
         self.deadlines = [Deadlines() for _ in range(NUM_CLASSES)]
@@ -122,14 +123,14 @@ class Model:
             self.queued_tokens[request.request_class] -= request.waiting_tokens
             self.backlog.queue(request).forget(request)
 
-    def add_engine(self, engine: Engine) -> None:
+    def add_engine(self, engine: ReadyEngine) -> None:
         """An engine is ready."""
         self.engines.append(engine)
         self.rate.seed(engine.limits.tokens_per_second, engine.limits.fixed_batch_seconds)
         self.gives_up_at = math.inf
         self._note_limits()
 
-    def remove_engine(self, engine: Engine, *, now: float) -> None:
+    def remove_engine(self, engine: ReadyEngine, *, now: float) -> None:
         """An engine is gone."""
         self.engines.remove(engine)
         self._note_limits()
@@ -148,42 +149,42 @@ class Model:
         lengths = (stop - start for start, stop in pairwise(request.cu_seqlens))
         return next(index for index, length in enumerate(lengths) if length > self.max_seqlen)
 
-    def note_done(self, batch: Batch, compute_seconds: float, *, limits: EngineLimits, now: float) -> None:
+    def note_done(self, batch: ScheduledBatch, compute_seconds: float, *, limits: EngineLimits, now: float) -> None:
         """A batch has its rows."""
         self.last_batch_at = now
         num_tokens = batch.num_tokens + (batch.passed_tokens if limits.overlaps else 0)  # computed in the same time
         self.rate.observe(num_tokens, compute_seconds, max_tokens=batch.max_tokens, is_beside=batch.is_beside)
         self._count(batch.slices, -1)
 
-    def reclaim(self, batches: Iterable[Batch]) -> list[Slice]:
+    def reclaim(self, batches: Iterable[ScheduledBatch]) -> list[Slice]:
         """The slices still wanted of batches that gave no rows: to be refused, or put back by `requeue` or `retry`."""
-        pieces = [piece for batch in batches for piece in batch.slices]
-        self._count(pieces, -1)
-        return [piece for piece in pieces if piece.request.is_open]
+        slices = [slice_ for batch in batches for slice_ in batch.slices]
+        self._count(slices, -1)
+        return [slice_ for slice_ in slices if slice_.request.is_open]
 
-    def requeue(self, pieces: Sequence[Slice]) -> None:
+    def requeue(self, slices: Sequence[Slice]) -> None:
         """Slices wait again, in their order before everything else of their kind."""
-        self._count(pieces, 1)
+        self._count(slices, 1)
         by_queue: dict[Queue, list[Slice]] = {}
-        for piece in pieces:
-            by_queue.setdefault(self.backlog.queue(piece.request), []).append(piece)
-        for queue, its_pieces in by_queue.items():
-            queue.push_front(its_pieces)
-        self._watch(pieces)
+        for slice_ in slices:
+            by_queue.setdefault(self.backlog.queue(slice_.request), []).append(slice_)
+        for queue, its_slices in by_queue.items():
+            queue.push_front(its_slices)
+        self._watch(slices)
 
-    def retry(self, batches: Sequence[Batch]) -> None:
+    def retry(self, batches: Sequence[ScheduledBatch]) -> None:
         """Batches, each of one class, have to be dispatched just so, before everything else of their kind."""
-        by_queue: dict[Queue, list[Batch]] = {}
+        by_queue: dict[Queue, list[ScheduledBatch]] = {}
         for batch in batches:
             self._count(batch.slices, 1)
             by_queue.setdefault(self.backlog.queue(batch.slices[0].request), []).append(batch)
         for queue, its_batches in by_queue.items():
             queue.retry(its_batches)
-        self._watch(piece for batch in batches for piece in batch.slices)
+        self._watch(slice_ for batch in batches for slice_ in batch.slices)
 
-    def _watch(self, pieces: Iterable[Slice]) -> None:
+    def _watch(self, slices: Iterable[Slice]) -> None:
         """The deadlines of what waits again."""
-        for request in {piece.request.request_id: piece.request for piece in pieces}.values():
+        for request in {slice_.request.request_id: slice_.request for slice_ in slices}.values():
             self.deadlines[request.request_class].add(request)
 
     @property
@@ -193,29 +194,30 @@ class Model:
         soonest = min(interactive.next, bulk.next)
         for engine in self.engines:
             for batch in engine.retries:
-                soonest = min([soonest, *(piece.request.deadline for piece in batch.slices if piece.request.is_open)])
+                requests = (slice_.request for slice_ in batch.slices)
+                soonest = min([soonest, *(request.deadline for request in requests if request.is_open)])
         return soonest
 
-    def pass_on(self, batch: Batch, engine: Engine) -> None:
+    def pass_on(self, batch: ScheduledBatch, engine: ReadyEngine) -> None:
         """A batch that failed on another engine waits for this one, before everything else that it could get."""
         self._count(batch.slices, 1)
         engine.retries.append(batch)
 
-    def _take_retry(self, engine: Engine, lane: Lane) -> Batch | None:
+    def _take_retry(self, engine: ReadyEngine, lane: Lane) -> ScheduledBatch | None:
         """The next of the batches that wait for this lane of this engine, without what was closed meanwhile."""
         for passed_on in in_lane(engine.retries, lane):
             engine.retries.remove(passed_on)
-            if pieces := self.reclaim([passed_on]):
-                self._count(pieces, 1)
+            if slices := self.reclaim([passed_on]):
+                self._count(slices, 1)
                 assert passed_on.failed_on is not None
-                return passed_on.elsewhere(pieces, failed_on=passed_on.failed_on)
+                return passed_on.elsewhere(slices, failed_on=passed_on.failed_on)
         return None
 
-    def _count(self, pieces: Iterable[Slice], sign: int) -> None:
-        for piece in pieces:
-            self.queued_tokens[piece.request.request_class] += sign * piece.num_tokens
+    def _count(self, slices: Iterable[Slice], sign: int) -> None:
+        for slice_ in slices:
+            self.queued_tokens[slice_.request.request_class] += sign * slice_.num_tokens
 
-    def next_batch(self, now: float) -> tuple[Engine, Batch] | None:
+    def next_batch(self, now: float) -> tuple[ReadyEngine, ScheduledBatch] | None:
         """The next batch and the engine that should have it; None where nothing waits or no engine should have more.
 
         Engines that put urgent batches first have a lane for them and one for the others, each filled as if it were
@@ -234,7 +236,7 @@ class Model:
         is_urgent = request_class == RequestClass.INTERACTIVE
         return RequestClass.INTERACTIVE if is_urgent and self.lanes is _LANES else None
 
-    def _next_batch(self, lane: Lane, now: float) -> tuple[Engine, Batch] | None:
+    def _next_batch(self, lane: Lane, now: float) -> tuple[ReadyEngine, ScheduledBatch] | None:
         """The next batch for a lane.
 
         The engine with the least to do comes first, and those with an idle stream before all others: they take what
@@ -267,12 +269,12 @@ class Model:
         batch.is_beside = is_beside
         return engine, batch
 
-    def _part(self, engine: Engine, engines: Sequence[Engine], lane: Lane, max_tokens: int) -> int:
+    def _part(self, engine: ReadyEngine, engines: Sequence[ReadyEngine], lane: Lane, max_tokens: int) -> int:
         """How many tokens one of these engines may take of what waits for a lane, `max_tokens` at most."""
         limits, num_idle = engine.limits, sum([engine.num_idle_streams for engine in engines])
-        return share(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
+        return split_evenly(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
 
-    def _batch_for(self, engine: Engine, lane: Lane, part: int, max_tokens: int) -> Batch | None:
+    def _batch_for(self, engine: ReadyEngine, lane: Lane, part: int, max_tokens: int) -> ScheduledBatch | None:
         """Take a batch of so many tokens for an engine out of the backlog: its part of `max_tokens`. None where it is a
         suspect's turn and the engine is busy."""
         limits = engine.limits
@@ -292,11 +294,11 @@ class Model:
                 batch.release = Release.CLASS
         return batch
 
-    def _with_room(self, lane: Lane) -> list[Engine]:
+    def _with_room(self, lane: Lane) -> list[ReadyEngine]:
         """Engines that may get a batch for a lane now."""
         return [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
 
-    def next_engine(self, lane: Lane, now: float) -> tuple[Engine, int] | None:
+    def next_engine(self, lane: Lane, now: float) -> tuple[ReadyEngine, int] | None:
         """The one that should have the next batch for a lane, and how many tokens that would be; None where none has
         room."""
         engines = self._with_room(lane)
@@ -311,10 +313,10 @@ class Model:
         num_tokens = self.backlog.num_tokens
         return sum(num_tokens) if lane is None else num_tokens[lane]
 
-    def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
+    def _is_bulks_turn(self, engine: ReadyEngine, lane: Lane) -> bool:
         return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)
 
-    def _leaves_cores_idle(self, limits: EngineLimits, batches: Sequence[Batch]) -> bool:
+    def _leaves_cores_idle(self, limits: EngineLimits, batches: Sequence[ScheduledBatch]) -> bool:
         """Whether what an engine computes is, or ends in, one sequence that takes longer than queries should wait.
 
         A batch of many short sequences keeps all cores busy to its end, however long it takes, so nothing is gained by
@@ -335,65 +337,60 @@ class Model:
         """The most tokens of a batch for a lane of this engine, by choice."""
         return self._sizes.max_tokens_of(lane, limits, is_mixed=self._is_mixed(now))
 
+    def note_begun(self, now: float) -> None:
+        """Note that each stream now computes the oldest batch that it could. To be called after every event."""
+        for engine in self.engines:
+            for lane in self.lanes if engine.batches else ():
+                for batch in islice(engine.lane(lane), engine.limits.streams):
+                    if batch.began == math.inf:
+                        batch.began = now
 
-def _first(engines: Sequence[Engine], lane: Lane) -> Engine:
+    def free_at(self, request_class: RequestClass, now: float) -> float:
+        """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
+        rate, lane = self.rate.tokens_per_second, self.lane_ahead(request_class)
+        if not rate:
+            return now
+        seconds = 0.0
+        for engine in self.engines:
+            if engine.batches:
+                seconds += sum(_seconds_left(engine.lane(lane), rate, now))
+        return now + seconds * rate / self.tokens_per_second if seconds else now
+
+    def batch_seconds(self, now: float) -> float:
+        """How long the largest batch computes that would be sent now; 0 where that is not known."""
+        if not self.engines or not self.rate.tokens_per_second:
+            return 0.0
+        limits = self.engines[0].limits
+        return self.max_tokens(limits, self.lanes[-1], now) / self.rate.tokens_per_second
+
+    def take_hopeless(self, now: float, *, memory: float) -> list[ScheduledRequest]:
+        """Waiting requests whose deadline comes before the next batch would be done; they are no longer watched.
+
+        None while no engine has room for a batch. An engine that idles, and did for so many seconds (`memory`), is
+        tried instead: else a rate that was measured in a bad moment would be believed for ever.
+        """
+        hopeless = []
+        for request_class, deadlines in enumerate(self.deadlines):
+            if deadlines.next < math.inf:
+                hopeless += deadlines.take_due(self._answered_at(RequestClass(request_class), now, memory))
+        return hopeless
+
+    def _answered_at(self, request_class: RequestClass, now: float, memory: float) -> float:
+        """When a batch would be done that is sent for a class now; -inf where it is not known, or has no room."""
+        rate, lane = self.rate.tokens_per_second, request_class if len(self.lanes) > 1 else None
+        following = self.next_engine(lane, now) if rate else None
+        if following is None:
+            return -math.inf
+        engine, num_tokens = following
+        if not engine.batches and now - self.last_batch_at >= memory:
+            return -math.inf
+        ahead = engine.lane(self.lane_ahead(request_class))
+        return now + _seconds_until_free(_seconds_left(ahead, rate, now), engine.limits.streams) + num_tokens / rate
+
+
+def _first(engines: Sequence[ReadyEngine], lane: Lane) -> ReadyEngine:
     """The one of these engines that should have the next batch for a lane."""
     return engines[0] if len(engines) == 1 else min(engines, key=lambda engine: claims(engine, lane))
-
-
-def note_begun(model: Model, now: float) -> None:
-    """Note that each stream now computes the oldest batch that it could. To be called after every event."""
-    for engine in model.engines:
-        for lane in model.lanes if engine.batches else ():
-            for batch in islice(engine.lane(lane), engine.limits.streams):
-                if batch.began == math.inf:
-                    batch.began = now
-
-
-def free_at(model: Model, request_class: RequestClass, now: float) -> float:
-    """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
-    rate, lane = model.rate.tokens_per_second, model.lane_ahead(request_class)
-    if not rate:
-        return now
-    seconds = 0.0
-    for engine in model.engines:
-        if engine.batches:
-            seconds += sum(_seconds_left(engine.lane(lane), rate, now))
-    return now + seconds * rate / model.tokens_per_second if seconds else now
-
-
-def batch_seconds(model: Model, now: float) -> float:
-    """How long the largest batch computes that would be sent now; 0 where that is not known."""
-    if not model.engines or not model.rate.tokens_per_second:
-        return 0.0
-    limits = model.engines[0].limits
-    return model.max_tokens(limits, model.lanes[-1], now) / model.rate.tokens_per_second
-
-
-def take_hopeless(model: Model, now: float, *, memory: float) -> list[ScheduledRequest]:
-    """Waiting requests whose deadline comes before the next batch would be done; they are no longer watched.
-
-    None while no engine has room for a batch. An engine that idles, and did for so many seconds (`memory`), is tried
-    instead: else a rate that was measured in a bad moment would be believed for ever.
-    """
-    hopeless = []
-    for request_class, deadlines in enumerate(model.deadlines):
-        if deadlines.next < math.inf:
-            hopeless += deadlines.take_due(_answered_at(model, RequestClass(request_class), now, memory))
-    return hopeless
-
-
-def _answered_at(model: Model, request_class: RequestClass, now: float, memory: float) -> float:
-    """When a batch would be done that is sent for a class now; -inf where there is no saying, or no room for one."""
-    rate, lane = model.rate.tokens_per_second, request_class if len(model.lanes) > 1 else None
-    following = model.next_engine(lane, now) if rate else None
-    if following is None:
-        return -math.inf
-    engine, num_tokens = following
-    if not engine.batches and now - model.last_batch_at >= memory:
-        return -math.inf
-    ahead = engine.lane(model.lane_ahead(request_class))
-    return now + _seconds_until_free(_seconds_left(ahead, rate, now), engine.limits.streams) + num_tokens / rate
 
 
 def _seconds_until_free(seconds: list[float], streams: int) -> float:
@@ -407,7 +404,7 @@ def _seconds_until_free(seconds: list[float], streams: int) -> float:
     return ends[0]
 
 
-def _seconds_left(batches: Sequence[Batch], rate: float, now: float) -> list[float]:
+def _seconds_left(batches: Sequence[ScheduledBatch], rate: float, now: float) -> list[float]:
     """The seconds that each batch has left. One that is late counts as nearly done."""
     return [
         max(0.0, (batch.num_tokens + batch.passed_tokens) / rate - max(0.0, now - batch.began)) for batch in batches

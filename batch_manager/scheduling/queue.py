@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice
+from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice
 from wire.vocabulary import RequestClass
 
 _MIN_SIZE = 1024  # requests that Arrivals holds before it is swept
@@ -140,8 +140,8 @@ class Queue:
         # is out of date lies too high, never too low, and is put right when it is looked at.
         self._turns: list[tuple[float, int]] = []
         self._returned: deque[Slice] = deque()
-        self._retries: deque[Batch] = deque()
-        self._suspects: deque[Batch] = deque()
+        self._retries: deque[ScheduledBatch] = deque()
+        self._suspects: deque[ScheduledBatch] = deque()
         self.num_tokens = 0
 
     def push(self, request: ScheduledRequest) -> None:
@@ -164,7 +164,7 @@ class Queue:
         self._returned.extendleft(reversed(slices))
         self._count(slices)
 
-    def retry(self, batches: Sequence[Batch]) -> None:
+    def retry(self, batches: Sequence[ScheduledBatch]) -> None:
         """Batches to be dispatched just so, in their order: suspects after the other suspects, others before all."""
         for batch in reversed(batches):
             if not batch.is_suspect:
@@ -205,7 +205,7 @@ class Queue:
         self._drop_closed()
         back = self._returned[0].request.arrived if self._returned else math.inf
         if self._retries:
-            back = min(back, *(piece.request.arrived for piece in self._retries[0].slices if piece.request.is_open))
+            back = min(back, *(slice_.request.arrived for slice_ in self._retries[0].slices if slice_.request.is_open))
         return back
 
     @property
@@ -220,25 +220,26 @@ class Queue:
         return self._suspects[0].slices[0].request.arrived if self._suspects else math.inf
 
     @property
-    def next_retry(self) -> Batch | None:
+    def next_retry(self) -> ScheduledBatch | None:
         """The batch that has to go before any other of this queue but suspects; it stays here."""
         self._drop_closed()
         return self._retries[0] if self._retries else None
 
-    def take_retry(self) -> Batch:
+    def take_retry(self) -> ScheduledBatch:
         """Take out `next_retry`, without what was closed meanwhile."""
         return self._take_first(self._retries)
 
-    def take_suspect(self) -> Batch:
+    def take_suspect(self) -> ScheduledBatch:
         """Take out the next suspect, without what was closed meanwhile; there must be one."""
         self._drop_closed()
         return self._take_first(self._suspects)
 
-    def _take_first(self, batches: deque[Batch]) -> Batch:
+    def _take_first(self, batches: deque[ScheduledBatch]) -> ScheduledBatch:
         first = batches.popleft()
-        batch = Batch((piece for piece in first.slices if piece.request.is_open), is_suspect=first.is_suspect)
-        for piece in batch.slices:
-            self._discount(piece)
+        wanted = (slice_ for slice_ in first.slices if slice_.request.is_open)
+        batch = ScheduledBatch(wanted, is_suspect=first.is_suspect)
+        for slice_ in batch.slices:
+            self._discount(slice_)
         return batch
 
     @property
@@ -246,7 +247,7 @@ class Queue:
         """Whether the last `take` left something for want of room."""
         return bool(self._returned or self._turns)
 
-    def take(self, batch: Batch, max_tokens: int, *, max_seqs: int) -> None:
+    def take(self, batch: ScheduledBatch, max_tokens: int, *, max_seqs: int) -> None:
         """Move whole sequences into the batch, in order, until the next one would break a limit of the batch.
 
         An empty batch gets at least one sequence, however long.
@@ -280,48 +281,48 @@ class Queue:
             self._shares.leave(key)
         return None
 
-    def _move(self, slices: deque[Slice], batch: Batch, room: _TurnBudget) -> int:
+    def _move(self, slices: deque[Slice], batch: ScheduledBatch, room: _TurnBudget) -> int:
         """Move sequences into the batch until the room is used up; how many tokens they have. The first one of a turn
         only has to fit into the batch, and the first one of a batch does not even have to."""
         taken = 0
         while slices:
-            piece = slices[0]
-            if not piece.request.is_open:
+            slice_ = slices[0]
+            if not slice_.request.is_open:
                 slices.popleft()
                 continue
             most = min(room.max_tokens - batch.num_tokens, room.turn_tokens - taken)
             most_seqs = room.max_seqs - batch.num_seqs
-            if piece.num_tokens <= most and piece.stop - piece.start <= most_seqs:
+            if slice_.num_tokens <= most and slice_.stop - slice_.start <= most_seqs:
                 slices.popleft()
             else:
-                stop = _last_that_fits(piece, most, most_seqs)
-                if stop <= piece.start:
-                    first = piece.request.slice(piece.start, piece.start + 1)
+                stop = _last_that_fits(slice_, most, most_seqs)
+                if stop <= slice_.start:
+                    first = slice_.request.slice(slice_.start, slice_.start + 1)
                     fits = most_seqs > 0 and first.num_tokens <= room.max_tokens - batch.num_tokens
                     if taken or (batch.slices and not fits):
                         break
                     stop = first.stop
-                piece = _split_head(slices, stop)
-            batch.add(piece)
-            self._discount(piece)
-            taken += piece.num_tokens
+                slice_ = _split_head(slices, stop)
+            batch.add(slice_)
+            self._discount(slice_)
+            taken += slice_.num_tokens
         return taken
 
     def _drop_closed(self) -> None:
         while self._returned and not self._returned[0].request.is_open:
             self._returned.popleft()
         for batches in (self._retries, self._suspects):
-            while batches and not any(piece.request.is_open for piece in batches[0].slices):
+            while batches and not any(slice_.request.is_open for slice_ in batches[0].slices):
                 batches.popleft()
 
     def _count(self, slices: Sequence[Slice]) -> None:
-        for piece in slices:
-            piece.request.waiting_tokens += piece.num_tokens
-            self._add(piece.num_tokens)
+        for slice_ in slices:
+            slice_.request.waiting_tokens += slice_.num_tokens
+            self._add(slice_.num_tokens)
 
-    def _discount(self, piece: Slice) -> None:
-        piece.request.waiting_tokens -= piece.num_tokens
-        self._add(-piece.num_tokens)
+    def _discount(self, slice_: Slice) -> None:
+        slice_.request.waiting_tokens -= slice_.num_tokens
+        self._add(-slice_.num_tokens)
 
     def _add(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -342,8 +343,8 @@ def _split_head(slices: deque[Slice], cut: int) -> Slice:
     return request.slice(start, cut)
 
 
-def _last_that_fits(piece: Slice, room_tokens: float, room_seqs: int) -> int:
+def _last_that_fits(slice_: Slice, room_tokens: float, room_seqs: int) -> int:
     """One past the last sequence of the slice that fits; its start or less where none does."""
-    cu_seqlens = piece.request.cu_seqlens
-    last = min(piece.stop, piece.start + room_seqs)
-    return bisect_right(cu_seqlens, cu_seqlens[piece.start] + room_tokens, piece.start, last + 1) - 1
+    cu_seqlens = slice_.request.cu_seqlens
+    last = min(slice_.stop, slice_.start + room_seqs)
+    return bisect_right(cu_seqlens, cu_seqlens[slice_.start] + room_tokens, slice_.start, last + 1) - 1

@@ -16,10 +16,10 @@ What becomes of a batch that gives no rows (`after_failure`, `after_death`):
   sequences wait again, at the front.
 - Its engine died while the batch was being computed (where batches overlap, see `EngineLimits`, that may be any that
   it held): any of its n sequences may be the cause. They become suspects, in groups of about the square root of n, or
-  alone if they are few. Suspects have their engine to themselves (`Engine.has_room`, `may_be_suspect`), so that the
-  next death is their doing. If a group is computed, it has its rows and is cleared. If its engine dies, each of it is
-  tried alone; what is alone at a death is refused as poison. One culprit among 1,024 costs three deaths and at most 64
-  batches. Trying each alone would cost two deaths and 1,024 batches, halving eleven deaths and 20 batches.
+  alone if they are few. Suspects have their engine to themselves (`ReadyEngine.has_room`, `may_be_suspect`), so that
+  the next death is their doing. If a group is computed, it has its rows and is cleared. If its engine dies, each of it
+  is tried alone; what is alone at a death is refused as poison. One culprit among 1,024 costs three deaths and at most
+  64 batches. Trying each alone would cost two deaths and 1,024 batches, halving eleven deaths and 20 batches.
 - Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
 Whatever is tried again is refused instead if its deadline has come or its client has left.
 """
@@ -29,9 +29,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.batches import Batch, ScheduledRequest, Slice, by_class, halves, num_seqs, parts
-from batch_manager.scheduling.engines import Engine, Loss
-from batch_manager.scheduling.model import Model, note_begun, take_hopeless
+from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice, by_class, halves, num_seqs, parts
+from batch_manager.scheduling.engines import Loss, ReadyEngine
+from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind, EngineLimits
 from wire.vocabulary import RequestClass
 
@@ -45,14 +45,14 @@ class Dispatch:
     """Send this batch to this engine."""
 
     engine_id: int
-    batch: Batch
+    batch: ScheduledBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """The rows of these sequences are in, from sequence `at` of the finished batch on."""
 
-    piece: Slice
+    slice: Slice
     at: int
     is_last: bool  # the request has all its rows now
 
@@ -72,7 +72,7 @@ class Probe:
     """Have this engine compute its canary; the batch is answered like any other, without rows."""
 
     engine_id: int
-    batch: Batch
+    batch: ScheduledBatch
     num_failures: int  # batches in a row that failed on it; 0 = the canary is a matter of routine
 
 
@@ -95,7 +95,7 @@ class Scheduler:
         self._policy = policy
         self.models = [Model(policy, now=now) for _ in range(num_models)]  # to be read only
         self._requests: dict[int, ScheduledRequest] = {}
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[int, ReadyEngine] = {}
         self._next_batch_id = first_batch_id
         self._is_draining = False
 
@@ -147,7 +147,7 @@ class Scheduler:
         """An engine can take batches. Waiting requests that it never could take are refused."""
         refusals = self.engine_lost(engine_id, now)
         its_model = self.models[model]
-        engine = self._engines[engine_id] = Engine(engine_id, limits, model=model)
+        engine = self._engines[engine_id] = ReadyEngine(engine_id, limits, model=model)
         its_model.add_engine(engine)
         too_long = [request for request in self._waiting(its_model) if request.max_seqlen > its_model.max_seqlen]
         return refusals + [
@@ -170,7 +170,7 @@ class Scheduler:
         computing = [] if was_restarted else engine.computing
         staged = [batch for batch in batches if batch not in computing]
         to_blame = after_death(model, computing, [*staged, *engine.retries])
-        refusals += [self._refuse(piece.request, RequestRefusal.POISON, index=piece.start) for piece in to_blame]
+        refusals += [self._refuse(slice_.request, RequestRefusal.POISON, index=slice_.start) for slice_ in to_blame]
         if self._is_draining and not model.engines:
             refusals += self._refuse_waiting(model, RequestRefusal.STOPPING)
         return refusals
@@ -190,15 +190,15 @@ class Scheduler:
         self.models[engine.model].note_done(batch, compute_seconds, limits=engine.limits, now=now)
         deliveries = []
         at = 0
-        for piece in batch.slices:
-            request = piece.request
-            num_seqs = piece.stop - piece.start
+        for slice_ in batch.slices:
+            request = slice_.request
+            num_done = slice_.stop - slice_.start
             if request.is_open:
-                request.num_left -= num_seqs
-                deliveries.append(Deliver(piece, at, not request.num_left))
+                request.num_left -= num_done
+                deliveries.append(Deliver(slice_, at, not request.num_left))
                 if not request.num_left:
                     self._close(request)
-            at += num_seqs
+            at += num_done
         return deliveries
 
     def batch_failed(self, engine_id: int, batch_id: int, *, kind: EngineErrorKind, now: float) -> list[Refuse]:
@@ -218,7 +218,7 @@ class Scheduler:
         refusals = self._refuse_late([batch], now)
         to_blame = after_failure(self.models[engine.model], batch, engine=engine, kind=kind)
         reason = RequestRefusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else RequestRefusal.ENGINE_FAILED
-        return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in to_blame]
+        return refusals + [self._refuse(slice_.request, reason, index=slice_.start) for slice_ in to_blame]
 
     def refuted(self, model: int) -> None:
         """A request that failed on the only engine of a model here was computed by another batch manager's."""
@@ -234,17 +234,17 @@ class Scheduler:
         for model in self.models:
             for engine in list(model.engines):
                 effects += self._look_after(engine, now)
-            note_begun(model, now)
+            model.note_begun(now)
             effects += self._refuse_hopeless(model, now)
             while (chosen := model.next_batch(now)) is not None:
                 engine, batch = chosen
                 self._put(batch, engine)
                 effects.append(Dispatch(engine.engine_id, batch))
-                note_begun(model, now)
+                model.note_begun(now)
                 effects += self._refuse_hopeless(model, now)
         return effects
 
-    def _look_after(self, engine: Engine, now: float) -> list[Effect]:
+    def _look_after(self, engine: ReadyEngine, now: float) -> list[Effect]:
         """Give up an engine that is lost, send a canary to one that should have one, and drop what came too late for
         what waits for this engine alone."""
         health = engine.health
@@ -256,12 +256,12 @@ class Scheduler:
         effects: list[Effect] = [*self._refuse_late(engine.retries, now)] if engine.retries else []
         if health.wants_canary and engine.has_room(RequestClass.BULK):
             health.probed()
-            canary = Batch()
+            canary = ScheduledBatch()
             self._put(canary, engine)
             effects.append(Probe(engine.engine_id, canary, health.num_failures))
         return effects
 
-    def _put(self, batch: Batch, engine: Engine) -> None:
+    def _put(self, batch: ScheduledBatch, engine: ReadyEngine) -> None:
         batch.batch_id = self._next_batch_id
         self._next_batch_id += 1
         engine.put(batch)
@@ -294,12 +294,12 @@ class Scheduler:
 
     def _refuse_hopeless(self, model: Model, now: float) -> list[Refuse]:
         """Refuse what waits but would be late even in the next batch: others can be in time in its place."""
-        hopeless = take_hopeless(model, now, memory=self._policy.forecast_memory)
+        hopeless = model.take_hopeless(now, memory=self._policy.forecast_memory)
         return [self._refuse(request, RequestRefusal.TOO_LATE) for request in hopeless]
 
-    def _refuse_late(self, batches: Iterable[Batch], now: float) -> list[Refuse]:
+    def _refuse_late(self, batches: Iterable[ScheduledBatch], now: float) -> list[Refuse]:
         """Refuse what would have to wait again, but its deadline came while it was in the engine."""
-        requests = {piece.request.request_id: piece.request for batch in batches for piece in batch.slices}
+        requests = {slice_.request.request_id: slice_.request for batch in batches for slice_ in batch.slices}
         late = [request for request in requests.values() if request.is_open and request.deadline <= now]
         return [self._refuse(request, RequestRefusal.DEADLINE) for request in late]
 
@@ -324,23 +324,23 @@ class Scheduler:
         self.models[request.model].forget(request)
 
 
-def after_failure(model: Model, batch: Batch, *, engine: Engine, kind: EngineErrorKind) -> list[Slice]:
+def after_failure(model: Model, batch: ScheduledBatch, *, engine: ReadyEngine, kind: EngineErrorKind) -> list[Slice]:
     """A batch failed on this engine, which goes on. Returns the sequences that have had their tries."""
-    pieces = model.reclaim([batch])
-    if not pieces:
+    slices = model.reclaim([batch])
+    if not slices:
         return []
     is_too_large = kind == EngineErrorKind.OUT_OF_MEMORY and batch.num_seqs > 1
     other = None if is_too_large else _another(model, batch, engine)
     if other is not None:
-        model.pass_on(batch.elsewhere(pieces, failed_on=engine.engine_id), other)
+        model.pass_on(batch.elsewhere(slices, failed_on=engine.engine_id), other)
         return []
     if batch.num_seqs == 1:
-        return pieces
-    model.retry([Batch(part) for part in halves(pieces)])
+        return slices
+    model.retry([ScheduledBatch(part) for part in halves(slices)])
     return []
 
 
-def _another(model: Model, batch: Batch, engine: Engine) -> Engine | None:
+def _another(model: Model, batch: ScheduledBatch, engine: ReadyEngine) -> ReadyEngine | None:
     """The engine with the least to do that this batch has not been on, by preference one that is trusted; None after
     two, or where there is no other."""
     if batch.failed_on is not None:
@@ -349,23 +349,23 @@ def _another(model: Model, batch: Batch, engine: Engine) -> Engine | None:
     return min(others, key=lambda one: (one.health.is_suspected, one.load(None)), default=None)
 
 
-def after_death(model: Model, computing: Sequence[Batch], staged: Sequence[Batch]) -> list[Slice]:
+def after_death(model: Model, computing: Sequence[ScheduledBatch], staged: Sequence[ScheduledBatch]) -> list[Slice]:
     """An engine is gone that held these batches. Returns the sequences that were alone with it when it died."""
     model.requeue(model.reclaim(batch for batch in staged if not batch.is_suspect))
     to_blame: list[Slice] = []
     suspects = [model.reclaim([batch]) for batch in staged if batch.is_suspect]
     for batch in computing:
-        pieces = model.reclaim([batch])
+        slices = model.reclaim([batch])
         if batch.is_suspect and batch.num_seqs == 1:
-            to_blame += pieces
+            to_blame += slices
         elif batch.is_suspect:
-            suspects += parts(pieces, 1)
+            suspects += parts(slices, 1)
         else:
-            suspects += [group for its_class in by_class(pieces) for group in _groups(its_class)]
-    model.retry([Batch(group, is_suspect=True) for group in suspects if group])
+            suspects += [group for its_class in by_class(slices) for group in _groups(its_class)]
+    model.retry([ScheduledBatch(group, is_suspect=True) for group in suspects if group])
     return to_blame
 
 
-def _groups(pieces: Sequence[Slice]) -> list[list[Slice]]:
-    count = num_seqs(pieces)
-    return parts(pieces, 1 if count <= _FEW_SUSPECTS else math.isqrt(count - 1) + 1)
+def _groups(slices: Sequence[Slice]) -> list[list[Slice]]:
+    count = num_seqs(slices)
+    return parts(slices, 1 if count <= _FEW_SUSPECTS else math.isqrt(count - 1) + 1)

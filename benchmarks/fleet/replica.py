@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batch_manager.messages import Policy
-from batch_manager.scheduling.batches import Batch, ScheduledRequest
+from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Scheduler
 from batch_manager.worker import Publisher
 from benchmarks.fleet.clock import Clock
@@ -58,7 +58,7 @@ class Replica:
         self._publisher = Publisher(self._scheduler.models, self._page, index=0)
         self._admission = Admission(self._page, frontend=0, budgets=BUDGETS, max_requests=1, clock=lambda: clock.now)
         self._open: dict[int, tuple[Job, Admitted]] = {}
-        self._held: list[deque[Batch]] = [deque() for _ in range(machine.num_engines)]
+        self._held: list[deque[ScheduledBatch]] = [deque() for _ in range(machine.num_engines)]
         self._timer_at = float("inf")
         self.busy_seconds = 0.0  # of all engines
         self.computed_tokens = 0  # as embedline_batch_tokens_sum
@@ -146,7 +146,7 @@ class Replica:
         done = self._scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=self._clock.now)
         for delivery in done:
             if delivery.is_last:
-                self._end(delivery.piece.request.request_id, is_answered=True)
+                self._end(delivery.slice.request.request_id, is_answered=True)
         self._tick()
 
     def _end(self, number: int, *, is_answered: bool) -> None:

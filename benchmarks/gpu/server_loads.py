@@ -136,7 +136,7 @@ def texts_of(shape: Shape, seqlen: int, num: int) -> list[str]:
 
 
 def answered(phase: Phase) -> Summary:
-    """Raises ServerFailed where nothing was answered."""
+    """Sum up a phase. Raises ServerFailed where nothing was answered."""
     summary = summarize(phase)
     if not summary.num_requests:
         raise ServerFailed(f"nothing was answered: {failures(summary) or 'nothing was sent'}")

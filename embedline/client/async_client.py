@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from embedline.client.client import Client
 from embedline.client.errors import Cancelled
 from embedline.client.preference import CancellationToken, RequestProcessingPreference
-from embedline.client.runner import Threads
+from embedline.client.runner import ThreadPool
 
 _MAX_CALLS = 512  # at a time; others wait
 _NO_SECONDS = 0.001  # the least that a call may be given
@@ -90,7 +90,7 @@ class AsyncClient:
             max_connections=max_connections,
             ssl_context=ssl_context,
         )
-        self._threads = Threads(_MAX_CALLS, name="embedline calls")
+        self._threads = ThreadPool(_MAX_CALLS, name="embedline calls")
         self._close_threads = weakref.finalize(self, self._threads.close)
 
     async def __aenter__(self) -> "AsyncClient":

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedline.client.base_url import read_base_urls
-from embedline.client.embed import EmbedTask, Place, RowsPart, RowStore, new_array
+from embedline.client.embed import EmbedTask, RowsFor, RowsPart, RowStore, new_array
 from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import EmbedlineError
-from embedline.client.pool import InFlight
+from embedline.client.pool import DeadlineWatch
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.runner import Finished, Runner
 from embedline.client.scheduling import Batches
@@ -168,8 +168,8 @@ class Client:
         endpoints = [
             Endpoint(origin, tls if origin.is_tls else None, max_connections=max_connections) for origin in origins
         ]
-        in_flight = InFlight()
-        self._runner = Runner(Endpoints(endpoints), in_flight, Sender(in_flight, HedgeBudget()), _headers(api_key))
+        watch = DeadlineWatch()
+        self._runner = Runner(Endpoints(endpoints), watch, Sender(watch, HedgeBudget()), _headers(api_key))
         self._model = model
         self.preference = preference or _DEFAULT
         self._close = weakref.finalize(self, self._runner.close)
@@ -203,7 +203,7 @@ class Client:
         """
         items = _as_list(input)
         store, tally = RowStore(len(items)), Tally(len(items))
-        task = self._embed_task(store.place, model, dimensions, user, extra_body)
+        task = self._embed_task(store.rows_for, model, dimensions, user, extra_body)
 
         def response() -> EmbedResponse:
             return EmbedResponse(embeddings=store.finish(tally.done), **tally.fields())
@@ -318,10 +318,10 @@ class Client:
         return self._collect(run, keep, response, _bar(items, progress))
 
     def _embed_task(
-        self, place: Place, model: str | None, dimensions: int | None, user: str | None, extra: Mapping[str, Any] | None
+        self, rows: RowsFor, model: str | None, dimensions: int | None, user: str | None, body: Mapping[str, Any] | None
     ) -> EmbedTask:
         fields = without_none(model=model or self._model, user=user)
-        return EmbedTask(fields, place, dimensions=dimensions, extra=extra or {})
+        return EmbedTask(fields, rows, dimensions=dimensions, extra=body or {})
 
     def _run(
         self,
@@ -357,7 +357,7 @@ class Client:
     def _slices(
         self, run: Generator[Finished[RowsPart], None, None], bar: _Bar
     ) -> Generator[EmbeddedSlice, None, None]:
-        """Has the client itself, which would be closed if nobody had it any more."""
+        """A method, so that the generator keeps the client: one that nobody has is closed."""
         with closing(run), bar as progress:
             for finished in run:
                 if progress is not None:

@@ -1,6 +1,7 @@
 """Embeddings by OpenAI's route: raw float32 where the server has it, else base64, else JSON floats.
 
-Raw rows are our own servers' and vLLM's. Others refuse the unknown `encoding_format` with 400 or 422, or pass over it.
+Our own servers and vLLM answer with raw rows. Others refuse the unknown `encoding_format` with 400 or 422, or ignore
+it.
 """
 
 import binascii
@@ -36,7 +37,7 @@ _CHARS_PER_ID = 6  # of a token id in JSON
 _PARAMETERS = ("input", "model", "dimensions", "user")
 _FORM_FIELDS = ("encoding_format", "embed_dtype", "output_dtype", "embedding_type", "endianness")
 _OUR_FORM = ("float", "float32", "little", "native", None)
-Place = Callable[[int, int, int], NDArray[np.float32]]  # (start, stop, width) to where these rows are to be written
+RowsFor = Callable[[int, int, int], NDArray[np.float32]]  # (start, stop, width) to where these rows are to be written
 
 
 class RowStore:
@@ -47,8 +48,8 @@ class RowStore:
         self._lock = threading.Lock()
         self._rows: NDArray[np.float32] | None = None
 
-    def place(self, start: int, stop: int, width: int) -> NDArray[np.float32]:
-        """Raises Failure for rows of another width than those before."""
+    def rows_for(self, start: int, stop: int, width: int) -> NDArray[np.float32]:
+        """The place of these rows. Raises Failure for rows of another width than those before."""
         with self._lock:
             if self._rows is None:
                 self._rows = _empty(self._num_rows, width)
@@ -71,7 +72,7 @@ def new_array(start: int, stop: int, width: int) -> NDArray[np.float32]:
 
 
 def _empty(num_rows: int, width: int) -> NDArray[np.float32]:
-    """Raises Failure where memory does not hold them: a server may claim any width."""
+    """A new array. Raises Failure where memory does not hold it: a server may claim any width."""
     try:
         return np.empty((num_rows, width), np.float32)
     except (MemoryError, ValueError):
@@ -98,7 +99,7 @@ class EmbedTask:
     )
 
     def __init__(
-        self, fields: Mapping[str, Any], place: Place, *, dimensions: int | None, extra: Mapping[str, Any]
+        self, fields: Mapping[str, Any], rows_for: RowsFor, *, dimensions: int | None, extra: Mapping[str, Any]
     ) -> None:
         """Raises ValueError for a field of `extra` that has a parameter, or asks for other rows than float32."""
         for name in _PARAMETERS:
@@ -108,7 +109,7 @@ class EmbedTask:
             if extra.get(name) not in _OUR_FORM:
                 raise ValueError(f"extra_body must leave out {name}: the client asks for float32, little-endian")
         self._fields = {**without_none(dimensions=dimensions), **fields, **extra}
-        self._place = place
+        self._rows_for = rows_for
         self.is_whole = bool(extra.get("late_chunking"))
         self._dimensions = dimensions
 
@@ -146,7 +147,7 @@ class EmbedTask:
             if answer.length not in (None, 4 * num_rows * width):
                 num_bytes = 4 * num_rows * width
                 raise wrong(f"a body of {answer.length} bytes where the shape {num_rows},{width} takes {num_bytes}")
-            rows = self._room(batch, width)
+            rows = self._target_rows(batch, width)
             answer.read_into(rows.data.cast("B"))
         _to_native(rows)
         return RowsPart(
@@ -165,14 +166,14 @@ class EmbedTask:
         width, rest = divmod(len(body), 4 * len(batch.items))
         if rest or not width:
             raise answer.wrong(f"a body of {len(body)} bytes, which are no {len(batch.items)} rows of float32")
-        rows = self._room(batch, width)
+        rows = self._target_rows(batch, width)
         rows[:] = np.frombuffer(body, np.float32).reshape(rows.shape)
         return rows
 
     def _read_json(self, batch: Batch, content: dict[str, Any], data: list[Any]) -> RowsPart:
         check_count(len(data), batch, "rows")
         seen: set[int] = set()
-        room: NDArray[np.float32] | None = None
+        rows: NDArray[np.float32] | None = None
         form = "float"
         for item in data:
             index, value = index_in(item, batch, seen), item.get("embedding")
@@ -180,35 +181,35 @@ class EmbedTask:
                 form, value = "base64", _from_base64(value)
             elif not isinstance(value, list) or not value:
                 raise wrong("an `embedding` that is neither a list nor base64")
-            if room is None:
-                room = self._room(batch, len(value))
-            if len(value) != room.shape[1]:
-                raise wrong(f"rows of {len(value)} and of {room.shape[1]} numbers")
+            if rows is None:
+                rows = self._target_rows(batch, len(value))
+            if len(value) != rows.shape[1]:
+                raise wrong(f"rows of {len(value)} and of {rows.shape[1]} numbers")
             if isinstance(value, list) and not {int, float}.issuperset(map(type, value)):  # numpy reads "1" and true
                 raise wrong("an `embedding` with something else than numbers")
             try:
                 with np.errstate(over="ignore"):  # what float32 does not hold becomes infinity, which is refused
-                    room[index] = value
+                    rows[index] = value
             except (TypeError, ValueError, OverflowError):
                 raise wrong("an `embedding` with something else than numbers") from None
-            if isinstance(value, list) and not np.isfinite(room[index]).all():
+            if isinstance(value, list) and not np.isfinite(rows[index]).all():
                 raise wrong("an `embedding` with something else than finite numbers")
-        assert room is not None  # no batch is empty
+        assert rows is not None  # no batch is empty
         usage = content.get("usage")
         return RowsPart(
-            rows=room,
+            rows=rows,
             model=text_in(content, "model"),
             prompt_tokens=number_in(usage, "prompt_tokens"),
             truncated=number_in(usage, "truncated_inputs"),
             form=form,
         )
 
-    def _room(self, batch: Batch, width: int) -> NDArray[np.float32]:
+    def _target_rows(self, batch: Batch, width: int) -> NDArray[np.float32]:
         if not 1 <= width <= _MAX_WIDTH:
             raise wrong(f"rows of {width} numbers")
         if self._dimensions not in (None, width):
             raise wrong(f"rows of {width} numbers where dimensions={self._dimensions} was asked for")
-        return self._place(batch.start, batch.stop, width)
+        return self._rows_for(batch.start, batch.stop, width)
 
 
 def _ids(item: Any, index: int) -> list[int]:

@@ -101,7 +101,7 @@ class Endpoint:
     def __init__(self, origin: Origin, tls: ssl.SSLContext | None, *, max_connections: int) -> None:
         self.origin = origin
         self.max_connections = max_connections
-        self.pool = ConnectionPool(origin, tls, most=max_connections)
+        self.pool = ConnectionPool(origin, tls, max_in_use=max_connections)
         self.max_items: int | None = None  # of one request, where it has refused more
         self._lock = threading.Lock()
         self._limit = ConcurrencyLimit(max_connections)

@@ -1,7 +1,7 @@
 """The connections to one base URL, and those that wait for answers.
 
-`ConnectionPool` keeps connections while they are idle, and has never more than a fixed number in use. `InFlight` aborts
-those that wait: one by one at their deadlines, or all of one call at once.
+`ConnectionPool` keeps connections while they are idle, and has never more than a fixed number in use.
+`DeadlineWatch` aborts those that wait: one by one at their deadlines, or all of one call at once.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class CallState:
     is_aborted = False
 
 
-class InFlight:
+class DeadlineWatch:
     """Owns the list of the connections that wait for answers.
 
     One thread watches the deadlines. It starts with the first and ends when it wakes and nothing is left to watch.
@@ -67,7 +67,7 @@ class InFlight:
                 connection.abort(Kind.ABORTED)
 
     def close(self) -> None:
-        """The thread ends as soon as nothing is left to watch."""
+        """Wake the thread, which ends if nothing is left to watch."""
         with self._changed:
             self._changed.notify()
 
@@ -88,19 +88,20 @@ class InFlight:
 class ConnectionPool:
     """Hands out connections, the one last used first."""
 
-    def __init__(self, origin: Origin, tls: ssl.SSLContext | None, *, most: int) -> None:
+    def __init__(self, origin: Origin, tls: ssl.SSLContext | None, *, max_in_use: int) -> None:
         self._origin = origin
         self._tls = tls
         self._lookup = Lookup(origin.host, origin.port)
-        self._num_free = most  # places for connections in use
+        self._num_free = max_in_use  # places for connections in use
         self._changed = threading.Condition()  # its lock may be taken again, by the handler of a signal that cancels
         self._idle: list[HttpConnection] = []
         self._is_closed = False
 
     def take(self, deadline: float, call: CallState, *, is_new: bool = False) -> HttpConnection:
-        """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (NO_TURN, ABORTED).
+        """A connection, once one more may be in use; not open if it is new. Raises Failure (NO_TURN, ABORTED).
 
-        Who aborts the call calls `wake_all` then. `is_new`: the kept ones are closed, for one was found to be bad.
+        Who aborts the call calls `wake_all` then. `is_new`: close the idle connections and make a new one,
+        because one was found to be bad.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._num_free or call.is_aborted, max(0.0, deadline - time.monotonic()))

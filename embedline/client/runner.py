@@ -20,7 +20,7 @@ from embedline.client.connection import REQUEST_ID_HEADER, attempt_id, new_call_
 from embedline.client.endpoints import Endpoints
 from embedline.client.errors import Cancelled, EmbedlineError, NoThread
 from embedline.client.failure import Failure, Kind
-from embedline.client.pool import CallState, InFlight
+from embedline.client.pool import CallState, DeadlineWatch
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.scheduling import Batches, PendingBatch, PendingBatches
 from embedline.client.sender import HttpRequest, Sender
@@ -52,23 +52,23 @@ class _Outcome(Generic[P]):
 class Runner:
     """The parts that all calls of a client share."""
 
-    def __init__(self, endpoints: Endpoints, in_flight: InFlight, sender: Sender, headers: Mapping[str, str]) -> None:
+    def __init__(self, endpoints: Endpoints, watch: DeadlineWatch, sender: Sender, headers: Mapping[str, str]) -> None:
         self.endpoints = endpoints
-        self.in_flight = in_flight
+        self.watch = watch
         self.sender = sender
         self.headers = headers  # of each request
-        most = sum(endpoint.max_connections for endpoint in endpoints.all)
-        self._threads = Threads(most, name="embedline")
+        num_connections = sum(endpoint.max_connections for endpoint in endpoints.all)
+        self.threads = ThreadPool(num_connections, name="embedline")
         self._under_way: set[_OneCall[Any]] = set()
 
     def close(self) -> None:
         """The calls that are under way are cancelled. After a fork it does nothing: all is the other process's."""
-        if self._threads.are_elsewhere:
+        if self.threads.was_forked:
             return
         for one in tuple(self._under_way):
             one.cancel("the client was closed")
-        self._threads.close()
-        self.in_flight.close()
+        self.threads.close()
+        self.watch.close()
         self.endpoints.close()
 
     def run(
@@ -78,7 +78,7 @@ class Runner:
 
         Whoever stops early closes the iterator: that aborts what is in flight.
         """
-        self._threads.claim()
+        self.threads.claim()
         one = _OneCall(self, task, batches, preference)
         token = preference.cancel_token
         self._under_way.add(one)
@@ -91,13 +91,9 @@ class Runner:
             if token is not None:
                 token.forget(one.cancel)
 
-    def submit(self, attempt: Callable[[PendingBatch], None], pending: PendingBatch) -> "Future[None]":
-        """Make one attempt in a thread, once one is free."""
-        return self._threads.submit(partial(attempt, pending))
-
     def abort(self, call: CallState) -> None:
         """End the attempts of a call that have a connection, or wait for one. From any thread."""
-        self.in_flight.abort(call)
+        self.watch.abort(call)
         self.endpoints.wake_all()
 
 
@@ -134,18 +130,18 @@ class _OneCall(Generic[P]):
                 if (outcome := self._next_outcome()) is not None and (done := self._settle(outcome)) is not None:
                     yield done
         except EmbedlineError:
-            yield from self._wind_up()
+            yield from self._abort_and_wait()
             raise
         finally:
-            for _ in self._wind_up():
+            for _ in self._abort_and_wait():
                 pass
 
     def _begin_what_is_due(self) -> bool:
-        """Whether anything is left to wait for."""
+        """Start what is due. Returns whether anything is left to wait for."""
         if self._call.is_aborted:
             raise Cancelled(self._why_cancelled)
         self._now = now = time.monotonic()
-        self._take_back(now)
+        self._cancel_late(now)
         self._pending.check_deadline(now)
         for pending in self._pending.take(now):
             self._begin(pending)
@@ -157,7 +153,7 @@ class _OneCall(Generic[P]):
             self.attempt(pending)
             return
         try:
-            self._in_threads[pending] = self._runner.submit(self.attempt, pending)
+            self._in_threads[pending] = self._runner.threads.submit(partial(self.attempt, pending))
         except NoThread as error:
             self._outcomes.put(_Outcome(pending, 0.0, error=Failure(Kind.NO_THREAD, str(error))))
         except RuntimeError:
@@ -166,7 +162,7 @@ class _OneCall(Generic[P]):
                 raise Cancelled(self._why_cancelled) from None
             raise
 
-    def _take_back(self, now: float) -> None:
+    def _cancel_late(self, now: float) -> None:
         """End the attempts that still wait for a thread although their time is over."""
         late = list(
             itertools.takewhile(lambda pending: pending.deadline <= now, self._in_threads)
@@ -177,7 +173,7 @@ class _OneCall(Generic[P]):
 
     def _next_outcome(self) -> _Outcome[P] | None:
         """An outcome; None where none came before there is something to begin."""
-        # as seen when it was looked what is due, or that may be missed
+        # as of the last look at what is due; a later time could skip a deadline
         a_turn_ends = next(
             (pending.deadline for pending in self._in_threads if pending.deadline > self._now), float("inf")
         )
@@ -204,12 +200,12 @@ class _OneCall(Generic[P]):
             raise outcome.error
         return None
 
-    def _wind_up(self) -> Iterator[Finished[P]]:
+    def _abort_and_wait(self) -> Iterator[Finished[P]]:
         """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
         come before is a result still."""
         if self._pending.num_in_flight:
             self._runner.abort(self._call)
-            self._take_back(float("inf"))
+            self._cancel_late(float("inf"))
         while self._pending.num_in_flight:
             outcome = self._outcomes.get()
             if outcome is None:
@@ -263,13 +259,13 @@ class _OneCall(Generic[P]):
         )
 
 
-class Threads:
+class ThreadPool:
     """Threads that do a client's work. They are daemons: an interpreter that ends waits for no server.
 
-    Up to `most` threads, each started when all others are at work. The process that uses them first has them."""
+    Up to `max_threads` of them, each started when all others are at work. The process that uses them first has them."""
 
-    def __init__(self, most: int, *, name: str) -> None:
-        self._most = most
+    def __init__(self, max_threads: int, *, name: str) -> None:
+        self._max_threads = max_threads
         self._name = name
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None = end
@@ -279,7 +275,7 @@ class Threads:
         self._process: int | None = None
 
     @property
-    def are_elsewhere(self) -> bool:
+    def was_forked(self) -> bool:
         """Whether this process was forked from the one that has them."""
         return self._process not in (None, os.getpid())
 
@@ -287,7 +283,7 @@ class Threads:
         """Raises RuntimeError once closed, and in a process that was forked after the first use."""
         if self._process is None:
             self._process = os.getpid()
-        if self.are_elsewhere:
+        if self.was_forked:
             raise RuntimeError("the client was used before this process was forked; make one in each process")
         if self._is_closed:
             raise RuntimeError("the client is closed")
@@ -298,7 +294,7 @@ class Threads:
         future: Future[T] = Future()
         with self._lock:
             self.claim()
-            is_one_more = self._num_open >= self._num_started < self._most
+            is_one_more = self._num_open >= self._num_started < self._max_threads
             self._num_started += is_one_more
             self._num_open += 1
             self._work.put(partial(_carry_out, future, work))
@@ -319,7 +315,7 @@ class Threads:
 
     def close(self) -> None:
         """The threads end after what was submitted until now. After a fork it does nothing: they are the other's."""
-        if self.are_elsewhere:
+        if self.was_forked:
             return
         with self._lock:
             if not self._is_closed:

@@ -28,10 +28,10 @@ _TOO_MANY_ITEMS = re.compile(
     rb"max\w{0,20} .{0,40}(items|inputs|texts|batch|array|tokens per request)",
     re.IGNORECASE,
 )
-_AGAIN = frozenset({408, 409, 425, 429})  # tried again, and 5xx but for the next
-_NEVER_AGAIN = frozenset({501, 505})
-_FACTOR = 4.0  # of the wait before each next retry
-_MAX_SECONDS = 30.0  # of that wait
+_RETRIED = frozenset({408, 409, 425, 429})  # tried again, and 5xx but for the next
+_NEVER_RETRIED = frozenset({501, 505})
+_BACKOFF_FACTOR = 4.0  # of the wait before each next retry
+_MAX_BACKOFF_SECONDS = 30.0  # of that wait
 _CHECKED_TOGETHER = 1024  # inputs of a list
 _TOO_BUSY = (429, 503)
 _LATE = (Kind.TIMEOUT, Kind.NO_TURN)
@@ -72,17 +72,6 @@ class PendingBatch:
         """Note what is done about the last failure."""
         self.history[-1] += f", {words}"
         self.has_notes = True
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """The facts that a message has beside the failed request."""
-
-    method: str
-    path: str
-    request_id: str  # of the call; those of its requests begin with it
-    num_done: int  # inputs of the call that have their results
-    total: int | None  # inputs of the call; None = not known
 
 
 class Batches:
@@ -146,7 +135,7 @@ class PendingBatches:
         self._preference = preference
         self._request_id = request_id
         self._deadline = deadline
-        self._again: list[tuple[float, int, PendingBatch]] = []  # a heap: when, and the order where that is equal
+        self._retries: list[tuple[float, int, PendingBatch]] = []  # a heap: when, and the order where that is equal
         self._count = itertools.count()
         self._chance = random.Random()
         self._num_done = 0  # inputs
@@ -154,17 +143,17 @@ class PendingBatches:
 
     @property
     def are_over(self) -> bool:
-        return self._batches.are_over and not self._again and not self.num_in_flight
+        return self._batches.are_over and not self._retries and not self.num_in_flight
 
     @property
     def is_last(self) -> bool:
         """Whether nothing is left beside the one attempt that is in flight."""
-        return self._batches.are_over and not self._again and self.num_in_flight == 1
+        return self._batches.are_over and not self._retries and self.num_in_flight == 1
 
     def take(self, now: float) -> Iterator[PendingBatch]:
         """The batches to begin now, each with its endpoint and way. Raises what the caller's own iterator raises."""
         while self.num_in_flight < self._preference.max_concurrent_requests and now < self._deadline:
-            if self._again and self._again[0][0] <= now:
+            if self._retries and self._retries[0][0] <= now:
                 pending = self._begin_again(now)
             else:
                 pending = None if self._batches.are_over else self._begin_next(now)
@@ -178,7 +167,7 @@ class PendingBatches:
             yield pending
 
     def _begin_again(self, now: float) -> PendingBatch | None:
-        pending, is_first = self._again[0][2], self.num_in_flight == 0
+        pending, is_first = self._retries[0][2], self.num_in_flight == 0
         if pending.is_finding_way:
             assert pending.endpoint is not None
             found = pending.endpoint if pending.endpoint.try_begin(now, is_first=is_first) else None
@@ -187,7 +176,7 @@ class PendingBatches:
         if found is None:
             return None
         pending.endpoint = found
-        heapq.heappop(self._again)
+        heapq.heappop(self._retries)
         return pending
 
     def _begin_next(self, now: float) -> PendingBatch | None:
@@ -207,9 +196,9 @@ class PendingBatches:
         times = [
             self._deadline if now < self._deadline else float("inf")
         ]  # then the attempts in flight end by themselves
-        if self._again and self._again[0][0] > now:
-            times.append(self._again[0][0])
-        if not self._batches.are_over or (self._again and self._again[0][0] <= now):  # an endpoint has no room
+        if self._retries and self._retries[0][0] > now:
+            times.append(self._retries[0][0])
+        if not self._batches.are_over or (self._retries and self._retries[0][0] <= now):  # an endpoint has no room
             times.append(self._endpoints.wakes_at(now))
         return min(times)
 
@@ -227,7 +216,7 @@ class PendingBatches:
         self._tell_endpoint(pending, failure, now)
         pending.note(failure)
         is_late = now >= self._deadline
-        if not is_late and (self._asks_in_another_way(pending, failure, now) or self._splits(pending, failure, now)):
+        if not is_late and (self._try_another_way(pending, failure, now) or self._split(pending, failure, now)):
             return
         failure = most_telling(pending.refusal, failure)
         if is_late or not may_help(failure) or pending.num_retries >= self._preference.max_retries:
@@ -244,7 +233,7 @@ class PendingBatches:
         """Raises DeadlineExceeded if the call's time is over and what is left waits to be sent."""
         if now < self._deadline or self.num_in_flight:
             return
-        pending = self._again[0][2] if self._again else None
+        pending = self._retries[0][2] if self._retries else None
         if pending is None and (batch := self._batches.next(None)) is not None:
             pending = PendingBatch(batch)
         if pending is not None:
@@ -262,8 +251,8 @@ class PendingBatches:
         else:
             endpoint.ended()
 
-    def _asks_in_another_way(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
-        """Unless a way is known to work."""
+    def _try_another_way(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
+        """Put the batch back with the next way to ask; False if there is none."""
         way = next_way(self._task, pending, failure)
         if way is None:
             return False
@@ -273,7 +262,7 @@ class PendingBatches:
         self._put_back(pending, now)
         return True
 
-    def _splits(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
+    def _split(self, pending: PendingBatch, failure: Failure, now: float) -> bool:
         """A request with more than the server takes goes in halves, and those after it are smaller."""
         if self._task.is_whole or len(pending.batch.items) < 2 or not has_too_many_items(failure):
             return False
@@ -302,12 +291,28 @@ class PendingBatches:
         self._put_back(pending, now + wait)
 
     def _put_back(self, pending: PendingBatch, due: float) -> None:
-        heapq.heappush(self._again, (due, next(self._count), pending))
+        heapq.heappush(self._retries, (due, next(self._count), pending))
 
-    def _given_up(self, pending: PendingBatch, failure: Failure, *, is_late: bool) -> Exception:
-        way = self._task.ways[pending.way]
-        situation = Situation(self._task.method, way.path, self._request_id, self._num_done, self._batches.total)
-        return given_up(pending, failure, situation, is_late=is_late)
+    def _given_up(self, pending: PendingBatch, failure: Failure, *, is_late: bool) -> RequestFailed:
+        """The error that ends the call: which request it was, what was done, what is kept."""
+        first, last = pending.batch.start, pending.batch.stop - 1
+        inputs = f"input {first}" if first == last else f"inputs {first} to {last}"
+        name = attempt_id(self._request_id, first, 0)
+        url = "" if pending.endpoint is None else pending.endpoint.origin.url
+        request = f"{self._task.method} {url}{self._task.ways[pending.way].path} with {inputs} (x-request-id {name})"
+        attempts = "1 attempt" if len(pending.history) == 1 else f"{len(pending.history)} attempts"
+        says_more = len(pending.history) > 1 or pending.has_notes
+        done = f"; {attempts}: {'; '.join(pending.history)}" if says_more else ""
+        of = "" if self._batches.total is None else f" of {self._batches.total}"
+        kind = DeadlineExceeded if is_late else RequestFailed
+        return kind(
+            f"{request}: {failure.words}{done}. {self._num_done}{of} inputs are done",
+            request=request,
+            status=failure.status,
+            start=pending.batch.start,
+            stop=pending.batch.stop,
+            attempts=pending.history,
+        )
 
 
 def has_too_many_items(failure: Failure) -> bool:
@@ -373,7 +378,7 @@ def may_help(failure: Failure) -> bool:
     """Whether the same request may be answered next time."""
     if failure.kind is Kind.STATUS:
         assert failure.status is not None
-        return failure.status in _AGAIN or (failure.status >= 500 and failure.status not in _NEVER_AGAIN)
+        return failure.status in _RETRIED or (failure.status >= 500 and failure.status not in _NEVER_RETRIED)
     return failure.kind in (Kind.CONNECTION, Kind.TIMEOUT, Kind.NO_TURN, Kind.NO_THREAD)
 
 
@@ -381,26 +386,4 @@ def seconds_to_wait(failure: Failure, num_retries: int, *, initial: float, chanc
     """Never less than the server asks for. Chance spreads out those that were refused together."""
     if failure.retry_after is not None:
         return failure.retry_after + chance.uniform(0.0, 0.1 + 0.1 * failure.retry_after)
-    return chance.uniform(0.5, 1.0) * min(_MAX_SECONDS, initial * _FACTOR**num_retries)
-
-
-def given_up(pending: PendingBatch, failure: Failure, situation: Situation, *, is_late: bool) -> RequestFailed:
-    """The error that ends the call: which request it was, what was done, what is kept."""
-    first, last = pending.batch.start, pending.batch.stop - 1
-    inputs = f"input {first}" if first == last else f"inputs {first} to {last}"
-    name = attempt_id(situation.request_id, first, 0)
-    url = "" if pending.endpoint is None else pending.endpoint.origin.url
-    request = f"{situation.method} {url}{situation.path} with {inputs} (x-request-id {name})"
-    attempts = "1 attempt" if len(pending.history) == 1 else f"{len(pending.history)} attempts"
-    says_more = len(pending.history) > 1 or pending.has_notes
-    done = f"; {attempts}: {'; '.join(pending.history)}" if says_more else ""
-    of = "" if situation.total is None else f" of {situation.total}"
-    kind = DeadlineExceeded if is_late else RequestFailed
-    return kind(
-        f"{request}: {failure.words}{done}. {situation.num_done}{of} inputs are done",
-        request=request,
-        status=failure.status,
-        start=pending.batch.start,
-        stop=pending.batch.stop,
-        attempts=pending.history,
-    )
+    return chance.uniform(0.5, 1.0) * min(_MAX_BACKOFF_SECONDS, initial * _BACKOFF_FACTOR**num_retries)

@@ -15,7 +15,7 @@ from embedline.client.answer import HttpAnswer
 from embedline.client.connection import HttpConnection
 from embedline.client.endpoints import Endpoint
 from embedline.client.failure import Failure, Kind, refused
-from embedline.client.pool import CallState, InFlight, connect_seconds
+from embedline.client.pool import CallState, DeadlineWatch, connect_seconds
 
 _MAX_ERROR_BODY = 1 << 16  # bytes
 T = TypeVar("T")
@@ -66,19 +66,19 @@ class _Copy:
         connection: HttpConnection,
         *,
         call: CallState,
-        in_flight: InFlight,
+        watch: DeadlineWatch,
     ) -> None:
         self.answer: HttpAnswer | None = None  # once its head has come
         self._request = request
         self._endpoint = endpoint
         self._connection = connection
         self._call = call
-        self._in_flight = in_flight
+        self._watch = watch
 
     def receive(self) -> None:
         """Send the request and wait for a good head. Raises Failure."""
         request, origin = self._request, self._endpoint.origin
-        self._in_flight.add(self._connection, request.deadline, self._call)
+        self._watch.add(self._connection, request.deadline, self._call)
         if not self._connection.is_open:
             self._connection.open(connect_seconds(request.deadline))
         headers = {"host": origin.host_header, **request.headers}
@@ -92,7 +92,7 @@ class _Copy:
 
     def end(self) -> None:
         """Give the connection back."""
-        self._in_flight.remove(self._connection)
+        self._watch.remove(self._connection)
         is_kept = False
         if self.answer is not None:
             is_kept = self.answer.may_be_followed
@@ -166,8 +166,8 @@ class Race:
 class Sender:
     """Sends from any number of threads."""
 
-    def __init__(self, in_flight: InFlight, hedges: HedgeBudget) -> None:
-        self._in_flight = in_flight
+    def __init__(self, watch: DeadlineWatch, hedges: HedgeBudget) -> None:
+        self._watch = watch
         self._hedges = hedges
 
     def send(
@@ -198,7 +198,7 @@ class Sender:
         *,
         is_new: bool = False,
     ) -> T:
-        on = partial(_Copy, request, call=call, in_flight=self._in_flight)
+        on = partial(_Copy, request, call=call, watch=self._watch)
         winner = first = on(to, to.pool.take(request.deadline, call, is_new=is_new))
         copies = [first]
 

@@ -47,18 +47,18 @@ def application(
 
     own = {name: {**_ONGOING, **options.get(name, {})} for name in known}
     steps = {
-        name: serve.deployment(_StepReplica, name=name, **own[name]).bind(_place(one), client)
+        name: serve.deployment(_StepReplica, name=name, **own[name]).bind(_import_path(one), client)
         for one, name in deployments.items()
     }
     name = f"pipeline {pipeline.name}"
-    return serve.deployment(_PipelineReplica, name=name, **own[pipeline.name]).bind(_place(pipeline), steps)
+    return serve.deployment(_PipelineReplica, name=name, **own[pipeline.name]).bind(_import_path(pipeline), steps)
 
 
 class _StepReplica:
     """Runs one step."""
 
-    def __init__(self, place: Any, client: MakeClient | None) -> None:
-        self._step: Step[..., Any] = _found(place)
+    def __init__(self, path: Any, client: MakeClient | None) -> None:
+        self._step: Step[..., Any] = _imported(path)
         self._client = client() if client is not None and self._step.takes_client else None
 
     async def run(self, name: str, given: dict[str, Any]) -> Any:
@@ -76,8 +76,8 @@ class _StepReplica:
 class _PipelineReplica:
     """Passes values from step to step."""
 
-    def __init__(self, place: Any, steps: dict[str, Any]) -> None:
-        self._pipeline: Pipeline[..., Any] = _found(place)
+    def __init__(self, path: Any, steps: dict[str, Any]) -> None:
+        self._pipeline: Pipeline[..., Any] = _imported(path)
         self._handles = {work: steps[name] for work, name in _deployments(self._pipeline.graph).items()}
 
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -108,12 +108,12 @@ def _deployments(graph: Graph) -> dict[Any, str]:
     return found
 
 
-def _place(one: Any) -> Any:
-    """The place to import a step or a pipeline from; itself, which Ray copies, where that can't be done."""
+def _import_path(one: Any) -> Any:
+    """The module and the name of a step or a pipeline; itself, which Ray copies, where it can't be imported."""
     module = one.function.__module__
     is_there = module != "__main__" and getattr(sys.modules.get(module), one.name, None) is one
     return (module, one.name) if is_there else one
 
 
-def _found(place: Any) -> Any:
-    return getattr(importlib.import_module(place[0]), place[1]) if isinstance(place, tuple) else place
+def _imported(path: Any) -> Any:
+    return getattr(importlib.import_module(path[0]), path[1]) if isinstance(path, tuple) else path

@@ -54,7 +54,7 @@ class Pipeline(Generic[P, R]):
 
     @cached_property
     def graph(self) -> Graph:
-        """Raises PipelineError for types that don't fit, cycles, and steps that nothing needs."""
+        """Its steps. Raises PipelineError for types that don't fit, cycles, and steps that nothing needs."""
         trace, inputs = GraphReader(), {name: Node(name, kind) for name, kind in self.parameters.items()}
         result = read(trace, partial(self._read, trace, {name: Value(node) for name, node in inputs.items()}))
         output = node_of(result)

@@ -44,7 +44,7 @@ class Step(Generic[P, R]):
         self._signature = inspect.signature(function)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Raises PipelineError where the arguments are not what the step takes."""
+        """Call it in a pipeline's function. Raises PipelineError where the arguments are not what the step takes."""
         trace = current()
         if trace is None:
             raise PipelineError(

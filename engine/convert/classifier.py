@@ -21,7 +21,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.modules import Chain
 from engine.model.sentence_files import CONFIG, read_modules
 from engine.model.tasks import AnswerScore, Task
-from engine.model.weights import header_of, weight_files
+from engine.model.weights import checkpoint_files, header_of
 from engine.store.output_folder import new_folder, unfinished
 from engine.types import ModelError
 
@@ -63,7 +63,7 @@ def convert(folder: Path, out: Path, *, template: str | None = None) -> Classifi
     Raises ModelError with one line where the model is no generative reranker, or its weights are not safetensors.
     """
     out = new_folder(out)
-    if not weight_files(folder)[0].is_file():
+    if not checkpoint_files(folder)[0].is_file():
         raise ModelError(
             "--as-classifier reads only safetensors: convert the model without this flag first, then convert the result"
         )
@@ -82,7 +82,7 @@ def convert(folder: Path, out: Path, *, template: str | None = None) -> Classifi
 
 
 def _weights(folder: Path) -> _Weights:
-    files = tuple(weight_files(folder))
+    files = tuple(checkpoint_files(folder))
     try:
         names = {name: file for file in files for name in header_of(file).tensors}
     except (OSError, ValueError, TypeError) as error:

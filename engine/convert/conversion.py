@@ -1,6 +1,6 @@
 """Makes a new model folder without pickles: plans it, starts the converting process, copies the other files.
 
-Knows no tensor and imports no torch. engine/convert/child.py reads the weights. It gets a ConversionJob as JSON
+Knows no tensor and imports no torch. engine/convert/process.py reads the weights. It gets a ConversionJob as JSON
 on its standard input and answers in JSON, so that nothing it says is unpickled.
 """
 
@@ -27,7 +27,7 @@ _BLOCK = 512  # bytes, of st_blocks (stat(2))
 _POLL_SECONDS = 0.2  # between two looks at how far the converting process is
 _MAX_ANSWER_BYTES = 8 << 20  # the names of some 100,000 files
 _READ_BYTES = 65_536
-_CHILD = "engine.convert.child"
+_CHILD = "engine.convert.process"
 _APP_ROOT = Path(__file__).resolve().parents[2]
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 # The child must have one thread to leave the network, and each further one would take memory off its limit.
@@ -74,7 +74,7 @@ class ConversionJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedTarget:
     """The new files of one target."""
 
     stem: str
@@ -87,7 +87,7 @@ class Converted:
 class ConversionReport:
     """The answer of the converting process."""
 
-    converted: tuple[Converted, ...]
+    converted: tuple[ConvertedTarget, ...]
     without_network: bool  # whether the kernel let it leave the network
 
 
@@ -96,7 +96,7 @@ class Conversion:
     """The result of a conversion."""
 
     folder: Path  # the new one
-    converted: tuple[Converted, ...]
+    converted: tuple[ConvertedTarget, ...]
     num_copied: int
     left_out: tuple[str, ...]  # weights that are neither in the new folder nor converted
     without_network: bool  # whether the child was cut off from it
@@ -201,12 +201,12 @@ def _wait(child: "subprocess.Popen[bytes]", look: Callable[[], None]) -> bytes:
 
 
 def _read(said: bytes) -> ConversionReport:
-    """Raises ModelError."""
+    """What the child said. Raises ModelError."""
     try:
         answer = json.loads(said)
         if "error" in answer:
             raise ModelError(answer["error"])
-        converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
+        converted = tuple(ConvertedTarget(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
         return ConversionReport(converted, answer["without_network"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError("the converting process gave a wrong answer") from error

@@ -2,7 +2,7 @@
 
 Only the converting process imports it. With weights_only, torch's own unpickler makes tensors and plain containers, and
 refuses every other name in the file. A hostile file can still be far larger than it looks: this file checks that, and
-engine/convert/child.py limits the process.
+engine/convert/process.py limits the process.
 
 In the new files no tensor shares memory with another, each is contiguous, and large sets are split into shards.
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from engine.model.detection.needed_files import WITH_WEIGHTS, all_modules, check_placeholders
-from engine.model.detection.sparse import PICKLED as PICKLED_HEADS
+from engine.model.detection.sparse import PICKLED_FILES as PICKLED_HEADS
 from engine.model.json_files import object_in, read_object
 from engine.model.weights import has_pickles, has_safetensors
 from engine.store.hub_cache import TRAINING_FILES
@@ -55,7 +55,7 @@ class ConversionPlan:
 
 
 def plan(folder: Path) -> ConversionPlan:
-    """Raises ModelError where there is nothing to convert, or the folder has something that is not allowed."""
+    """Plan all files of a folder. Raises ModelError if there is nothing to convert, or a file that is not allowed."""
     files = _files(folder)
     if not {"config.json", "modules.json"} & files.keys():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.cpu import converted, converting
-from engine.cpu.offer import choices_of
+from engine.cpu.offer import compile_options_of
 from engine.messages import LoadOptions
 from engine.model.model_folder import read_with
 from engine.types import ModelError
@@ -24,7 +24,7 @@ _APPLICATION = Path(__file__).parents[2]
 _REFUSED = 2  # the exit code of a model that can't be converted
 
 
-class Child:
+class ConversionProcess:
     """A child that is at work. It may have to import torch, which takes longest, so start it before all else. Leaving
     the context ends it."""
 
@@ -41,7 +41,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # of a child that has ended: see wait
             stdin.write(json.dumps(asked).encode())
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> "ConversionProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +62,7 @@ class Child:
 def convert(options: LoadOptions, target: Path) -> None:
     """Do the child's work. Raises ModelError."""
     folder = read_with(options)
-    converted.write(target, converting.convert(folder, choices_of(folder, options), target=target))
+    converted.write(target, converting.convert(folder, compile_options_of(folder, options), target=target))
 
 
 def main() -> NoReturn:

@@ -32,26 +32,26 @@ class Original(Protocol):
         ...
 
 
-def convert(folder: ModelFolder, choices: CompileOptions, *, target: Path) -> Converted:
+def convert(folder: ModelFolder, compile_options: CompileOptions, *, target: Path) -> Converted:
     """Write the converted model into the empty folder `target`.
 
     Raises ModelError. The original is freed before the converted model is compiled, because both may not fit into
     memory.
     """
     original = _original(folder)
-    is_quantized = choices.quantization != "none"
+    is_quantized = compile_options.quantization != "none"
     tried = None if is_quantized else trial(folder, kind="cpu", seqlens=_SEQLENS)
     ways = (False, True) if folder.hides_tokens else (False,)
     of_ids = tuple(original.reference(tried.sequences, hides_tokens=way) for way in ways) if tried else ()
     special, left_out = _special(original, tried) if tried else ((), ())
-    measures_loss = is_quantized or choices.dtype == "auto"
+    measures_loss = is_quantized or compile_options.dtype == "auto"
     of_texts = original.reference(_texts(folder), hides_tokens=False) if measures_loss else None
     return Converted(
         references=(*of_ids, *special),
         of_texts=of_texts,
         computed_by=original.computed_by,
         notes=(*(tried.notes if tried else ()), *left_out),
-        num_products=original.write(target, quantization=choices.quantization),
+        num_products=original.write(target, quantization=compile_options.quantization),
         dimensions=(of_texts or of_ids[0]).dimensions,
         pad_id=original.pad_id,
     )

@@ -169,7 +169,7 @@ class Workload:
 DEPTH = 2  # streams that have finished their share of one batch begin with the next
 
 
-class CompiledEngine:
+class OpenVinoEngine:
     """See engine.types.Engine."""
 
     def __init__(
@@ -198,7 +198,7 @@ class CompiledEngine:
         self._workload = Workload()
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
-        self._pace = StreamSpeed()
+        self._speed = StreamSpeed()
         self._threads = [
             threading.Thread(
                 target=self._compute_forever, args=(run, num_long_streams is None or number < num_long_streams)
@@ -214,7 +214,7 @@ class CompiledEngine:
         assert batch.outputs in self.info.outputs, batch.outputs
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
-        longest, giving_way = self.limits.max_seqlen, self._pace.max_giving_way
+        longest, giving_way = self.limits.max_seqlen, self._speed.max_giving_way
         mini_batches = cut(batch, num_streams=len(self._threads), max_seqlen=longest, max_giving_way=giving_way)
         self._workload.put(PendingBatch(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
@@ -269,6 +269,6 @@ class CompiledEngine:
         began = time.perf_counter()
         rows = run({name: inputs[name] for name in self._executor.input_names})
         if run is not self._executor.wide:
-            self._pace.observe(mini_batch.index.size, time.perf_counter() - began)
+            self._speed.observe(mini_batch.index.size, time.perf_counter() - began)
         for kind in pending.batch.outputs:
             pending.put(kind, mini_batch, self._makers[kind](rows, pending.batch, mini_batch))

@@ -12,27 +12,32 @@ from functools import partial
 from pathlib import Path
 
 from engine.cpu import converted as converted_file
-from engine.cpu import exported, openvino
-from engine.cpu.child import Child
+from engine.cpu import openvino, portable
+from engine.cpu.child import ConversionProcess
 from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
-from engine.cpu.engine import DEPTH, CompiledEngine
-from engine.cpu.keys import cache_key
-from engine.cpu.offer import CompileOptions, Options, check, check_outputs, choices_of
+from engine.cpu.engine import DEPTH, OpenVinoEngine
+from engine.cpu.offer import CompileOptions, Options, check, check_outputs, compile_options_of
 from engine.cpu.openvino import Executor
-from engine.cpu.outputs import Makers, makers_of, sizes_of
+from engine.cpu.outputs import Makers, makers_of, sizes_of, steps_of
 from engine.cpu.selftest import Facts, examine
 from engine.machine import cores, host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.json_files import number_in
-from engine.model.model_folder import ModelFolder, read_with
+from engine.model.model_folder import ModelFolder, read_as, read_with
 from engine.model.tasks import VocabularyWeights
-from engine.model.weights import weights_of
+from engine.model.weights import step_files, weights_of
+from engine.store import fingerprint
 from engine.store.cache import Cache, check_room
 from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
 
 logger = logging.getLogger("embedline.engine")
+
+# The format of entries in the cache. Raise it when the same model would have another graph, other rows, another result
+# of the self-test, or other facts in the manifest.
+_FORMAT = 1
+_CONVERTING = ("torch", "transformers")
 
 _SHARE = 0.5  # of the memory; the rest is for weights, short sequences and other processes
 # Numbers that a stream keeps of a token, for each hidden size: 25 to 27 were measured with BERT of 384 to 1,024 numbers
@@ -94,7 +99,7 @@ _MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _GRAPH_BYTES = 16 << 20
 
 
-def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> CompiledEngine:
+def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> OpenVinoEngine:
     """Load a model into the openvino engine. Raises ModelError with one line."""
     check(options)
     folder = read_with(options)
@@ -106,10 +111,10 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
-    loader = _Loader(folder, choices_of(folder, options), options, on_stage)
+    loader = _Loader(folder, options, on_stage)
     executor, facts = loader.load(makers)
     sizes = sizes_of(folder, facts.dimensions)
-    info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
+    info = _info(folder, loader.compile_options.quantization, facts, sizes, name=name, reason=reason)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
@@ -119,7 +124,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
-    return CompiledEngine(
+    return OpenVinoEngine(
         executor,
         makers,
         info=info,
@@ -137,19 +142,19 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     folder = read_with(options)
     check_outputs(folder, options)
     check_room(target, _most_bytes(folder.path))
-    makers, choices = makers_of(folder), choices_of(folder, options, for_any_cpu=True)
-    converted = convert(folder, choices, target=target)
+    makers, compile_options = makers_of(folder), compile_options_of(folder, options, for_any_cpu=True)
+    converted = convert(folder, compile_options, target=target)
     opening = partial(_open_new, target, num_threads=options.num_threads)
-    _, facts = examine(opening, converted, choices_of(folder, options), makers=makers)
+    _, facts = examine(opening, converted, compile_options_of(folder, options), makers=makers)
     sizes_of(folder, facts.dimensions)
-    return exported.write(target, converted, folder, choices), facts
+    return portable.write(target, converted, folder, compile_options), facts
 
 
 class _Loader:
     """Loads one compiled model, from the cache if it is there."""
 
-    def __init__(self, folder: ModelFolder, choices: CompileOptions, options: LoadOptions, on_stage: OnStage) -> None:
-        self.choices = choices
+    def __init__(self, folder: ModelFolder, options: LoadOptions, on_stage: OnStage) -> None:
+        self.compile_options = compile_options_of(folder, options)
         self._on_stage = on_stage
         self._folder = folder
         root = Path(options.cache_dir, "compiled") if options.cache_dir else None
@@ -159,28 +164,28 @@ class _Loader:
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         self._on_stage("compiled model")
-        if (entry := self._own.compiled_folder) is not None and (taken := self._load_exported(entry, makers)):
+        if (entry := self._own.compiled_folder) is not None and (taken := self._load_portable(entry, makers)):
             return taken
-        key = cache_key(self._folder, self.choices)
+        key = _cache_key(self._folder, self.compile_options)
         loaded = self._load_warm(key)
         return loaded or self._load_cold(key, makers)
 
     def _convert(self, target: Path) -> Converted:
         if not self._own.compiles_in_child:
-            return convert(self._folder, self.choices, target=target)
-        with Child(self._options, target) as child:
+            return convert(self._folder, self.compile_options, target=target)
+        with ConversionProcess(self._options, target) as child:
             openvino.import_openvino()  # while the child imports its own libraries
             child.wait()
         converted = converted_file.read(target)
         (target / converted_file.FILE).unlink()
         return converted
 
-    def _load_exported(self, entry: Path, makers: Makers) -> tuple[Executor, Facts] | None:
+    def _load_portable(self, entry: Path, makers: Makers) -> tuple[Executor, Facts] | None:
         """Load what `embedline compile` wrote; None, after a warning, where that can't be used here."""
         try:
-            converted = exported.read(entry, self._folder, self.choices)
+            converted = portable.read(entry, self._folder, self.compile_options)
             opening = partial(_open_new, entry, num_threads=self._options.num_threads)
-            executor, facts = examine(opening, converted, self.choices, makers=makers, is_new=False)
+            executor, facts = examine(opening, converted, self.compile_options, makers=makers, is_new=False)
             sizes_of(self._folder, facts.dimensions)
         except Exception as error:  # a damaged manifest can cause any error
             logger.warning("the compiled model in %s is not used: %s; it is made anew", entry, one_line(error))
@@ -207,7 +212,7 @@ class _Loader:
             converted = self._convert(target)
             self._on_stage("self-test")
             opening = partial(_open_new, target, num_threads=self._options.num_threads)
-            executor, facts = examine(opening, converted, self.choices, makers=makers)
+            executor, facts = examine(opening, converted, self.compile_options, makers=makers)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", "; ".join(facts.notes))
@@ -223,6 +228,17 @@ def _open_new(folder: Path, dtype: str, *, num_threads: int, has_wide: bool = Tr
         ) from error
 
 
+def _cache_key(folder: ModelFolder, compile_options: CompileOptions) -> str:
+    """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError."""
+    return fingerprint.key(
+        folder.path,
+        format_number=_FORMAT,
+        packages=(*openvino.PACKAGES, *_CONVERTING),
+        choices={**dataclasses.asdict(compile_options), **read_as(folder), "cpu": host.cpu()},
+        others=step_files(folder.path, steps_of(folder)),
+    )
+
+
 def _most_bytes(folder: Path) -> int:
     """The bytes of the converted model on the disk: every number as a float32, and the graph."""
     return 4 * sum(weights_of(folder).num_parameters.values()) + _GRAPH_BYTES
@@ -230,16 +246,16 @@ def _most_bytes(folder: Path) -> int:
 
 def _info(
     folder: ModelFolder,
-    choices: CompileOptions,
+    quantization: str,
     facts: Facts,
     sizes: Mapping[OutputKind, int],
     *,
     name: str,
     reason: str,
 ) -> ModelInfo:
-    dtype = facts.dtype if choices.quantization == "none" else choices.quantization
+    dtype = facts.dtype if quantization == "none" else quantization
     return dataclasses.replace(
-        folder.info(name=name, engine=choices.engine, reason=reason, dtype=dtype, device="cpu", notes=facts.notes),
+        folder.info(name=name, engine=openvino.NAME, reason=reason, dtype=dtype, device="cpu", notes=facts.notes),
         dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
         token_dimensions=sizes.get(OutputKind.TOKENS),
         is_padded=True,  # mini-batches are padded

@@ -31,7 +31,7 @@ class Options(offer.Options):
 
     @property
     def compiled_folder(self) -> Path | None:
-        """The former, as the log names it."""
+        """The absolute path of `compiled_model`."""
         return None if self.compiled_model is None else Path(self.compiled_model).expanduser().absolute()
 
 
@@ -39,7 +39,7 @@ class Offer(offer.Offer):
     """Embeddings and scores on the CPU."""
 
     def missing(self, row: EngineRow, target: ServingTarget) -> Iterator[str]:
-        """Some models are converted without the packages that most take."""
+        """BERT and RoBERTa are converted without torch and transformers; most models need them."""
         from engine.cpu import bert
 
         if lacks := target.lacks(row.packages, row):
@@ -80,6 +80,7 @@ class CompileOptions:
 
 
 def check(options: LoadOptions) -> None:
+    """Raises ModelError where this machine or the engine does not do what is asked for."""
     if options.device != "cpu":
         raise ModelError(f"the openvino engine runs on the CPU, not on {options.device!r}")
     missing = [package for package in openvino.PACKAGES if importlib.util.find_spec(package) is None]
@@ -109,8 +110,8 @@ def check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
         )
 
 
-def choices_of(folder: ModelFolder, options: LoadOptions, *, for_any_cpu: bool = False) -> CompileOptions:
-    """The choices for this machine's CPU, or for any, which may multiply bfloat16 where this one does not."""
+def compile_options_of(folder: ModelFolder, options: LoadOptions, *, for_any_cpu: bool = False) -> CompileOptions:
+    """The options for this machine's CPU, or for any, which may multiply bfloat16 where this one does not."""
     return CompileOptions(
         engine=openvino.NAME,
         dtype=_dtype(folder, options, has_bfloat16=for_any_cpu or host.multiplies_bfloat16()),

@@ -57,7 +57,7 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
     makers: dict[OutputKind, Maker] = {}
     if OutputKind.POOLED in folder.outputs:
         pooling = Pooling(folder.poolings, load_modules(folder.path, folder.steps))
-        makers |= {OutputKind.POOLED: Pooled(pooling), OutputKind.TOKENS: tokens}
+        makers |= {OutputKind.POOLED: PaddedPooling(pooling), OutputKind.TOKENS: tokens}
     for head in folder.heads:
         match head:
             case SequenceScores() | AnswerScore():
@@ -113,7 +113,7 @@ def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PaddedPooling:
     """One row a sequence, before a final Normalize."""
 
     pooling: Pooling

@@ -17,7 +17,7 @@ from engine.cpu.converted import Converted, Reference, RowsOfEach
 from engine.cpu.minibatch import cut, padded
 from engine.cpu.offer import CompileOptions
 from engine.cpu.openvino import Executor, Run
-from engine.cpu.outputs import Makers, Pooled
+from engine.cpu.outputs import Makers, PaddedPooling
 from engine.machine.failures import one_line
 from engine.rows_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
@@ -45,8 +45,8 @@ class Facts:
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
         """Read it from JSON. Raises KeyError, ValueError or TypeError if the values are wrong."""
-        fidelity = values["fidelity"]
-        facts = cls(**{**values, "fidelity": None if fidelity is None else Fidelity(**fidelity)})
+        found = values["fidelity"]
+        facts = cls(**{**values, "fidelity": None if found is None else Fidelity(**found)})
         if type(facts.pad_id) is not int or facts.pad_id < -1:
             raise ValueError("the id of padding is not one")
         if facts.dtype not in ("float32", "bfloat16"):
@@ -101,7 +101,7 @@ class Open(Protocol):
 
 
 def examine(
-    open_in: Open, converted: Converted, choices: CompileOptions, *, makers: Makers, is_new: bool = True
+    open_in: Open, converted: Converted, compile_options: CompileOptions, *, makers: Makers, is_new: bool = True
 ) -> tuple[Executor, Facts]:
     """Run the self-test. Returns the executor that serves. Raises ModelError if the compiled model fails it.
 
@@ -110,12 +110,12 @@ def examine(
     """
     found, difference = None, None
     measured = partial(_fidelity, converted=converted, makers=makers, is_new=is_new)
-    dtype = "float32" if choices.dtype == "auto" else choices.dtype
-    if choices.quantization != "none":
+    dtype = "float32" if compile_options.dtype == "auto" else compile_options.dtype
+    if compile_options.quantization != "none":
         executor = open_in(dtype)
         found = measured(executor)
         _check_int8(found)
-    elif choices.dtype == "auto":
+    elif compile_options.dtype == "auto":
         if is_new:  # memory holds one form, this one of half the size, as it will hardly serve
             difference = _difference(open_in(dtype, has_wide=False), converted, dtype=dtype)
         executor = open_in("bfloat16")
@@ -148,7 +148,7 @@ def _difference(executor: Executor, converted: Converted, *, dtype: str) -> floa
 
 def _fidelity(executor: Executor, *, converted: Converted, makers: Makers, is_new: bool) -> Fidelity:
     pooled = makers[OutputKind.POOLED]
-    assert isinstance(pooled, Pooled)
+    assert isinstance(pooled, PaddedPooling)
     assert converted.of_texts is not None
     return measure(executor, converted.of_texts, pad_id=converted.pad_id, pooling=pooled.pooling, each_alone=is_new)
 
@@ -162,7 +162,7 @@ def _check_int8(found: Fidelity) -> None:
 
 
 def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:
-    """The largest difference: see Agreement. Raises ModelError if rounding does not explain it.
+    """The largest difference: see RowAgreement. Raises ModelError if rounding does not explain it.
 
     The sequences of each reference are computed together on one core, and each alone on all cores. Their rows are
     compared as one, since a few scores near zero say nothing of the size of others.

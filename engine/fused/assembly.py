@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
-from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
+from engine.fused.model.forwards import Blocks, FusedForward, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
@@ -143,7 +143,7 @@ def _dimensions(model: Model) -> int:
 class ModelCompute:
     """See engine.fused.runner.Compute."""
 
-    forward: Forward
+    forward: FusedForward
     ops: Ops
     pooling: str  # "cls", "mean" or "last"
     modules: RowModules  # those after it

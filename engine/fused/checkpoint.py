@@ -1,7 +1,6 @@
 """Tensors by the names that a checkpoint has for them: from safetensors files, or from a module. Knows no model.
 
-Weights stored in FP8 are read as plain float32. Shapes: N rows and K columns of a weight, in blocks of n rows and k
-columns; the last ones may be smaller.
+Weights stored in FP8 are read as plain float32.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from engine.types import ModelError
 
 _OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of BERT's first days
 _FP8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
-# Scales of activations and of caches of keys and values. Each of ours is quantized as it comes, by a scale of its own.
+# Scales of activations and of key/value caches. They are not read: here each row is quantized when it is computed.
 _OTHER_SCALES = (
     "input_scale", "input_scale_inv", "activation_scale", "output_scale",
     "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "input_zero_point", "weight_zero_point",
@@ -39,7 +38,7 @@ class Checkpoint(Protocol):
     def on_meta(self, name: str) -> Tensor:
         """Like `read`, on the meta device and without reading a number. Raises ModelError."""
 
-    def place(self, name: str) -> str:
+    def in_words(self, name: str) -> str:
         """The tensor's name and file, for messages."""
 
 
@@ -50,13 +49,14 @@ class SafetensorsCheckpoint:
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises ModelError where a file is missing or is no such file, and where two tensors have the same name."""
+        """Raises ModelError where a file is missing or not a safetensors file, and where two tensors have one name."""
         self._reader = reader_for(device)
         self._stored: dict[str, StoredTensor] = {}
         for name, tensor in tensors_in(folder).items():
-            first = self._stored.setdefault(_today(name), tensor)
+            current = _current_name(name)
+            first = self._stored.setdefault(current, tensor)
             if first is not tensor:
-                raise ModelError(f"the weights {first} and {tensor} are both read as {_today(name)!r}; leave out one")
+                raise ModelError(f"the weights {first} and {tensor} are both read as {current!r}; leave out one")
         self.names = frozenset(self._stored)
 
     def read(self, name: str) -> Tensor:
@@ -66,7 +66,7 @@ class SafetensorsCheckpoint:
     def on_meta(self, name: str) -> Tensor:
         return tensor_file.on_meta(self._find(name))
 
-    def place(self, name: str) -> str:
+    def in_words(self, name: str) -> str:
         return str(self._find(name))
 
     def _find(self, name: str) -> StoredTensor:
@@ -90,7 +90,7 @@ class ModuleCheckpoint:
     def on_meta(self, name: str) -> Tensor:
         return self.read(name).to("meta")
 
-    def place(self, name: str) -> str:
+    def in_words(self, name: str) -> str:
         return repr(name)
 
 
@@ -98,7 +98,7 @@ class DequantizedCheckpoint:
     """Another one's tensors, of which FP8 weights come as float32. Scales are not among the names.
 
     `read` raises ModelError where FP8 has no scale, something else has one, or one does not fit its weight; `on_meta`
-    too, but for what scales' numbers are.
+    raises the same, but can't see whether scales are finite.
     """
 
     def __init__(self, checkpoint: Checkpoint, stored: StoredFp8) -> None:
@@ -113,8 +113,8 @@ class DequantizedCheckpoint:
     def on_meta(self, name: str) -> Tensor:
         return self._read(name, self._checkpoint.on_meta)
 
-    def place(self, name: str) -> str:
-        return self._checkpoint.place(name)
+    def in_words(self, name: str) -> str:
+        return self._checkpoint.in_words(name)
 
     def _read(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
         tensor = read(name)
@@ -122,20 +122,20 @@ class DequantizedCheckpoint:
         if tensor.dtype not in _FP8:
             if scale_name is not None:
                 raise _unreadable(
-                    f"the tensor {self.place(name)} has a scale, but is stored as {tensor.dtype}, which is not FP8"
+                    f"the tensor {self.in_words(name)} has a scale, but is stored as {tensor.dtype}, which is not FP8"
                 )
             return tensor
         if scale_name is None:
-            raise _unreadable(f"the tensor {self.place(name)} is stored as FP8, and its scale is missing")
+            raise _unreadable(f"the tensor {self.in_words(name)} is stored as FP8, and its scale is missing")
         scale = read(scale_name)
         if not scale.dtype.is_floating_point or not (scale.is_meta or scale.float().isfinite().all()):
             raise _unreadable(
-                f"the tensor {self.place(scale_name)} holds scales that are not finite floating-point numbers"
+                f"the tensor {self.in_words(scale_name)} holds scales that are not finite floating-point numbers"
             )
         spread = _spread(scale.float(), tensor.shape, self._stored)
         if spread is None:
             raise _unreadable(
-                f"the tensor {self.place(scale_name)} of shape {list(scale.shape)} does not fit a weight of "
+                f"the tensor {self.in_words(scale_name)} of shape {list(scale.shape)} does not fit a weight of "
                 f"{list(tensor.shape)} with scales per {' or '.join(sorted(self._stored.granularities))}"
             )
         return tensor.float() * spread.to(tensor.device)
@@ -171,7 +171,7 @@ def _spread(scale: Tensor, shape: torch.Size, stored: StoredFp8) -> Tensor | Non
     return None
 
 
-def _today(stored: str) -> str:
+def _current_name(stored: str) -> str:
     """The name that transformers gives it."""
     for old, new in _OLD_ENDINGS.items():
         if stored.endswith(old):

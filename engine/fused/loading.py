@@ -83,7 +83,7 @@ def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loade
 
 @contextlib.contextmanager
 def _told_of_the_device(chosen: FusedConfig, doing: str) -> Iterator[None]:
-    """Raises DeviceTrouble where memory runs out or the GPU is lost. doing: what was done then."""
+    """A context that raises DeviceTrouble where memory runs out or the GPU is lost. doing: what was done then."""
     try:
         yield
     except torch.OutOfMemoryError as error:

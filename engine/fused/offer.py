@@ -87,7 +87,7 @@ class FusedConfig:
 
 
 def choose(options: LoadOptions) -> FusedConfig:
-    """Raises ModelError."""
+    """The choices for these options. Raises ModelError where the engine can't serve them."""
     device, capability = _device(options.device)
     folder = read_with(options)
     check_outputs(folder)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.store import tensor_file
-from engine.store.tensor_file import Place, bytes_of
+from engine.store.tensor_file import ByteRange, bytes_of
 from engine.types import ModelError
 
 _BUFFER_BYTES = 32 << 20
@@ -157,7 +157,7 @@ class MappedReader:
             try:
                 self._opened[file] = safe_open(file, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
-                raise _no_such_file(file) from error
+                raise _not_safetensors(file) from error
         return self._opened[file]
 
 
@@ -167,7 +167,7 @@ class StagedReader:
     def __init__(self, device: torch.device, transfer: Transfer) -> None:
         self._device = device
         self._staging = Staging(transfer)
-        self._places: dict[Path, dict[str, Place]] = {}
+        self._places: dict[Path, dict[str, ByteRange]] = {}
 
     def names(self, file: Path) -> Iterable[str]:
         return self._in(file)
@@ -183,16 +183,16 @@ class StagedReader:
             raise ModelError(f"{file} can't be read: {error.strerror or error}") from error
         return tensor
 
-    def _in(self, file: Path) -> dict[str, Place]:
+    def _in(self, file: Path) -> dict[str, ByteRange]:
         if file not in self._places:
             try:
-                self._places[file] = tensor_file.places(file)
+                self._places[file] = tensor_file.byte_ranges(file)
             except (OSError, ValueError, TypeError, RecursionError) as error:
-                raise _no_such_file(file) from error
+                raise _not_safetensors(file) from error
         return self._places[file]
 
 
-def _no_such_file(file: Path) -> ModelError:
+def _not_safetensors(file: Path) -> ModelError:
     return ModelError(f"{file} can't be read as a safetensors file")
 
 

@@ -13,7 +13,7 @@ logger = logging.getLogger("embedline.engine")
 
 
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> FusedEngine:
-    """Raises ModelError with one line."""
+    """A fused engine that has passed its self-test. Raises ModelError with one line."""
     phases = Phases(on_stage)
     with phases("import"):
         from engine.fused import loading

@@ -24,8 +24,7 @@ from engine.fused.model.ops import MAX_HEAD_DIM, MAX_WIDTH
 from engine.fused.model.spec import Spec, shape_of
 from engine.fused.offer import FusedConfig, NotForFused
 from engine.model import quantization
-from engine.model.weights import Weights as StoredWeights
-from engine.model.weights import check_read, weights_of
+from engine.model.weights import WeightSizes, check_read, weights_of
 from engine.transformers.configuration import read_config
 from engine.types import DeviceTrouble, ModelError
 
@@ -68,7 +67,7 @@ class FusedWeights:
         nothing. Reads no numbers."""
         read = _parts_of(self._recipes)
         unread = sorted(self._checkpoint.names - read.keys())
-        places = {name.removeprefix(self._prefix): self._checkpoint.place(name) for name in unread}
+        places = {name.removeprefix(self._prefix): self._checkpoint.in_words(name) for name in unread}
         parts = {name.removeprefix(self._prefix).partition(".")[0] for name in read}
         check_read(places, parts, architecture=self.spec.architecture)
         for name in self._recipes:
@@ -115,7 +114,7 @@ class FusedWeights:
         """One of the checkpoint's tensors, in pieces in the order that is wanted."""
         if tensor.dtype not in _PLAIN or not tensor.dim():
             raise ModelError(
-                f"the tensor {self._checkpoint.place(theirs)} is stored as {tensor.dtype}; only plain weights are "
+                f"the tensor {self._checkpoint.in_words(theirs)} is stored as {tensor.dtype}; only plain weights are "
                 "read; take the model's plain weights"
             )
         return list(tensor.chunk(2))[::-1] if recipe.swaps_halves else [tensor]
@@ -125,7 +124,7 @@ class FusedWeights:
         if sum(map(len, parts)) != shape[0] or any(part.shape[1:] != shape[1:] for part in parts):
             found = " and ".join(str(list(part.shape)) for part in parts)
             joined = "" if len(parts) == 1 else " and what is joined to it"
-            which = f"{self._checkpoint.place(recipe.parts[0])}{joined}"
+            which = f"{self._checkpoint.in_words(recipe.parts[0])}{joined}"
             raise NotForFused(f"the tensor {which} has the shape {found}; config.json asks for {list(shape)}")
 
 
@@ -180,7 +179,7 @@ class OpenedModel:
 
 
 def open_model(chosen: FusedConfig) -> OpenedModel:
-    """Raises ModelError where the fused engine does not know the model, and where its weights will not fit."""
+    """The opened model. Raises ModelError where the engine doesn't know its architecture, or its weights won't fit."""
     folder = chosen.folder
     adapter = ADAPTERS.get(folder.architecture)
     if adapter is None:
@@ -244,7 +243,7 @@ class Memory:
         return f"{words}, and the engine's share is {self.share:.3g} of it" if self.share < 1.0 else words
 
 
-def check_memory(spec: Spec, weights: StoredWeights, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
+def check_memory(spec: Spec, weights: WeightSizes, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
     """Raises DeviceTrouble where the weights, and a batch of one sequence of the longest kind, will not fit.
 
     itemsize: bytes of a number in the compute dtype.

@@ -55,13 +55,8 @@ def _siblings(processor: int, root: Path) -> str:
 def _quotas(root: Path) -> Iterator[float]:
     """The quota of each control group that has one: microseconds of computing a microsecond."""
     for folder in host.control_groups("cpu", root):
-        both = (
-            _text(folder / "cpu.max") or f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
-        )
+        both = host.text_of(folder / "cpu.max")
+        both = both or f"{host.text_of(folder / 'cpu.cfs_quota_us')} {host.text_of(folder / 'cpu.cfs_period_us')}"
         quota, _, period = both.partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):  # otherwise it is "max", or -1
             yield int(quota) / int(period)
-
-
-def _text(file: Path) -> str:
-    return file.read_text().strip() if file.is_file() else ""

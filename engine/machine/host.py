@@ -67,7 +67,7 @@ def _cpu_info() -> dict[str, str]:
 
 def free_memory(root: Path = Path("/")) -> int:
     """Bytes. Pages of files that nobody used lately count as free, since the kernel drops them first."""
-    rows = (line.split() for line in _text(root / "proc" / "meminfo").splitlines())
+    rows = (line.split() for line in text_of(root / "proc" / "meminfo").splitlines())
     available = next(int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:")
     return max(0, min((available, *_left(root))))
 
@@ -76,13 +76,13 @@ def _left(root: Path) -> Iterator[int]:
     """The bytes left under each limit that holds for this process."""
     for folder in control_groups("memory", root):
         for limit, used, unused_files in _VERSIONS:
-            most, now = _text(folder / limit), _text(folder / used)
+            most, now = text_of(folder / limit), text_of(folder / used)
             if most.isdecimal() and now.isdecimal():
-                rows = (line.split() for line in _text(folder / "memory.stat").splitlines())
+                rows = (line.split() for line in text_of(folder / "memory.stat").splitlines())
                 yield int(most) - int(now) + next((int(row[1]) for row in rows if row[0] == unused_files), 0)
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
     """The text of a file; "" if there is none."""
     return file.read_text().strip() if file.is_file() else ""
 

@@ -1,6 +1,6 @@
 """The uses of each architecture that are served, by which engine and how: the table in docs/models.md, as data.
 
-`make docs` writes it there. tests/parity holds each cell of it against the model's own reference.
+tests/parity holds each cell of it against the model's own reference.
 """
 
 import enum
@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.model.model_folder import ModelFolder
-
-BEGIN = "<!-- made by `make docs` -->"
-END = "<!-- up to here -->"
 
 
 class Use(enum.StrEnum):
@@ -28,7 +25,7 @@ class Use(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A row. The words are those of engines, and of the transformers engine's ways."""
+    """One row of the table: which engines serve this architecture, and how."""
 
     name: str
     model_type: str
@@ -101,32 +98,3 @@ def use_of(folder: "ModelFolder") -> Use:
 def rows_of(folder: "ModelFolder") -> list[Architecture]:
     """The rows of a model's architecture, which may have several."""
     return [row for row in ARCHITECTURES if row.model_type == folder.architecture]
-
-
-def table() -> str:
-    """Markdown, markers included."""
-    head = ["architecture", *(str(use) for use in Use)]
-    rows = [[_named(row), *(_cell(row, use) for use in Use)] for row in ARCHITECTURES]
-    lines = [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
-    return "\n".join((BEGIN, "", *lines, "", END))
-
-
-def in_page(page: str) -> str:
-    """The page with the table as it is now."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"the page has no {BEGIN} … {END}")
-    return f"{before}{table()}{after}"
-
-
-def _named(row: Architecture) -> str:
-    return f"{row.name} (`{row.model_type}`)" if row.model_type else row.name
-
-
-def _cell(row: Architecture, use: Use) -> str:
-    return ", ".join(row.engines(use)) or "no"
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

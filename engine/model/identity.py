@@ -17,7 +17,7 @@ from engine.model.json_files import read_optional
 from engine.model.known_code.known_code import COMMON
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TOKEN_WEIGHTS_FILE, TokenVectors, TokenWeights
-from engine.model.weights import Header, header_of, weight_files, weights_files
+from engine.model.weights import Header, checkpoint_files, header_of, step_files
 from engine.types import ModelError
 from wire.files import read_whole
 
@@ -98,9 +98,9 @@ def _with_effect(config: dict[str, Any]) -> dict[str, Any]:
 
 def _tensors(folder: ModelFolder) -> Iterator[tuple[str, list[object]]]:
     """The name of each tensor, and what identifies it. Which of the model's shards it is in does not count."""
-    shards = weight_files(folder.weights_folder)
+    shards = checkpoint_files(folder.weights_folder)
     heads = [step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps]
-    others = weights_files(folder.path, (*folder.steps, *heads))
+    others = step_files(folder.path, (*folder.steps, *heads))
     if any(isinstance(head, TokenWeights) for head in folder.heads):
         others.append(folder.path / TOKEN_WEIGHTS_FILE)
     if folder.query_table is not None:

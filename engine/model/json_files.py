@@ -3,9 +3,7 @@
 Knows nothing of what the values mean.
 """
 
-import errno
 import json
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from wire.placeholder import placeholder
 Json = dict[str, Any]
 
 MAX_DEPTH = 2  # nested folders above a module
-_READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 
 
 def read(file: Path) -> Any:
@@ -71,10 +68,10 @@ def flag_in(config: Json, key: str, file: str, *, default: bool) -> bool:
 def check_known(config: Json, known: Collection[str], file: str) -> None:
     """Raises ModelError for a key in `file` that is not read here, and so may change rows elsewhere."""
     for name in sorted(config.keys() - set(known)):
-        raise unread(name, file)
+        raise unread_key_error(name, file)
 
 
-def unread(key: str, file: str) -> ModelError:
+def unread_key_error(key: str, file: str) -> ModelError:
     """The refusal of a key."""
     return ModelError(f"{key[:60]!r} in {file} may change rows, and is not read; if it changes nothing, take it out")
 
@@ -97,35 +94,3 @@ def needed_number(config: Json, *keys: str) -> int:
     if number is None:
         raise ModelError(f"config.json has no {' or '.join(keys)}")
     return number
-
-
-def check_links(folder: Path) -> None:
-    """Raises ModelError if a file that may be read is a link out of the folder, to nothing or to itself.
-
-    In the hub's cache, links to the repository's own blobs are allowed.
-    """
-    home = folder.resolve()
-    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
-    for here, folders, names in os.walk(home):
-        for name in [*folders, *names]:
-            file = Path(here, name)
-            if not file.is_symlink() or (name in names and file.suffix not in _READ):
-                continue
-            target = _target(file)
-            if not any(target.is_relative_to(each) for each in homes):
-                raise ModelError(f"{file} is a link out of the model's folder")
-            if name in names and not file.exists():  # it would count as a file that the model does not have
-                raise ModelError(f"{file} is a link to nothing: its target {target} is gone")
-        if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
-            folders.clear()
-
-
-def _target(link: Path) -> Path:
-    """A link's target. Raises ModelError if that is the link: Path.resolve raises RuntimeError or nothing, by
-    version."""
-    try:
-        link.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ModelError(f"{link} is a link to itself") from error
-    return link.resolve()

@@ -8,6 +8,8 @@ generative rerankers, files beside the model. The first that fits decides.
 """
 
 import dataclasses
+import errno
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from engine.model.detection.needed_files import check_placeholders
 from engine.model.detection.scores import generative, scores
 from engine.model.detection.sparse import masked_lm, side_heads, splade
 from engine.model.detection.vocabulary import surrounding_ids
-from engine.model.json_files import Json, check_links, object_in, read_optional
+from engine.model.json_files import MAX_DEPTH, Json, object_in, read_optional
 from engine.model.modules import Chain, read_chain
 from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
 from engine.model.tasks import (
@@ -47,6 +49,7 @@ _SPARSE_HEADS = VocabularyWeights | TokenWeights
 AUTO = "auto"  # of --task
 _ENCODERS = frozenset(("t5", "mt5"))  # encoder-decoder architectures whose encoder can be served alone
 _WITH_ADAPTERS = "jina_adapters"
+_READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
 
 
@@ -128,11 +131,6 @@ class ModelFolder:
         return self.path / self.tokenizer_folder
 
     @property
-    def default_instruction(self) -> str | None:
-        """A generative reranker's instruction; None = it takes none."""
-        return self.template.instruction if self.template else None
-
-    @property
     def default_prompt(self) -> str:
         """The text that is put before each input if no prompt is named; mostly empty."""
         return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
@@ -209,7 +207,7 @@ def _config(folder: Path) -> Json:
     """config.json, with the keys of text_config added."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
-    check_links(folder)
+    _check_links(folder)
     if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     transformer = folder / read_chain(folder).transformer_folder
@@ -224,6 +222,38 @@ def _config(folder: Path) -> Json:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError("architectures in config.json is not a list of names")
     return config
+
+
+def _check_links(folder: Path) -> None:
+    """Raises ModelError if a file that may be read is a link out of the folder, to nothing or to itself.
+
+    In the hub's cache, links to the repository's own blobs are allowed.
+    """
+    home = folder.resolve()
+    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    for here, folders, names in os.walk(home):
+        for name in [*folders, *names]:
+            file = Path(here, name)
+            if not file.is_symlink() or (name in names and file.suffix not in _READ):
+                continue
+            target = _target(file)
+            if not any(target.is_relative_to(each) for each in homes):
+                raise ModelError(f"{file} is a link out of the model's folder")
+            if name in names and not file.exists():  # it would count as a file that the model does not have
+                raise ModelError(f"{file} is a link to nothing: its target {target} is gone")
+        if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
+            folders.clear()
+
+
+def _target(link: Path) -> Path:
+    """A link's target. Raises ModelError if that is the link: Path.resolve raises RuntimeError or nothing, by
+    version."""
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ModelError(f"{link} is a link to itself") from error
+    return link.resolve()
 
 
 def _check_encoder(folder: Path, config: Json) -> None:

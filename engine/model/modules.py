@@ -215,7 +215,7 @@ class Chained:
 
 
 def read_chain(folder: Path) -> Chained:
-    """Raises ModelError if the modules are not a supported chain."""
+    """The chain of modules.json. Raises ModelError if it is not a supported one."""
     if not (folder / "modules.json").is_file():
         return Chained()
     entries = read_entries(folder)
@@ -287,7 +287,7 @@ class Routed:
 
 
 def routed(folder: Path, modules: tuple[Module, ...]) -> Routed:
-    """Raises ModelError for routes that one model can't serve."""
+    """The modules without a Router, and its routes. Raises ModelError for routes that one model can't serve."""
     places = [place for place, module in enumerate(modules) if module.kind in _ROUTERS]
     if not places:
         return Routed(modules)

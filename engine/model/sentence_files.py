@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.json_files import Json, check_known, flag_in, number_in, object_in, read_optional, unread
+from engine.model.json_files import Json, check_known, flag_in, number_in, object_in, read_optional, unread_key_error
 from engine.model.known_code.known_code import POOLS_TEXT_ALONE
 from engine.model.modules import (
     Chain,
@@ -289,7 +289,7 @@ def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> No
                 "it into config.json"
             )
     for name in _unread(options, chain):
-        raise unread(name, file)
+        raise unread_key_error(name, file)
 
 
 def _unread(options: Json, chain: Chain) -> Iterator[str]:

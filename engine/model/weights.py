@@ -33,7 +33,7 @@ _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
 # The ends of weights' names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
-_WEIGHTS = (".weight", ".qweight", ".weight_packed")
+_WEIGHT_ENDINGS = (".weight", ".qweight", ".weight_packed")
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
 QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
 _NUMPY_DTYPES = {
@@ -50,8 +50,8 @@ _LEFT_OVER = ("word_embeddings._weight",)
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of all files together."""
+class WeightSizes:
+    """The size of all weights files together."""
 
     num_bytes: int
     num_parameters: dict[str, int]  # by dtype, in safetensors' spelling: F32, BF16, …
@@ -79,18 +79,18 @@ class Header:
     end: int  # byte of the file from which the tensors' offsets count
 
 
-def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
+def weights_of(folder: Path, others: Iterable[Path] = ()) -> WeightSizes:
     """The weights in a model folder and in the files `others`. Raises ModelError if a file is wrong."""
     num_bytes, num_parameters = 0, Counter[str]()
-    for file, tensors in _headers((*weight_files(folder), *others)):
+    for file, tensors in _tensors_by_file((*checkpoint_files(folder), *others)):
         try:
             for tensor in tensors.values():
                 begin, end = tensor["data_offsets"]
                 num_bytes += end - begin
                 num_parameters[str(tensor["dtype"])] += math.prod(tensor["shape"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise _no_such_file(file) from error
-    return Weights(num_bytes, dict(num_parameters))
+            raise _not_safetensors(file) from error
+    return WeightSizes(num_bytes, dict(num_parameters))
 
 
 def first_that_is_not_plain(folder: Path) -> str | None:
@@ -98,30 +98,30 @@ def first_that_is_not_plain(folder: Path) -> str | None:
 
     Raises ModelError if a file is wrong.
     """
-    for file, tensors in _headers(weight_files(folder)):
+    for file, tensors in _tensors_by_file(checkpoint_files(folder)):
         for name, tensor in tensors.items():
             dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
             if not isinstance(dtype, str):
-                raise _no_such_file(file)
-            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(_WEIGHTS)):
+                raise _not_safetensors(file)
+            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(_WEIGHT_ENDINGS)):
                 return f"the tensor {name!r} in {file} is stored as {dtype}"
     return None
 
 
-def _headers(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _tensors_by_file(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Each file and its tensors."""
     return ((file, _tensors_of(file)) for file in files)
 
 
 def _tensors_of(file: Path) -> dict[str, Any]:
-    """Raises ModelError if the file is not a safetensors file, or not of the size that its header asks for."""
+    """The header's tensors. Raises ModelError if it is no safetensors file, or not of the size that the header says."""
     try:
         header, size = header_of(file), file.stat().st_size
         end = header.end + _end_of_tensors(file, header.tensors)
     except PermissionError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise _no_such_file(file) from error
+        raise _not_safetensors(file) from error
     if size < end:
         raise ModelError(f"{file} is cut short: it has {size} of {end} bytes; copy or fetch it again")
     if size > end:
@@ -145,11 +145,11 @@ def _end_of_tensors(file: Path, tensors: dict[str, Any]) -> int:
     return end
 
 
-def _no_such_file(file: Path) -> ModelError:
+def _not_safetensors(file: Path) -> ModelError:
     return ModelError(placeholder(file) or f"{file} is not a safetensors file")
 
 
-def weight_files(folder: Path) -> list[Path]:
+def checkpoint_files(folder: Path) -> list[Path]:
     """The weights files of a model folder. Raises ModelError."""
     if not (folder / _INDEX).is_file() or (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -158,7 +158,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def header_of(file: Path) -> Header:
-    """Raises OSError, ValueError or TypeError if it is not a safetensors file."""
+    """The header of a safetensors file. Raises OSError, ValueError or TypeError if it is none."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > _MAX_HEADER:
@@ -177,8 +177,8 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
     Also if two files hold the same tensor, for libraries differ in which of them they read.
     """
     found: dict[str, StoredTensor] = {}
-    for file in weight_files(folder):
-        for tensor in described(file):
+    for file in checkpoint_files(folder):
+        for tensor in stored_tensors(file):
             first = found.setdefault(tensor.name, tensor)
             if first is not tensor:
                 raise ModelError(
@@ -189,10 +189,10 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a safetensors file. Raises ModelError."""
-    return {tensor.name: tensor.shape for tensor in described(file)}
+    return {tensor.name: tensor.shape for tensor in stored_tensors(file)}
 
 
-def described(file: Path) -> list[StoredTensor]:
+def stored_tensors(file: Path) -> list[StoredTensor]:
     """The tensors of a safetensors file. Raises ModelError if it is wrong."""
     tensors = _tensors_of(file)
     try:
@@ -201,9 +201,9 @@ def described(file: Path) -> list[StoredTensor]:
             for name, tensor in tensors.items()
         ]
     except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise _no_such_file(file) from error
+        raise _not_safetensors(file) from error
     if any(size < 0 for tensor in found for size in tensor.shape):
-        raise _no_such_file(file)
+        raise _not_safetensors(file)
     return found
 
 
@@ -262,7 +262,7 @@ def _way_out(folder: Path) -> str:
     return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"
 
 
-def weights_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
+def step_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
     """The files with the tensors of these steps. A Normalize has none."""
     return [_file(folder, step) for step in steps if not isinstance(step, Normalize)]
 
@@ -273,7 +273,7 @@ def read_arrays(folder: Path, steps: Sequence[Step]) -> list[Arrays]:
 
 
 def read_query_weights(folder: Path) -> NDArray[np.float32]:
-    """The weights [V] of a TokenTable in this folder. Raises ModelError if its file has none."""
+    """The weights [V] of a SparseStaticEmbedding in this folder. Raises ModelError if its file has none."""
     file = folder / "model.safetensors"
     try:
         found = _array(file, header_of(file), QUERY_WEIGHTS)

@@ -44,7 +44,7 @@ _LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class RowAgreement:
     """How near rows are to the expected ones."""
 
     min_cosine: float  # of a row; 1 for scores
@@ -57,22 +57,22 @@ class Agreement:
         return f"the least cosine of a row is {self.min_cosine:.5f}, the largest difference {self.difference:.1e}"
 
 
-def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtype: str) -> Agreement:
+def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtype: str) -> RowAgreement:
     """Compare float32 rows [N, D], without the mean of the expected ones. dtype: of computing, a key of TOLERANCE.
 
     NaN if a value is NaN, and a difference of infinity if the shapes differ, so write `if not is_near(…)`.
     """
     if found.shape != expected.shape:
-        return Agreement(-1.0, float("inf"))
+        return RowAgreement(-1.0, float("inf"))
     error = found.astype(np.float64) - expected
     error -= np.clip(error, *_rounding(expected, dtype))
     is_centred = expected.shape[-1] >= _MIN_WIDTH and len(expected) >= _MIN_ROWS
     centred = expected - expected.mean(axis=0, dtype=np.float64) if is_centred else expected.astype(np.float64)
     difference = float(np.abs(error).max() / max(np.abs(centred).max(), _SMALLEST))
-    return Agreement(_least_cosine(centred + error, centred) if is_centred else 1.0, difference, is_centred)
+    return RowAgreement(_least_cosine(centred + error, centred) if is_centred else 1.0, difference, is_centred)
 
 
-def is_near(rows: Agreement, *, dtype: str) -> bool:
+def is_near(rows: RowAgreement, *, dtype: str) -> bool:
     """Whether rounding explains the difference."""
     limits = _LIMITS[dtype]
     most = limits.difference if rows.has_direction else limits.of_scores

@@ -84,12 +84,12 @@ def locked(copy: Path, what: str) -> Iterator[None]:
     only_looks = copy.is_dir() and not os.access(copy.parent, os.W_OK)
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(_lock_file(copy).open("rb" if only_looks else "ab"))
+            file = stack.enter_context(_lock_file(copy).open("rb" if only_looks else "ab"))
         except FileNotFoundError:
             if not only_looks:
                 raise
         else:
-            _wait_for(lock, fcntl.LOCK_SH if only_looks else fcntl.LOCK_EX, what, copy)
+            _wait_for(file, fcntl.LOCK_SH if only_looks else fcntl.LOCK_EX, what, copy)
         yield
 
 

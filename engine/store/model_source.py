@@ -89,7 +89,7 @@ def _check_environment() -> None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Raises ModelError where this user may not look."""
+    """Whether it is a folder that this user may read. Raises ModelError where they may not look."""
     try:
         if not path.is_dir():
             return False

@@ -28,8 +28,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a tensor in a file."""
+class ByteRange:
+    """The bytes of a tensor in a file, and what they are."""
 
     begin: int  # bytes from the beginning of the file
     num_bytes: int
@@ -55,18 +55,18 @@ class NewHeader:
     num_bytes: int  # of the whole file
 
 
-def places(file: Path) -> dict[str, Place]:
-    """Places by name, each within the file and of the right size. Tensors of a dtype that torch lacks are left out.
+def byte_ranges(file: Path) -> dict[str, ByteRange]:
+    """Ranges by name, each within the file and of the right size. Tensors of a dtype that torch lacks are left out.
 
     Raises OSError, and ValueError or TypeError if it is not a safetensors file.
     """
     header, size = header_of(file), file.stat().st_size
     try:
         known = {name: tensor for name, tensor in header.tensors.items() if tensor["dtype"] in _DTYPES}
-        found = {name: _place(tensor, header.end) for name, tensor in known.items()}
+        found = {name: _byte_range(tensor, header.end) for name, tensor in known.items()}
     except (KeyError, TypeError) as error:
         raise ValueError("its header is not a safetensors header") from error
-    if any(place.begin + place.num_bytes > size for place in found.values()):
+    if any(each.begin + each.num_bytes > size for each in found.values()):
         raise ValueError("it is cut short")
     return found
 
@@ -117,11 +117,12 @@ def _write_all(opened: Any, content: Any) -> None:
         rest = rest[opened.write(rest) :]
 
 
-def _place(tensor: dict[str, Any], header_end: int) -> Place:
-    """Raises ValueError where its numbers contradict each other, KeyError or TypeError where they are not numbers."""
+def _byte_range(tensor: dict[str, Any], header_end: int) -> ByteRange:
+    """A tensor's range, by its entry in the header. Raises ValueError where its numbers contradict each other, KeyError
+    or TypeError where they are not numbers."""
     (begin, end), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tuple(tensor["shape"])
     if not all(isinstance(number, int) and number >= 0 for number in (begin, *shape)):
         raise TypeError("not a size")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError("a tensor's size does not match its shape")
-    return Place(header_end + begin, end - begin, dtype, shape)
+    return ByteRange(header_end + begin, end - begin, dtype, shape)

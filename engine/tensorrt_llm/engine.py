@@ -90,7 +90,7 @@ def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
 
 
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TensorrtLlmEngine:
-    """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
+    """Load an engine. Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
     on_stage("copy")
     chosen = choose(options)
     os.environ.update(loading.NO_TELEMETRY)

@@ -66,7 +66,7 @@ class Library:
 
 
 def load(chosen: TensorRTLLMConfig) -> Library:
-    """Raises ModelError: DeviceTrouble where it is the GPU that fails it."""
+    """Load the library's model. Raises ModelError: DeviceTrouble where it is the GPU that fails it."""
     try:
         return _load(chosen)
     except ModelError:

@@ -31,7 +31,7 @@ class Registry:
 
 
 def registry() -> Registry:
-    """Raises ModelError where this version has not got it."""
+    """The registry of the installed version. Raises ModelError where it has none."""
     return Registry(
         base=_named(_UTILS, "DecoderModelForCausalLM"),
         mapper=_named(_MAPPERS, "HfWeightMapper"),

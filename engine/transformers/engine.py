@@ -11,6 +11,7 @@ two cores save a fifth of the time at best, at three times the CPU time.
 import dataclasses
 import queue
 import threading
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.loading import load_model
-from engine.transformers.placement import Place, check_fits, place
+from engine.transformers.placement import Placement, check_fits, place
 from engine.transformers.selftest import PADDED, ForwardChoice, SelftestCache, choose_forward
 from engine.transformers.sparse import QueryTable, query_table
 from engine.types import (
@@ -39,7 +40,7 @@ from engine.types import (
 )
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
-_GPU_BATCH_SECONDS = (0.025, 0.010)  # bulk alone, and beside interactive work; longer batches are no faster on a GPU
+_GPU_BATCHES: dict[str, Any] = {"max_batch_seconds": 0.025, "max_batch_seconds_mixed": 0.010}  # longer: no faster
 
 
 class TransformersEngine:
@@ -119,78 +120,78 @@ class TransformersEngine:
 
 
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> TransformersEngine:
-    """Load an engine. On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
+    """Load an engine. On the CPU it computes `options.num_threads` batches at a time, or one if the model's forward
+    can't run in several threads. Raises ModelError."""
     on_stage("device")
-    where = place(options)
+    placement = place(options)
     folder = read_with(options)
     if folder.is_static:
         raise ModelError("these are static embeddings; --engine static serves them")
     queries = query_table(folder)
-    check_fits(folder, where)
+    check_fits(folder, placement)
     torch.set_num_threads(1)  # as in the threads that compute, so that measurements hold for them
-    choice = _prepare(folder, where, options, on_stage)
-    limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options.num_threads)
-    if where.is_gpu:
-        alone, mixed = _GPU_BATCH_SECONDS
-        limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
-    info = _info(folder, where, choice, name=name, reason=reason)
+    choice = _prepare(folder, placement, options, on_stage)
+    limits = _limits(folder, options, placement, is_reentrant=choice.is_reentrant)
+    info = _info(folder, placement, choice, name=name, reason=reason)
     forward = hiding(choice.forward) if folder.hides_tokens else choice.forward
     return TransformersEngine(forward, choice.makers, info=info, limits=limits, queries=queries)
 
 
 def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
     """Notes on sequences that are computed in another way."""
-    hiding = "batches with tokens that the others are not to see are computed padded"
+    padded = "batches with tokens that the others are not to see are computed padded"
     table = "queries are looked up in a table and not computed"
-    return (*((hiding,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
+    return (*((padded,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
 
 
-def _limits(folder: ModelFolder, options: LoadOptions, *, streams: int) -> EngineLimits:
+def _limits(folder: ModelFolder, options: LoadOptions, placement: Placement, *, is_reentrant: bool) -> EngineLimits:
+    streams = 1 if placement.is_gpu or not is_reentrant else options.num_threads
     return EngineLimits(
         max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         streams=streams,
         depth=streams + 1,
+        **(_GPU_BATCHES if placement.is_gpu else {}),
     )
 
 
-def _prepare(folder: ModelFolder, where: Place, options: LoadOptions, on_stage: OnStage) -> ForwardChoice:
+def _prepare(folder: ModelFolder, placement: Placement, options: LoadOptions, on_stage: OnStage) -> ForwardChoice:
     on_stage("weights")
-    model = _load(folder, where)
+    model = _load(folder, placement)
     on_stage("self-test")
-    findings = SelftestCache(folder, where, options)
+    findings = SelftestCache(folder, placement, options)
     known = findings.find()
-    prepacks = not where.is_gpu and where.dtype is torch.float32
+    prepacks = not placement.is_gpu and placement.dtype is torch.float32
     try:
         choice = choose_forward(model, folder, prepacks=prepacks, known=known, least_tried=options.least_tried)
     except ModelError:
         if not prepacks and known is None:
             raise
         # perhaps because a layer reads weights of another one, which prepacking removes
-        choice = choose_forward(_load(folder, where), folder, least_tried=options.least_tried)
+        choice = choose_forward(_load(folder, placement), folder, least_tried=options.least_tried)
     if choice.finding is not known:
         findings.put(choice.finding)
     return choice
 
 
-def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
+def _load(folder: ModelFolder, placement: Placement) -> PreTrainedModel:
     """The model, moved to its device."""
-    model = load_model(folder, dtype=where.dtype)
+    model = load_model(folder, dtype=placement.dtype)
     try:
-        model.to(where.device)  # type: ignore[arg-type]
+        model.to(placement.device)  # type: ignore[arg-type]
     except RuntimeError as error:  # another process may have taken the GPU's memory
-        raise ModelError(f"the model can't be moved to {where.device}: {one_line(error)}") from error
+        raise ModelError(f"the model can't be moved to {placement.device}: {one_line(error)}") from error
     return model
 
 
-def _info(folder: ModelFolder, where: Place, choice: ForwardChoice, *, name: str, reason: str) -> ModelInfo:
+def _info(folder: ModelFolder, placement: Placement, choice: ForwardChoice, *, name: str, reason: str) -> ModelInfo:
     info = folder.info(
         name=name,
         engine="transformers",
         reason=reason,
-        dtype=str(where.dtype).removeprefix("torch."),
-        device=str(where.device),
+        dtype=str(placement.dtype).removeprefix("torch."),
+        device=str(placement.device),
         notes=(*choice.notes, *_route_notes(folder)),
     )
     return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.finding.way == PADDED)

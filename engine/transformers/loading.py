@@ -187,7 +187,7 @@ def _read(model_class: Any, config: PretrainedConfig, stored: Mapping[str, Store
 
 
 def _sources(model: PreTrainedModel, mapping: Iterable[Any], stored: Mapping[str, StoredTensor]) -> Sources:
-    """Raises ModelError where two tensors become one weight, or integers a weight of another dtype."""
+    """What each weight is made of. Raises ModelError where two tensors become one, or integers one of another dtype."""
     expected = model.state_dict()
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]

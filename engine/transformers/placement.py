@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """The CPU or one GPU, and the dtype of computing."""
 
     device: torch.device
@@ -29,8 +29,8 @@ class Place:
         return self.device.type == CUDA
 
 
-def place(options: LoadOptions) -> Place:
-    """The place for the options device, dtype and memory_share. Raises ModelError.
+def place(options: LoadOptions) -> Placement:
+    """The placement for the options device, dtype and memory_share. Raises ModelError.
 
     Makes a GPU the current device of this thread and limits this process to its share of the memory.
     """
@@ -38,16 +38,16 @@ def place(options: LoadOptions) -> Place:
     if dtype not in ("auto", *_DTYPES):
         raise ModelError(f"--dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     if device == CPU:
-        return Place(torch.device(device), _dtype(dtype, None))
+        return Placement(torch.device(device), _dtype(dtype, None))
     capability = _capability(device)
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} can't compute in it; float32 and float16 work")
     torch.cuda.set_device(device)  # otherwise pinning memory would use the first GPU
     torch.backends.cuda.enable_cudnn_sdp(False)  # see docs/decisions/0024-attention-by-our-kernel.md
-    found = Place(torch.device(device), _dtype(dtype, capability), options.memory_share)
-    if found.memory_share < 1.0:
-        torch.cuda.set_per_process_memory_fraction(found.memory_share, found.device)
-    return found
+    placement = Placement(torch.device(device), _dtype(dtype, capability), options.memory_share)
+    if placement.memory_share < 1.0:
+        torch.cuda.set_per_process_memory_fraction(placement.memory_share, placement.device)
+    return placement
 
 
 def _dtype(name: str, capability: tuple[int, int] | None) -> torch.dtype:
@@ -63,22 +63,22 @@ def _capability(device: str) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def check_fits(folder: ModelFolder, where: Place) -> None:
+def check_fits(folder: ModelFolder, placement: Placement) -> None:
     """Raises DeviceTrouble if the weights exceed a GPU's free memory or this process's share of it."""
-    if not where.is_gpu:
+    if not placement.is_gpu:
         return
-    num_bytes = sum(weights_of(folder.weights_folder).num_parameters.values()) * where.dtype.itemsize
-    free, total = torch.cuda.mem_get_info(where.device)
-    if num_bytes > int(where.memory_share * total) < free:
+    num_bytes = sum(weights_of(folder.weights_folder).num_parameters.values()) * placement.dtype.itemsize
+    free, total = torch.cuda.mem_get_info(placement.device)
+    if num_bytes > int(placement.memory_share * total) < free:
         raise DeviceTrouble(
-            f"the weights take {num_bytes / _GIB:.1f} GiB, and the engine's share of {where.device} is "
-            f"{where.memory_share:.3g} of its {total / _GIB:.1f} GiB: raise --gpu-memory-share, or serve fewer models "
-            f"there"
+            f"the weights take {num_bytes / _GIB:.1f} GiB, and the engine's share of {placement.device} is "
+            f"{placement.memory_share:.3g} of its {total / _GIB:.1f} GiB: raise --gpu-memory-share, or serve fewer "
+            f"models there"
         )
     if num_bytes > free:
-        dtype = str(where.dtype).removeprefix("torch.")
-        smaller = "--dtype float16 takes half, or " if where.dtype is torch.float32 else ""
+        dtype = str(placement.dtype).removeprefix("torch.")
+        smaller = "--dtype float16 takes half, or " if placement.dtype is torch.float32 else ""
         raise DeviceTrouble(
-            f"the weights take {num_bytes / _GIB:.1f} GiB in {dtype}, and {where.device} has {free / _GIB:.1f} of its "
-            f"{total / _GIB:.1f} GiB free: {smaller}free some of it, or serve the model by --devices cpu"
+            f"the weights take {num_bytes / _GIB:.1f} GiB in {dtype}, and {placement.device} has {free / _GIB:.1f} of "
+            f"its {total / _GIB:.1f} GiB free: {smaller}free some of it, or serve the model by --devices cpu"
         )

@@ -23,7 +23,7 @@ from engine.machine import host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_as
-from engine.model.weights import weights_files
+from engine.model.weights import step_files
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
 from engine.selftest.sample_ids import NUM_VICTIMS, TOKENIZER_FILES, Trial, longer, trial
 from engine.store import fingerprint
@@ -31,7 +31,7 @@ from engine.store.cache import Cache
 from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads import makers_of
-from engine.transformers.placement import Place
+from engine.transformers.placement import Placement
 from engine.transformers.prepack import prepack
 from engine.transformers.reference import Reference, Scores, State, run_alone
 from engine.types import ModelError, OutputKind, Rows
@@ -265,13 +265,13 @@ def _tolerance(rows: torch.Tensor) -> float:
 class SelftestCache:
     """One model's, on one kind of device."""
 
-    def __init__(self, folder: ModelFolder, where: Place, options: LoadOptions) -> None:
+    def __init__(self, folder: ModelFolder, placement: Placement, options: LoadOptions) -> None:
         """Nothing is kept without options.cache_dir."""
         root = Path(options.cache_dir, _FOLDER) if options.cache_dir else None
         self._key = ""
         self._cache = Cache(root, max_entries=_MAX_ENTRIES, max_bytes=options.max_cache_bytes)
         try:
-            self._key = _key(folder, where)
+            self._key = _key(folder, placement)
         except OSError:  # the reader of the file reports what is wrong with it
             self._cache = Cache(None)
         self._least_tried = min(options.least_tried, folder.max_seqlen)
@@ -299,16 +299,16 @@ class SelftestCache:
             logger.warning("what the self-test has found out is not kept: %s", one_line(error))
 
 
-def _key(folder: ModelFolder, where: Place) -> str:
+def _key(folder: ModelFolder, placement: Placement) -> str:
     choices = {
         **read_as(folder),
-        "dtype": str(where.dtype),
-        "device": torch.cuda.get_device_name(where.device) if where.is_gpu else host.cpu(),
+        "dtype": str(placement.dtype),
+        "device": torch.cuda.get_device_name(placement.device) if placement.is_gpu else host.cpu(),
         "pooling": folder.pooling,
         "steps": [str(step) for step in folder.steps],
         "heads": [str(head) for head in folder.heads],
         "max_seqlen": folder.max_seqlen,
     }
-    others = [*weights_files(folder.path, folder.steps), *(folder.weights_folder / name for name in TOKENIZER_FILES)]
+    others = [*step_files(folder.path, folder.steps), *(folder.weights_folder / name for name in TOKENIZER_FILES)]
     packages = ("torch", "transformers")
     return fingerprint.key(folder.path, format_number=_FORMAT, packages=packages, choices=choices, others=others)

@@ -232,7 +232,7 @@ def modules() -> tuple[str, ...]:
 
 
 def examine(settings: Settings) -> Machine:
-    """Raises SettingsError where --engine-python can't be asked."""
+    """What this machine has. Raises SettingsError where --engine-python can't be asked."""
     cuda = cuda_driver.find()
     own = doctor_probe.probe(modules())
     engines = own if settings.engine_python == sys.executable else _asked(settings.engine_python)

@@ -11,14 +11,14 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 _TIMEOUT = 2.0  # seconds; for the connection, and again for the answer
 
 
-def local_urls(port: int | None = None) -> tuple[str, str]:
-    """The URLs where a server started on this machine answers: on this port, or on the environment's, or on 8080; by
-    TLS where the environment has its certificate. A machine need not know both addresses by one name."""
+def local_urls() -> tuple[str, str]:
+    """The URLs where a server started on this machine answers: on the environment's port, or on 8080; by TLS where the
+    environment has its certificate. Two, because a name such as localhost need not stand for both addresses."""
     scheme = "https" if os.environ.get("EMBEDLINE_SSL_CERTFILE") else "http"
     # what a user sets outranks what Vertex AI does, and that outranks an image's
     names = ("EMBEDLINE_PORT", "AIP_HTTP_PORT", "PORT")
     given = (os.environ.get(name) for name in names)
-    here = port or next((value for value in given if value and "://" not in value), 8080)  # :// is in Kubernetes's
+    here = next((value for value in given if value and "://" not in value), 8080)  # :// is in Kubernetes's
     return f"{scheme}://127.0.0.1:{here}", f"{scheme}://[::1]:{here}"
 
 

@@ -15,7 +15,7 @@ from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.sentence_files import CONFIG
 from engine.model.tasks import Dense, LateInteraction, LayerNorm, Normalize, Step, Task, TokenVectors, head_in_words
-from engine.model.weights import Weights, weight_files, weights_files, weights_of
+from engine.model.weights import WeightSizes, checkpoint_files, step_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.model import ModelSettings
@@ -37,7 +37,7 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
         print(_unconverted(settings.models[0], error, as_json=as_json))
         return 0
     folder = plan.folder
-    weights = weights_of(folder.weights_folder, weights_files(folder.path, (*folder.steps, *_beside(folder))))
+    weights = weights_of(folder.weights_folder, step_files(folder.path, (*folder.steps, *_beside(folder))))
     found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
     warned = warnings(plan, weights)
     if as_json:
@@ -55,7 +55,7 @@ def _unconverted(model: ModelSettings, error: NotConvertedError, *, as_json: boo
     return "\n".join([model.name, *lines(found[1:], _shown)])
 
 
-def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
+def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
     """The findings in the order in which they are shown."""
     folder = plan.folder
     return [
@@ -148,7 +148,7 @@ def _pooling_findings(folder: ModelFolder) -> list[Finding]:
 def _beside(folder: ModelFolder) -> list[Step]:
     """Layers of heads that lie in files of their own."""
     steps = (step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps)
-    own = {file.name for file in weight_files(folder.path)} if folder.heads else set()
+    own = {file.name for file in checkpoint_files(folder.path)} if folder.heads else set()
     return [step for step in steps if isinstance(step, Normalize) or step.folder not in own]
 
 
@@ -171,7 +171,7 @@ def _state(engine: str, tried: dict[str, bool]) -> str:
     return f"{engine}: installed, tried {'first' if is_first else 'if none before it can serve the model'}"
 
 
-def warnings(plan: ModelPlan, weights: Weights) -> list[str]:
+def warnings(plan: ModelPlan, weights: WeightSizes) -> list[str]:
     """The warnings for its operator, who may want to change something."""
     model, folder = plan.settings, plan.folder
     found = []
@@ -222,7 +222,7 @@ def _dtype(plan: ModelPlan) -> str:
     return plan.settings.dtype.replace("auto", devices.dtype_of_auto(least))
 
 
-def _memory(plan: ModelPlan, weights: Weights) -> int:
+def _memory(plan: ModelPlan, weights: WeightSizes) -> int:
     """Bytes of the weights as an engine holds them; quantized ones are at most as large."""
     return sum(weights.num_parameters.values()) * _BYTES[_dtype(plan)]
 

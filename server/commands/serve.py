@@ -226,29 +226,25 @@ async def _supervise(
     )
     loop = asyncio.get_running_loop()
     relay.on_dropped = lambda number: loop.call_soon_threadsafe(supervisor.count_dropped_lines, number)
-    keys = Keys(prepared.access.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.access.key_file)
+    keys = Keys(prepared.access.keys, metrics_auth=settings.metrics_auth, file=prepared.access.key_file)
     hosts = Hosts(prepared.access.hosts, origins=settings.cors_allow_origin)
     page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
     monitoring = HttpServer(
         page,
         ports.monitor.sockets if ports.monitor is not None else [],
         max_connections=resources.MONITOR_CONNECTIONS,
-        idle_seconds=_MONITOR_IDLE_SECONDS,
+        keep_alive_timeout=_MONITOR_IDLE_SECONDS,
     )
     succession = Succession(supervisor, ports, monitoring, devices=prepared.devices)
     await succession.start()
-    loop.call_soon(_signal_again, early)  # by then `run` has its handlers
     try:
-        return await supervisor.run(drain_delay=settings.drain_delay, shutdown_seconds=settings.shutdown_timeout)
+        return await supervisor.run(
+            drain_delay=settings.drain_delay, shutdown_seconds=settings.shutdown_timeout, early=early
+        )
     finally:
         relay.on_dropped = lambda number: None
         await monitoring.stop(0)
         succession.close()
-
-
-def _signal_again(numbers: Sequence[int]) -> None:
-    for number in numbers:
-        signal.raise_signal(number)
 
 
 def _limits(settings: Settings) -> Json:

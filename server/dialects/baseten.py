@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import read_single_texts
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import RAGGED, as_list, headers, ragged_answer
@@ -47,7 +47,7 @@ class PredictTokensBody(TruncationFields, kw_only=True):
     model: str | None = None  # ours
 
 
-_BODY = BodyReader(PredictTokensBody)
+_BODY = FieldsReader(PredictTokensBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class _Request(ClassifyTokensRequest):
 
 
 def decode(call: Call, body: bytes) -> _Request:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
@@ -89,7 +89,7 @@ def _read_aggregation(fields: PredictTokensBody, *, raw_bytes: bool) -> Aggregat
 async def encode(call: Call, request: _Request, labelled: ScoredTokens) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await ragged_answer(labelled.scored, beside=timing)
     content = await _in_json(labelled, request)
     return Answer(200, [*headers(labelled.scored), *timing], content)

@@ -5,7 +5,7 @@ The two answers can't be one: each item of `data` is an object in vLLM's, and a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -13,17 +13,16 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from server.dialects.error_shapes import openai_error
-from server.dialects.reading.inputs import SCHEMA, read_inputs
+from server.dialects.reading.chats import TextOrChatReader, read_items
+from server.dialects.reading.inputs import SCHEMA
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import ROWS, Usage, as_list, headers, rows_alone
 from server.dialects.row_forms import numbers_as_json
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
-from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.vllm.shared import end_of_list, start_of_list
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.errors import InvalidRequest
-from server.requests.models import ServedModel
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
@@ -71,26 +70,15 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
         **read_cut(fields, model),
         raw_scores=fields.raw_scores is True or fields.use_activation is False,
         has_infinitys_form=has_raw_scores if has_infinitys_form is None else has_infinitys_form,
-        **(_texts(call, fields, model) if chat is None else work_of(chat, max_items=call.max_items)),
+        **read_items(fields, chat, max_items=call.max_items),
+        prompt=prompt_for(model) if chat is None else "",
     )
-
-
-def _texts(call: Call, fields: ClassifyBody, model: ServedModel) -> dict[str, Any]:
-    """The fields of a Work that say of what it is. Raises what read_inputs raises."""
-    given = read_inputs(fields.input, "input", max_items=call.max_items)
-    return {
-        "texts": given.texts,
-        "token_ids": given.token_ids,
-        "prompt": prompt_for(model),
-        "add_special_tokens": fields.add_special_tokens,
-        "is_single": given.is_single,
-    }
 
 
 async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     labels = labels_of(request.model, scored.rows.shape[1])
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(scored, call.form)
     if request.has_infinitys_form:
         kind, items = b"classify", await predictions(scored.rows, labels)

@@ -15,9 +15,9 @@ import msgspec
 from server.dialects.error_shapes import openai_error
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, check_num_strings, read_ids, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.row_options import read_dimensions, read_on_error
-from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
+from server.dialects.reading.known_fields import FieldsReader
+from server.dialects.reading.row_options import read_allows_errors, read_dimensions
+from server.dialects.reading.text_options import PromptFields, read_cut, read_prompts
 from server.dialects.route import Answer, Call, Route, forms_of, json_answer
 from server.dialects.row_answers import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
 from server.dialects.row_forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
@@ -84,7 +84,7 @@ class CohereEmbedBody(PromptFields, kw_only=True):
     on_error: str | None = None  # ours
 
 
-_BODY = BodyReader(CohereEmbedBody)
+_BODY = FieldsReader(CohereEmbedBody)
 _BODIES = forms_of(CohereEmbedBody, ["texts"], ["inputs"])
 
 
@@ -97,20 +97,19 @@ class CohereRequest(EmbedRequest):
 
 
 def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     types = _read_types(fields.embedding_types, version=version)
     call.set_form(_FORMS[types[0]] if types else FLOATS, offers=WITH_ROWS_ONLY if len(types) < 2 else _JSON_ONLY)
-    allows_errors = read_on_error(fields.on_error, call)
+    allows_errors = read_allows_errors(fields.on_error, call)
     field, given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
     common = call.common(model)
     common["request_class"] = _read_class(fields.priority, call)
     return CohereRequest(
         **common,
         texts=given.texts,
-        prompt=read_prompt(fields, given, model, name=fields.model),
-        adapter=read_adapter(fields, model, name=fields.model),
+        **read_prompts(fields, model, name=fields.model),
         **read_cut(fields, model),
         dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
         field=field,
@@ -201,7 +200,7 @@ class _Meta(msgspec.Struct):
 
 async def encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    form, ranges = call.form or FLOATS, request.ranges
+    form, ranges = call.form, request.ranges
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges)
     out = bytearray(b'{"id":')
@@ -294,8 +293,8 @@ class CohereDetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-_TOKENIZE = BodyReader(CohereTokenizeBody)
-_DETOKENIZE = BodyReader(CohereDetokenizeBody)
+_TOKENIZE = FieldsReader(CohereTokenizeBody)
+_DETOKENIZE = FieldsReader(CohereDetokenizeBody)
 
 
 def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:

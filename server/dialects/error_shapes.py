@@ -45,15 +45,15 @@ ERROR_NAMES: dict[type[RequestError], ErrorNames] = {
 # fmt: on
 
 
-def openai_error(error: RequestError) -> Answer:
-    """An error in OpenAI's shape: all four keys of `error` are always there.
+def openai_error(error: RequestError, **own: str | int) -> Answer:
+    """An error in OpenAI's shape: all four keys of `error` are always there; `own` are those that differ.
 
     Beside it stands what other APIs' clients read at the top: Cohere's `message`, Voyage's `detail`, and the `message`,
     `code` and `type` of TEI's own OpenAI route. A client may come with any of them where the body is not known yet.
     """
     status, tei_type = errors.ERRORS[type(error)].status, ERROR_NAMES[type(error)].tei_type
     flat = {"message": error.message, "detail": error.message, "code": status, "type": tei_type}
-    return error_answer(status, {"error": error_fields(error), **flat}, error)
+    return error_answer(status, {"error": error_fields(error) | own, **flat}, error)
 
 
 def error_fields(error: RequestError) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation, Task
 from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import as_list, headers
 from server.dialects.tei.predict import Prediction, predictions, prompt_for
@@ -64,9 +64,9 @@ class TaskBody(msgspec.Struct):
     model: str | None = None
 
 
-_BODY = BodyReader(TaskBody)
-_TEXT_PARAMETERS = BodyReader(_TextParameters)
-_TOKEN_PARAMETERS = BodyReader(_TokenParameters)
+_BODY = FieldsReader(TaskBody)
+_TEXT_PARAMETERS = FieldsReader(_TextParameters)
+_TOKEN_PARAMETERS = FieldsReader(_TokenParameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
     )
 
 
-def _read(reader: BodyReader[_Parameters], parameters: msgspec.Raw, usual: _Parameters) -> _Parameters:
+def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw, usual: _Parameters) -> _Parameters:
     if not is_given(parameters):
         return usual
     raw = bytes(parameters)

@@ -19,10 +19,10 @@ from engine.model.tasks import Task
 from server.dialects import openai, rerank
 from server.dialects.reading.inputs import beside_texts, check_num_items
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.route import JSON, Answer, Call, ErrorShape, Route
 from server.dialects.row_answers import ROWS, as_list
-from server.dialects.row_forms import Container
+from server.dialects.row_forms import NO_ROWS, Container
 from server.dialects.tei.embed import EmbedBody, SimilarityBody
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.vllm import score
@@ -127,7 +127,7 @@ class _NoParameters(msgspec.Struct):
     """The parameters of routes that take them at the top."""
 
 
-_PARAMETERS = BodyReader(_NoParameters)
+_PARAMETERS = FieldsReader(_NoParameters)
 
 ByTask = Mapping[Task, Route]  # what Hugging Face's clients ask of a model for this task
 Choose = Callable[[Call, bytes], Route]  # raises RequestError
@@ -158,7 +158,7 @@ def _is_hugging_faces(given: dict[str, bytes], call: Call, *, takes_texts: bool)
 
 
 def _path(task: Task, given: dict[str, bytes]) -> str:
-    """Raises InvalidRequest for parameters that the route would not see."""
+    """The path of the route that is asked for. Raises InvalidRequest for parameters that the route would not see."""
     if task not in _BY_TASK and given.get("inputs", b"").startswith(b"{"):
         return "/similarity"
     if "parameters" in given:
@@ -222,7 +222,7 @@ class _AnyObject(msgspec.Struct):
     """An object whose fields are passed over."""
 
 
-_VERTEX_BODY = BodyReader(VertexBody)
+_VERTEX_BODY = FieldsReader(VertexBody)
 _OBJECT_LIST = msgspec.json.Decoder(list[_AnyObject])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -293,12 +293,12 @@ def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> li
     found, num_items = list[_Instance](), 0
     for index, body in enumerate(map(bytes, bodies)):
         trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.context.key)
-        own = replace(call, options=options, trace=trace, context=RequestContext(call.context.key), form=None)
+        own = replace(call, options=options, trace=trace, context=RequestContext(call.context.key), form=NO_ROWS)
         try:
             instance = _Instance(own, decode_as(choose(own, body), own, body), call.context)
-            if own.form and own.form.has_rows_alone:
+            if own.form.has_rows_alone:
                 raise InvalidRequest("encoding_format must not be bytes here", param="encoding_format")
-            trace.encoding = own.context.encoding = own.form.label if own.form else ""
+            trace.encoding = own.context.encoding = own.form.label
         except RequestError as error:
             raise _of_instance(error, index) from None
         num_items += instance.chosen.request.num_items
@@ -326,8 +326,8 @@ async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace)
         raise errors.exceptions[0] from None
     finally:
         whole, classes = instances[0].whole, [each.call.context.request_class for each in instances]
-        whole.held, whole.request_class = memory.held, "bulk" if "bulk" in classes else classes[0]
-        trace.request_class = whole.request_class
+        whole.held, whole.request_class = memory.held, RequestClass.BULK if RequestClass.BULK in classes else classes[0]
+        trace.request_class = "" if whole.request_class is None else whole.request_class.name.lower()
         _sum_up(trace, parts)
     return [task.result() for task in tasks]
 

@@ -15,15 +15,15 @@ from embedline import __version__
 from server.dialects.error_shapes import text_error
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN
-from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.row_options import read_dimensions, read_on_error
-from server.dialects.reading.text_options import PromptFields, TruncationFields, read_adapter, read_cut, read_prompt
+from server.dialects.reading.known_fields import FieldsReader
+from server.dialects.reading.row_options import read_allows_errors, read_dimensions
+from server.dialects.reading.text_options import PromptFields, TruncationFields, read_cut, read_prompts
 from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
 from server.dialects.row_answers import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
 from server.dialects.row_forms import FLOATS
 from server.requests import embeddings
 from server.requests.errors import InvalidRequest
-from server.requests.models import ServedModel, ServerState
+from server.requests.models import ModelsState, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, no_rows
@@ -68,8 +68,8 @@ class _Texts(msgspec.Struct):
     texts: msgspec.Raw | UnsetType = UNSET
 
 
-_EMBED = BodyReader(OllamaEmbedBody)
-_EMBEDDINGS = BodyReader(OllamaPromptBody)
+_EMBED = FieldsReader(OllamaEmbedBody)
+_EMBEDDINGS = FieldsReader(OllamaPromptBody)
 _TEXTS = msgspec.json.Decoder(_Texts)
 
 
@@ -78,7 +78,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(FLOATS)
-    allows_errors = read_on_error(fields.on_error, call)
+    allows_errors = read_allows_errors(fields.on_error, call)
     given = Inputs(texts=[])
     if _NOTHING.fullmatch(bytes(fields.input)):
         _check_no_text(body, "input")
@@ -120,8 +120,7 @@ def _request(
     return EmbedRequest(
         **call.common(model),
         texts=given.texts,
-        prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
-        adapter=read_adapter(PromptFields(), model, name=call.models.asked_name(fields.model)),
+        **read_prompts(PromptFields(), model, name=call.models.asked_name(fields.model)),
         **read_cut(TruncationFields(truncate=truncate, max_tokens=_read_num_ctx(fields.options)), model),
         field=field,
         is_single=given.is_single,
@@ -130,7 +129,7 @@ def _request(
 
 
 def _read_num_ctx(options: Options | None) -> int | None:
-    """Raises InvalidRequest."""
+    """The most tokens of each text, None if nothing is said. Raises InvalidRequest."""
     wanted = options.num_ctx if options is not None else None
     if wanted is not None and wanted < 1:
         raise InvalidRequest("options.num_ctx must be at least 1", param="options.num_ctx")
@@ -144,7 +143,7 @@ async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embe
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """A list of rows. Durations are nanoseconds."""
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     out = bytearray(b'{"model":%b,"embeddings":' % msgspec.json.encode(request.model.name))
     out += await as_list_of(rows_or_null(embedded, FLOATS)) if embedded.failed else await as_json(embedded.rows)
@@ -157,7 +156,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
 
 async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """The one row."""
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     row = (await as_json(embedded.rows))[1:-1] or b"[]"
     return Answer(200, headers(embedded), b"".join((b'{"embedding":', row, b"}")))
@@ -233,7 +232,7 @@ class OllamaVersion(msgspec.Struct):
     version: str
 
 
-_SHOW = BodyReader(ShowBody)
+_SHOW = FieldsReader(ShowBody)
 
 
 def decode_show(call: Call, body: bytes) -> ServedModel:
@@ -258,7 +257,7 @@ async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Ans
     return json_answer(Shown(_loaded_at(model), _details(model), model_info, ["embedding"]))
 
 
-def tags(state: ServerState) -> Answer:
+def tags(state: ModelsState) -> Answer:
     """The models that are loaded."""
     models = state.models.models if state.models else []
     return json_answer(
@@ -278,7 +277,7 @@ def tags(state: ServerState) -> Answer:
     )
 
 
-def version(state: ServerState) -> Answer:
+def version(state: ModelsState) -> Answer:
     """Answers with our version: Ollama's own says nothing about this server."""
     return json_answer(OllamaVersion(__version__))
 

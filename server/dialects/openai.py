@@ -1,55 +1,45 @@
 """OpenAI's embeddings API, with types of numbers and raw bytes as vLLM and Voyage have them.
 
-https://platform.openai.com/docs/api-reference/embeddings. A body may also be texts one in each line (NDJSON). A line is
-a text, or an object: the route's body with one input, and an `id` if it likes. Its answer is a line too. Lines that ask
-for the same are embedded together.
+https://platform.openai.com/docs/api-reference/embeddings. A body may also be texts one in each line, see lines.py.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import orjson
 
 from server.dialects.error_shapes import error_fields, openai_error
-from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.json_body import parse
-from server.dialects.reading.row_options import read_form, read_normalize, read_on_error, read_output_dimension
+from server.dialects.reading.chats import TextOrChatReader, read_items
+from server.dialects.reading.inputs import SCHEMA
+from server.dialects.reading.row_options import read_allows_errors, read_form, read_normalize, read_output_dimension
 from server.dialects.reading.text_options import (
+    NO_PROMPT,
     PROMPT_FIELDS,
     PromptFields,
-    read_adapter,
     read_chunking,
     read_cut,
-    read_prompt,
+    read_prompts,
 )
 from server.dialects.route import Answer, Call, PlainRoute, Route
-from server.dialects.row_answers import ROWS, Usage, headers, rows_alone
+from server.dialects.row_answers import ROWS, Usage, headers, metadata_header, rows_alone
 from server.dialects.row_forms import (
     EVERY_CONTAINER,
-    FLOATS,
-    SCALED,
     WITH_ROWS_ONLY,
     Container,
-    Ranges,
     RowForm,
     as_msgpack,
-    is_by_row,
     list_head,
     msgpack_values,
     row_values,
 )
-from server.dialects.vllm.chat import TextOrChatReader, work_of
-from server.dialects.vllm.shared import metadata_header
 from server.requests.embeddings import embed_any
-from server.requests.errors import InvalidRequest, RequestError, UnsupportedTask
-from server.requests.models import ServedModel, ServerState
+from server.requests.errors import UnsupportedTask
+from server.requests.models import ModelsState
 from server.requests.time_slices import steps
-from server.requests.work import Chunking, Embedded, EmbedRequest
-from wire.json_values import value_at
+from server.requests.work import Embedded, EmbedRequest
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
@@ -82,13 +72,10 @@ _MSGPACK_HEAD = b"\x86" + as_msgpack("object") + as_msgpack("list") + as_msgpack
 _MSGPACK_ITEM = b"\x83" + as_msgpack("object") + as_msgpack("embedding") + as_msgpack("index")
 _MSGPACK_ROW = as_msgpack("embedding")
 _Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
-_MAX_LINE_VALUES = 1000  # of a wrong line, among which its id is looked for
-_LINE_TEXT = msgspec.json.Decoder(str)
-_LINE_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
-    """Raises InvalidRequest and ModelNotFound, naming the field or index."""
+    """The request of a body. Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(
@@ -101,11 +88,12 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         ),
         offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY,
     )
-    allows_errors = read_on_error(fields.on_error, call)
+    allows_errors = read_allows_errors(fields.on_error, call)
+    items = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
+    are_texts = chat is None and items["token_ids"] is None
+    before = NO_PROMPT
     if chat is None:
-        own = _texts(call, fields, model, may_be_empty=allows_errors)
-    else:
-        own = work_of(chat, max_items=call.max_items)
+        before = read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=not are_texts)
     return EmbedRequest(
         **call.common(model),
         **read_cut(fields, model),
@@ -116,29 +104,17 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
             fields.long_text,
             fields.late_chunking,
             model=model,
-            are_texts=chat is None and own["token_ids"] is None,
+            are_texts=are_texts,
             allows_errors=allows_errors,
         ),
-        **own,
+        **items,
+        **before,
     )
-
-
-def _texts(call: Call, fields: EmbeddingsBody, model: ServedModel, *, may_be_empty: bool) -> dict[str, Any]:
-    """The fields of a Work that say of what it is. Raises what read_inputs and read_prompt raise."""
-    given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=may_be_empty)
-    return {
-        "texts": given.texts,
-        "token_ids": given.token_ids,
-        "prompt": read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
-        "adapter": read_adapter(fields, model, name=call.models.asked_name(fields.model)),
-        "add_special_tokens": fields.add_special_tokens,
-        "is_single": given.is_single,
-    }
 
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    form, ranges, name = call.form or FLOATS, request.ranges, request.model.name
+    form, ranges, name = call.form, request.ranges, request.model.name
     if form.has_rows_alone:
         answer = await rows_alone(embedded, form, ranges)
         more = metadata_header(answer, embedded, form, model=name, request_id=call.trace.request_id)
@@ -210,116 +186,6 @@ class EmbeddingsAnswer(msgspec.Struct):
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line as it was read."""
-
-    index: int  # from 0; empty lines do not count
-    input: bytes = b""  # in JSON: a text, or a list, which should be one of token ids
-    options: bytes = b""  # the other fields as they came: a JSON object without its braces
-    id: bytes = b""  # in JSON; b"" = it has none
-    error: RequestError | None = None  # why it can't be read; then there is nothing else but the id
-
-
-def read_line(data: bytes, index: int) -> Line:
-    """Reads one line; what is wrong with it is its `error`."""
-    own_id = b""
-    try:
-        if data.startswith(b'"'):
-            parse(_LINE_TEXT, data, "line")
-            return Line(index, data)
-        if not data.startswith(b"{"):
-            raise InvalidRequest("a line must be a text or an object with `input`", param="line")
-        fields = parse(_LINE_FIELDS, data, "line")
-        own_id = _line_id(fields.pop("id", None))
-        return _read_object(fields, index, own_id)
-    except RequestError as error:
-        if not own_id and data.startswith(b"{"):
-            own_id = _id_of_wrong_line(data)
-        error.__context__ = None
-        return Line(index, id=own_id, error=error.with_traceback(None))  # these would keep the frames, and all in them
-
-
-def _line_id(value: msgspec.Raw | None) -> bytes:
-    """The id as it was written, so no digit of a number is lost. Raises InvalidRequest."""
-    own_id = b"" if value is None else bytes(value)
-    if own_id in (b"", b"null"):
-        return b""
-    if own_id.startswith(b'"'):
-        parse(_LINE_TEXT, own_id, "id")
-    elif own_id[0] not in b"-0123456789":
-        raise InvalidRequest("id must be a text or a number", param="id")
-    return own_id
-
-
-def _id_of_wrong_line(data: bytes) -> bytes:
-    """The id of a line that can't be read as a whole, if it stands near the line's beginning."""
-    given = value_at(data, ("id",), most=_MAX_LINE_VALUES)
-    try:
-        return b"" if given is None else _line_id(msgspec.Raw(given))
-    except RequestError:
-        return b""
-
-
-def _read_object(fields: dict[str, msgspec.Raw], index: int, own_id: bytes) -> Line:
-    """The line of an object without its id."""
-    given = bytes(fields.pop("input", b""))
-    if not given.startswith((b'"', b"[")):
-        raise InvalidRequest("input must be a text or a list of token ids", param="input")
-    if "on_error" in fields:
-        raise InvalidRequest("on_error can't be given in a line: each fails alone", param="on_error")
-    options = b",".join(b"%b:%b" % (msgspec.json.encode(name), value) for name, value in fields.items())
-    return Line(index, given, options, own_id)
-
-
-def body_of(lines: Sequence[Line]) -> bytes:
-    """The route's own body for one line, or for several with the same options."""
-    if len(lines) == 1:
-        fields = [b'"input":' + lines[0].input]
-    else:
-        fields = [b'"input":[%b]' % b",".join(line.input for line in lines), b'"on_error":"null"']
-    return b"{%b}" % b",".join([*fields, lines[0].options] if lines[0].options else fields)
-
-
-def check_lines(lines: Sequence[Line], work: EmbedRequest, form: RowForm | None) -> None:
-    """Raises InvalidRequest for what a line can't ask for."""
-    if work.is_single != (len(lines) == 1) or work.num_items != len(lines):
-        raise InvalidRequest("a line must have one text or one list of token ids", param="input")
-    if form is not None and form.has_rows_alone:
-        raise InvalidRequest("encoding_format can't be bytes in lines; base64 can", param="encoding_format")
-    if work.chunking is Chunking.LATE:
-        raise InvalidRequest(
-            "late_chunking needs all chunks in one body, and a line has one text", param="late_chunking"
-        )
-
-
-def answer_line(line: Line, content: bytes) -> bytes:
-    """One line of the answer; `content` are the members of its object after `index` and `id`."""
-    own_id = b',"id":' + line.id if line.id else b""
-    return b'{"index":%d%b,%b}\n' % (line.index, own_id, content)
-
-
-def error_line(line: Line, error: RequestError) -> bytes:
-    return answer_line(line, b'"error":' + msgspec.json.encode(error_fields(error)))
-
-
-def last_line(error: RequestError) -> bytes:
-    """The line that ends the answer early: no line's own error, so it has no index."""
-    return b'{"error":%b}\n' % msgspec.json.encode(error_fields(error))
-
-
-def row_lines(lines: Sequence[Line], ranges: Ranges | None, embedded: Embedded, form: RowForm | None) -> list[bytes]:
-    """A line for each row, also for those that failed. Raises InvalidRequest."""
-    form, more = form or FLOATS, b""
-    if form.dtype in SCALED or any(one.dtype in SCALED for _, one in form.several):
-        more = b',"scale":"row"' if is_by_row(embedded.rows.shape[1], ranges) else b',"scale":"ranges"'
-    values: Any = zip(lines, row_values(embedded.rows, form, ranges), embedded.truncated.tolist(), strict=True)
-    return [
-        answer_line(line, b'"embedding":%b%b%b' % (value, more, b',"truncated":true' if is_cut else b""))
-        for line, value, is_cut in values
-    ]
-
-
 ROUTES = tuple(
     Route(
         path=path,
@@ -339,7 +205,7 @@ ROUTES = tuple(
 )
 
 
-def _refuse(what: str, state: ServerState) -> Answer:
+def _refuse(what: str, state: ModelsState) -> Answer:
     """Refuse, whatever the body says."""
     return openai_error(UnsupportedTask(f"{what} can't be embedded here; POST /embeddings embeds texts", param="input"))
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from server.dialects.error_shapes import openai_error, text_error
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.row_options import read_one
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, ErrorShape, Route, forms_of
@@ -49,14 +49,27 @@ PROPERTY = "property"
 _DOCUMENTS_A_SEARCH = 100  # for each so many documents Cohere bills another search
 
 
-class Family(enum.Enum):
-    """Clients that expect the same shape of answers and errors."""
+@dataclass(frozen=True, slots=True)
+class _ResultForm:
+    """The form of one result in JSON; `%b` is its text, and without `text` it has none."""
 
-    TEI = "tei"
-    RESULTS = "results"
-    VOYAGE = "voyage"
-    MIXEDBREAD = "mixedbread"
-    WEAVIATE = "weaviate"
+    score: bytes  # what its score is called
+    text: bytes
+    end: bytes = b"}"
+
+
+class Family(enum.Enum):
+    """Clients that expect the same shape of answers and errors: the field of their documents, the shape of errors, and
+    the form of a result."""
+
+    TEI = "texts", tei_error, _ResultForm(b"score", b',"text":%b')
+    RESULTS = "documents", openai_error, _ResultForm(b"relevance_score", b',"document":{"text":%b}')
+    VOYAGE = "documents", openai_error, _ResultForm(b"relevance_score", b',"document":%b')
+    MIXEDBREAD = "input", openai_error, _ResultForm(b"score", b',"input":%b', b',"object":"rank_result"}')
+    WEAVIATE = "documents", text_error, _ResultForm(b"score", b"")  # see weaviate.py
+
+    def __init__(self, field: str, error_shape: ErrorShape, form: _ResultForm) -> None:
+        self.field, self.error_shape, self.form = field, error_shape, form
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ class FamilyRequest(RerankRequest):
     version: int  # of Cohere's API
     top_n: int | None  # only so many of the best; None = all
     has_texts: bool  # whether each result repeats its document
-    has_texts_in_objects: bool  # whether `results` have {"text": …} instead of a text
+    has_documents_in_objects: bool  # whether `results` have {"text": …} instead of a text
     has_data: bool  # whether Voyage's `data` stands beside `results`
     has_texts_in_data: bool
 
@@ -117,24 +130,9 @@ class _Marks(msgspec.Struct):
     one_document: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"), name="property")
 
 
-_BODY = BodyReader(RerankBody)
+_BODY = FieldsReader(RerankBody)
 BODIES = forms_of(RerankBody, ["texts"], ["documents"], ["input"], ["one_document"])
 _MARKS = msgspec.json.Decoder(_Marks)
-
-ERROR_SHAPES: dict[Family, ErrorShape] = {
-    Family.TEI: tei_error,
-    Family.RESULTS: openai_error,
-    Family.VOYAGE: openai_error,
-    Family.MIXEDBREAD: openai_error,
-    Family.WEAVIATE: text_error,
-}
-FIELDS = {
-    Family.TEI: "texts",
-    Family.RESULTS: "documents",
-    Family.VOYAGE: "documents",
-    Family.MIXEDBREAD: "input",
-    Family.WEAVIATE: "documents",
-}
 
 
 def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
@@ -144,9 +142,9 @@ def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
     except RequestError:
         family = family_of(body)
         if family is not None:
-            call.error_shape = ERROR_SHAPES[family]
+            call.error_shape = family.error_shape
         raise
-    call.error_shape = ERROR_SHAPES[request.family]
+    call.error_shape = request.family.error_shape
     return request
 
 
@@ -158,7 +156,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     _check_is_one_kind(fields)
     model = call.models.choose(fields.model)
-    field, max_items = FIELDS[family], call.max_items
+    field, max_items = family.field, call.max_items
     if family is Family.WEAVIATE and not is_given(fields.documents):
         field, documents = PROPERTY, _read_property(fields)
     elif family is Family.TEI:
@@ -184,21 +182,21 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
         **read_cut(fields, model),
         max_document_tokens=_read_max_document_tokens(fields, model),
-        documents_field=field,
+        field=field,
         instruction_field="instruct" if fields.instruction is None else "instruction",
         family=family,
         version=habits.version,
         top_n=_read_top_n(fields),
         has_texts=bool(has_texts),
         # Infinity's client always sends raw_scores, and wants texts
-        has_texts_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
+        has_documents_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
         has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
         has_texts_in_data=asks_for_texts is True,
     )
 
 
 def _read_raw_scores(fields: RerankBody) -> bool:
-    """Raises InvalidRequest if the two names of the option contradict each other."""
+    """Whether scores are wanted as the model gives them. Raises InvalidRequest if the two names differ."""
     if fields.raw_scores is not None and fields.raw_scores is fields.use_activation:
         raise InvalidRequest("raw_scores is the opposite of use_activation; give one of them", param="raw_scores")
     return bool(fields.raw_scores) or fields.use_activation is False
@@ -234,7 +232,7 @@ def _check_is_one_kind(fields: RerankBody) -> None:
 
 
 def _read_property(fields: RerankBody) -> Sequence[str]:
-    """Raises EmptyInput."""
+    """The one document. Raises EmptyInput."""
     if not fields.one_document:
         raise EmptyInput("documents must not be empty, or property must have a text", param="documents")
     return [fields.one_document]
@@ -253,14 +251,14 @@ def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | N
 
 
 def _read_form(fields: RerankBody) -> RowForm:
-    """Raises InvalidRequest."""
+    """The form of the scores. Raises InvalidRequest."""
     if fields.encoding_format not in _FORMS:
         raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
     return _FORMS[fields.encoding_format]
 
 
 def _read_top_n(fields: RerankBody) -> int | None:
-    """Raises InvalidRequest."""
+    """The number of results that are wanted, None = all. Raises InvalidRequest."""
     for name, number in (("top_n", fields.top_n), ("top_k", fields.top_k)):
         if number is not None and number < 0:
             raise InvalidRequest(f"{name} must not be negative", param=name)
@@ -335,46 +333,32 @@ def _joined(document: dict[str, msgspec.Raw], names: Sequence[str], param: str) 
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _ResultForm:
-    """The form of one result in JSON; `%b` is its text, and without `text` it has none."""
-
-    score: bytes  # what its score is called
-    text: bytes
-    end: bytes = b"}"
-
-
 _PATHS = {
     "/rerank": Habits(Family.TEI, repeats_documents=True),
     "/v1/rerank": Habits(Family.RESULTS, repeats_documents=True, is_also_voyages=True, version=1),
     "/v2/rerank": Habits(Family.RESULTS),
     "/v1/reranking": Habits(Family.MIXEDBREAD),
 }
-_RESULT_FORMS = {
-    Family.TEI: _ResultForm(b"score", b',"text":%b'),
-    Family.RESULTS: _ResultForm(b"relevance_score", b',"document":{"text":%b}'),
-    Family.VOYAGE: _ResultForm(b"relevance_score", b',"document":%b'),
-    Family.MIXEDBREAD: _ResultForm(b"score", b',"input":%b', b',"object":"rank_result"}'),
-}
-_WITHOUT_TEXT = replace(_RESULT_FORMS[Family.VOYAGE], text=b"")
 
 
 async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
     """Raw scores in the request's order, with the shape documents,1; or results with the best first."""
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
     timing = timing_headers(call.trace) if request.family is Family.TEI else []
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(scores, call.form, beside=timing)
     return Answer(200, [*headers(scores), *timing], await _in_json(request, ranked, request_id=call.trace.request_id))
 
 
 async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
     if request.family is Family.WEAVIATE:
-        if request.documents_field == PROPERTY:
+        if request.field == PROPERTY:
             return weaviate_property_answer(request.queries[0], request.documents[0], ranked)
         return await weaviate_answer(request.queries[0], request.documents, ranked, request.top_n)
     chosen = ranked.best_first()[: request.top_n]
-    results = await _results(ranked.scores[chosen], chosen, request, _form_of(request))
+    is_text = request.family is Family.RESULTS and not request.has_documents_in_objects
+    form = _form_of(Family.VOYAGE if is_text else request.family, has_text=request.has_texts)
+    results = await _results(ranked.scores[chosen], chosen, request, form)
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
     usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
         num_tokens,
@@ -392,7 +376,7 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
         case _:
             data = b""
             if request.has_data:
-                form = _RESULT_FORMS[Family.VOYAGE] if request.has_texts_in_data else _WITHOUT_TEXT
+                form = _form_of(Family.VOYAGE, has_text=request.has_texts_in_data)
                 data = b',"data":' + await _results(ranked.scores[chosen], chosen, request, form)
             meta = (
                 b'{"api_version":{"version":"%d"},"billed_units":{"search_units":%d},"tokens":{"input_tokens":%d}}'
@@ -408,10 +392,8 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
             )
 
 
-def _form_of(request: FamilyRequest) -> _ResultForm:
-    if request.has_texts and request.family is Family.RESULTS and not request.has_texts_in_objects:
-        return _RESULT_FORMS[Family.VOYAGE]
-    return _RESULT_FORMS[request.family] if request.has_texts else replace(_RESULT_FORMS[request.family], text=b"")
+def _form_of(family: Family, *, has_text: bool) -> _ResultForm:
+    return family.form if has_text else replace(family.form, text=b"")
 
 
 async def _results(
@@ -495,12 +477,12 @@ ROUTES = tuple(
         decode=partial(decode, habits=habits),
         run=rank,
         encode=encode,
-        error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
-        other_error_shapes=tuple(ERROR_SHAPES.values()),
+        error_shape=tei_error_for_all if habits.family is Family.TEI else habits.family.error_shape,
+        other_error_shapes=tuple(family.error_shape for family in Family),
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage, Mixedbread or Weaviate",
         body=BODIES[0],
         more_bodies=BODIES[1:],
-        example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},
+        example={"query": "When does the boat go?", habits.family.field: ["The ferry leaves at seven."]},
         answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer, WeaviateAnswer),
         raw_answer=ROWS,
     )

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from server.dialects.row_forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
+from server.dialects.row_forms import FLOATS, NO_ROWS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import ERRORS, BodyTooSlow, NotReady, RequestError, Unauthorized
-from server.requests.models import ModelTable, ServedModel, ServerState
+from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
@@ -68,7 +68,7 @@ class Call:
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
     context: RequestContext
-    form: RowForm | None = None  # of the rows in the answer; None = it has no rows
+    form: RowForm = NO_ROWS  # of the rows in the answer
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 
     def common(self, model: ServedModel) -> Common:
@@ -121,7 +121,7 @@ class PlainRoute:
 
     path: str
     method: str = "GET"
-    answer: Callable[[ServerState], Answer]
+    answer: Callable[[ModelsState], Answer]
     error_shape: ErrorShape
     summary: str
     is_listed: bool = True  # on the OpenAPI page; this and what follows is for it

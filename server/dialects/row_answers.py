@@ -7,7 +7,11 @@ entries come first, uint32 [rows], then their weights, float32 [rows].
 """
 
 import io
+import json
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -40,6 +44,12 @@ from server.requests.work import Embedded
 ROWS = "rows of float32, or of the type that is asked for"  # raw bytes, for the OpenAPI page
 _NUMPY_HAS_NOT = frozenset((DType.BFLOAT16, DType.FP8_E4M3, DType.FP8_E5M2))
 RAGGED = "uint32 offsets [items + 1], then the rows"  # the same where items have several rows
+
+
+_MAX_METADATA_BYTES = 6000
+_MIN_METADATA_ROW_BYTES = 80  # of the header, for each item
+_METADATA_ROW = '{"index":%d,"embed_dtype":"%s","endianness":"%s","start":%d,"end":%d,"shape":[%s]}'
+_METADATA = '{"id":"embd-%s","created":%d,"model":%s,"data":[%s],"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 
 
 class Usage(msgspec.Struct):
@@ -211,3 +221,34 @@ def _ragged_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...]) -
 def _offsets(embedded: Embedded) -> memoryview:
     assert embedded.offsets is not None
     return embedded.offsets.astype("<u4").data
+
+
+def metadata_header(answer: Answer, embedded: Embedded, form: RowForm, *, model: str, request_id: str) -> Headers:
+    """vLLM's `metadata`, which says where the row or rows of each item stand in an answer of raw bytes.
+
+    There is none for other forms, and none where it would be large: it grows with the rows, and clients limit their
+    headers, aiohttp for one to 8,190 bytes. Our own headers say the same in few bytes.
+    """
+    num_items = len(embedded.truncated)
+    if form.encoding is not Encoding.BYTES or form.container is not Container.RAW:
+        return []
+    if num_items * _MIN_METADATA_ROW_BYTES > _MAX_METADATA_BYTES:
+        return []
+    size = len(answer.body) // max(1, len(embedded.rows))
+    width = size // form.dtype.num_bytes
+    of_all = (form.dtype.value, form.endianness.value)
+    is_ragged = embedded.offsets is not None
+    offsets = range(num_items + 1) if embedded.offsets is None else embedded.offsets.tolist()
+    rows = ",".join(
+        _METADATA_ROW % (index, *of_all, start * size, stop * size, f"{stop - start},{width}" if is_ragged else width)
+        for index, (start, stop) in enumerate(pairwise(offsets))
+    )
+    num_tokens = embedded.num_tokens
+    value = (_METADATA % (request_id, time.time(), _as_ascii_json(model), rows, num_tokens, num_tokens)).encode()
+    return [(b"metadata", value)] if len(value) <= _MAX_METADATA_BYTES else []
+
+
+@lru_cache(maxsize=64)
+def _as_ascii_json(name: str) -> str:
+    """Writes JSON with nothing but ASCII, as headers must be."""
+    return json.dumps(name)

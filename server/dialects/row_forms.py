@@ -203,7 +203,9 @@ class RowForm:
 
     @property
     def label(self) -> str:
-        """A short word for metrics and logs."""
+        """A short word for metrics and logs; "" where there are no rows."""
+        if self is NO_ROWS:
+            return ""
         return self.encoding.value if self.container is _JSON else _LABELS[self.container]
 
     def put_into(self, accepted: Container, offers: frozenset[Container]) -> "RowForm":
@@ -218,6 +220,7 @@ class RowForm:
 
 
 _LABELS = {_RAW: "bytes", _NPY: "npy", _MSGPACK: "msgpack"}
+NO_ROWS = RowForm()  # of an answer without any
 FLOATS = RowForm()  # float32 as lists of numbers in JSON
 RAW_FLOATS = RowForm(_BYTES_ONLY, container=_RAW)
 

@@ -14,13 +14,13 @@ import msgspec
 from server.dialects.error_shapes import text_error
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.row_options import read_dimensions
 from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer, not_ready_answer
 from server.dialects.row_answers import ROWS, as_json, headers, rows_alone
 from server.dialects.row_forms import FLOATS, numbers_as_json
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.models import ServedModel, ServerState
+from server.requests.models import ModelsState, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, adapter_named, prompt_for
 from server.requests.rerank import Ranked
@@ -49,12 +49,12 @@ class VectorsBody(msgspec.Struct, kw_only=True):
     model: str | None = None  # ours
 
 
-_BODY = BodyReader(VectorsBody)
+_BODY = FieldsReader(VectorsBody)
 _BODIES = forms_of(VectorsBody, ["text"], ["texts"])
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     config = fields.config or Config()
     model = call.models.choose(fields.model)
@@ -74,7 +74,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
 
 
 def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
-    """Raises InvalidRequest and EmptyInput."""
+    """The texts by either field. Raises InvalidRequest and EmptyInput."""
     is_list = is_given(fields.texts)
     if is_list is (fields.text is not None):
         raise InvalidRequest("either text or texts must be given", param="text")
@@ -103,7 +103,7 @@ def _check_pooling(strategy: str | None, model: ServedModel) -> None:
 
 
 def _prompt(task_type: str | None, model: ServedModel) -> str:
-    """Raises InvalidRequest."""
+    """The prompt for a task type. Raises InvalidRequest."""
     if not task_type:
         return model.default_prompt
     if task_type not in _PURPOSES:
@@ -120,7 +120,7 @@ def _adapter(task_type: str | None, model: ServedModel) -> int:
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """The row with its text, or all rows."""
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     width = embedded.rows.shape[1]
     rows, sizes = await as_json(embedded.rows), b'"dim":%d,"dims":%d' % (width, width)
@@ -157,7 +157,7 @@ class Meta(msgspec.Struct):
     models: list[dict[str, Any]] = []
 
 
-def meta(state: ServerState) -> Answer:
+def meta(state: ModelsState) -> Answer:
     """Describes what is served; the first model is the one that requests without a name get."""
     models = state.models.models if state.models else []
     told = [
@@ -173,12 +173,12 @@ def meta(state: ServerState) -> Answer:
     return json_answer(Meta(models[0].name if models else None, told))
 
 
-def live(state: ServerState) -> Answer:
+def live(state: ModelsState) -> Answer:
     """Answers as long as the process does."""
     return Answer(204, [], b"")
 
 
-def ready(state: ServerState) -> Answer:
+def ready(state: ModelsState) -> Answer:
     """Answers as /readyz does."""
     reason = state.why_not_ready()
     if reason is None:

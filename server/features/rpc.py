@@ -43,7 +43,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(slots=True)
-class Call:
+class RpcCall:
     """One call, as the process has it."""
 
     connection: FrameConnection
@@ -154,7 +154,7 @@ class Service:
     """The process's end of its frontends' connections. How many calls there are at a time is bounded by these."""
 
     def __init__(
-        self, process: str, answer: Callable[[Call], Awaitable[None]], *, says: object = None, cancels: bool = False
+        self, process: str, answer: Callable[[RpcCall], Awaitable[None]], *, says: object = None, cancels: bool = False
     ) -> None:
         """`answer` answers a call, or raises RequestError. READY has `says`.
 
@@ -196,7 +196,7 @@ class Service:
             self._cancel(connection, frame_id)
             return
         (what, owner, fields), body = _parts(payload)
-        call = Call(connection, frame_id, what, owner, fields, body)
+        call = RpcCall(connection, frame_id, what, owner, fields, body)
         task = asyncio.get_running_loop().create_task(self._run(call))
         self._tasks[connection, frame_id] = task
         task.add_done_callback(lambda _: self._tasks.pop((connection, frame_id)))
@@ -206,7 +206,7 @@ class Service:
         if task is not None and self._cancels:
             task.cancel()
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: RpcCall) -> None:
         try:
             await self._answer(call)
             return

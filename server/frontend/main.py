@@ -15,17 +15,17 @@ from server.features.table import FEATURES
 from server.frontend.parts import Off, Part, Shared
 from server.frontend.reporting import Logged, RequestLog, RequestMetrics
 from server.frontend.start import FrontendStart
-from server.http.acceptor import Share
+from server.http.acceptor import ConnectionCount
 from server.http.app import App
 from server.http.auth import Keys
-from server.http.body import BodyReader
+from server.http.body import RequestBodies
 from server.http.get_routes import MetricsSource, make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
 from server.requests.admission import Admission, WaitBudgets
-from server.requests.inputs import GivenIds, TokenIds
-from server.requests.models import ServerState
+from server.requests.given_ids import GivenIds, TokenIdsRule
+from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.settings.flag import SettingsError
@@ -48,10 +48,10 @@ async def serve(child: Child, start: FrontendStart) -> None:
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
     log = RequestLog(Logged(start.log.request_log), child.metrics, sample_rate=start.log.request_log_sample_rate)
-    shared = _share(child, start, page, tokenizers, managers, log)
+    shared = _make_shared(child, start, page, tokenizers, managers, log)
     parts = _parts(start, shared)
     app = _make_app(start, shared, parts, _make_fallback(child, start, shared, parts))
-    server = _make_server(start, app, parts, Share(page, child.index))
+    server = _make_server(start, app, parts, ConnectionCount(page, child.index))
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: shared.admission.requests.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
@@ -88,7 +88,7 @@ async def _stop(server: HttpServer, parts: Sequence[Part], *, seconds: float) ->
         await part.stop_last(max(0.0, deadline - time.monotonic()))
 
 
-def _share(
+def _make_shared(
     child: Child,
     start: FrontendStart,
     page: Page,
@@ -97,8 +97,8 @@ def _share(
     log: RequestLog,
 ) -> Shared:
     limits = start.limits
-    rule = TokenIds(start.http.token_ids)
-    vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
+    rule = TokenIdsRule(start.http.token_ids)
+    vocabulary = _vocabulary(start) if rule is TokenIdsRule.CL100K else None
     admission = Admission(
         page,
         frontend=child.index,
@@ -109,21 +109,22 @@ def _share(
     )
     return Shared(
         start=start,
-        state=ServerState(page, strict_model_name=start.http.strict_model_name, decodes_ids=vocabulary is not None),
+        state=ModelsState(page, strict_model_name=start.http.strict_model_name, decodes_ids=vocabulary is not None),
         admission=admission,
-        pipeline=Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary)),
-        bodies=BodyReader(
+        pipeline=Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, vocabulary)),
+        bodies=RequestBodies(
             max_bytes=limits.payload_limit,
             max_total_bytes=start.open_payload_limit,
             are_keys_several=admission.are_keys_several,
         ),
         keys=Keys(
             start.access.keys,
-            metrics_need_a_key=start.http.metrics_auth,
+            metrics_auth=start.http.metrics_auth,
             file=start.access.key_file,
             renewed=admission.renew_keys,
         ),
         finished=_Finished(child.metrics, log),
+        max_items=limits.max_client_batch_size,
     )
 
 
@@ -143,7 +144,7 @@ def _make_fallback(child: Child, start: FrontendStart, shared: Shared, parts: Se
         _metrics(child),
         features=[part.add_routes for part in parts],
         needs_key=bool(start.access.keys),
-        metrics_need_a_key=start.http.metrics_auth,
+        metrics_auth=start.http.metrics_auth,
     )
 
 
@@ -171,35 +172,29 @@ def _metrics(child: Child) -> MetricsSource:
 
 def _make_app(start: FrontendStart, shared: Shared, parts: Sequence[Part], fallback: FastAPI) -> App:
     return App(
-        state=shared.state,
-        admission=shared.admission,
-        pipeline=shared.pipeline,
-        bodies=shared.bodies,
-        max_items=start.limits.max_client_batch_size,
+        shared,
         has_documents_in_objects=start.http.rerank_document_format == "object",
-        compresses=start.http.compress_answers,
+        compress_answers=start.http.compress_answers,
         hosts=Hosts(start.access.hosts, origins=start.http.cors_allow_origin),
-        keys=shared.keys,
-        finished=shared.finished,
         fallback=fallback,
         passed_on=[part.passed_on for part in parts if part.passed_on is not None],
         url_prefix=start.http.url_prefix,
     )
 
 
-def _make_server(start: FrontendStart, app: App, parts: Sequence[Part], share: Share) -> HttpServer:
+def _make_server(start: FrontendStart, app: App, parts: Sequence[Part], count: ConnectionCount) -> HttpServer:
     return HttpServer(
         with_cors(app, start.http.cors_allow_origin),
         [*(socket.socket(fileno=fd) for fd in start.listener_fds), *(one for part in parts for one in part.listeners)],
         on_refused=app.refused,
         certificate=_certificate(start),
         max_connections=start.max_connections,
-        idle_seconds=start.http.keep_alive_timeout,
-        share=share,
+        keep_alive_timeout=start.http.keep_alive_timeout,
+        count=count,
     )
 
 
-async def _follow_state(child: Child, state: ServerState, server: HttpServer, parts: Sequence[Part]) -> asyncio.Event:
+async def _follow_state(child: Child, state: ModelsState, server: HttpServer, parts: Sequence[Part]) -> asyncio.Event:
     """Apply what the supervisor says, now and from now on; the event is set once connections may be accepted."""
     may_accept = asyncio.Event()
 

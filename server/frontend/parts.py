@@ -1,6 +1,6 @@
 """The parts of features in a frontend, and what a frontend's parts share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import socket
 
@@ -9,27 +9,16 @@ from fastapi import FastAPI
 from server.dialects.route import Answer
 from server.feature import Feature
 from server.frontend.start import FrontendStart
-from server.http.auth import Keys
-from server.http.body import ASGIApp, BodyReader
-from server.http.request import HeaderList, PassedOn, PassOn, Read
-from server.requests.admission import Admission
+from server.http.body import ASGIApp
+from server.http.request import HeaderList, PassedOn, PassOn, Read, SharedByRequests
 from server.requests.errors import NoSuchRoute
-from server.requests.models import ServerState
-from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared(SharedByRequests):
     """The objects that HTTP and the parts of features have in common."""
 
     start: FrontendStart
-    state: ServerState
-    admission: Admission
-    pipeline: Pipeline
-    bodies: BodyReader
-    keys: Keys
-    finished: Callable[[Trace], None]
 
 
 class Part:

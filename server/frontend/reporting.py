@@ -15,7 +15,7 @@ import msgspec
 
 from server.frontend.log_writer import LogWriter
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS
-from server.requests.trace import Trace
+from server.requests.trace import CLIENT_LEFT, Trace
 from wire.metrics import POWERS, Recorder
 
 _FLUSH_SECONDS = 0.1
@@ -244,7 +244,7 @@ class RequestMetrics:
             metrics.count("embedline_truncated_inputs_total", model, by=trace.num_truncated)
 
     def _failed(self, trace: Trace) -> None:
-        if trace.status == 499:
+        if trace.status == CLIENT_LEFT:
             self._metrics.count("embedline_cancelled_total", trace.stage)
             return
         reason = trace.reason or _REASONS_BY_STATUS.get(trace.status)

@@ -1,8 +1,8 @@
 """Accepts the connections of a listening socket, which other processes may accept from too.
 
 The kernel wakes every process that waits at the socket, and the first one gets the connection. That alone gave one of
-four frontends 57 of 64 connections, and another one none. So each says how many it has (`Share`), and one that has
-more than another waits for a moment: the others come first. If they are stuck or busy, it accepts after all.
+four frontends 57 of 64 connections, and another one none. So each says how many it has (`ConnectionCount`), and one
+that has more than another waits for a moment: the others come first. If they are stuck or busy, it accepts after all.
 docs/decisions/0016-connections.md compares this with a socket for each frontend (SO_REUSEPORT).
 """
 
@@ -22,7 +22,7 @@ _UNSENT_BYTES = 128 * 1024  # that the kernel keeps for a client that does not r
 logger = logging.getLogger("embedline.server")
 
 
-class Share:
+class ConnectionCount:
     """Notes how many connections a frontend has, beside the others that accept."""
 
     def __init__(self, page: Page, frontend: int) -> None:
@@ -52,11 +52,15 @@ class Acceptor:
     """
 
     def __init__(
-        self, listener: socket.socket, accepted: Callable[[socket.socket], object], *, share: Share | None = None
+        self,
+        listener: socket.socket,
+        accepted: Callable[[socket.socket], object],
+        *,
+        count: ConnectionCount | None = None,
     ) -> None:
         self._listener = listener
         self._accepted = accepted
-        self._share = share
+        self._count = count
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.TimerHandle | None = None  # the listener is not watched meanwhile
         self._has_failed = False  # since the last connection
@@ -85,7 +89,7 @@ class Acceptor:
             self._accept()
 
     def _has_too_many(self) -> bool:
-        return self._share is not None and self._share.is_exceeded()
+        return self._count is not None and self._count.is_exceeded()
 
     def _wait(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)

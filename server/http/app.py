@@ -6,24 +6,21 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
 
 from server.dialects.error_shapes import openai_error
 from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.http import compression
-from server.http.auth import Keys
 from server.http.body import (
     IS_HEAD,
     OWNER,
+    STOPPING,
     WHOLE_BODY,
     WRITE_BUFFER_BYTES,
-    BodyReader,
     ClientLeft,
     Message,
     Receive,
@@ -36,80 +33,51 @@ from server.http.headers import rate_limit_headers, read_options, request_id, re
 from server.http.hosts import Hosts
 from server.http.line_streams import LineStreams, check_head, has_lines
 from server.http.paths import Paths, Place
-from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, num_marked
-from server.requests.admission import Admission
+from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, SharedByRequests
 from server.requests.concurrency import OpenRequest
-from server.requests.errors import (
-    EngineFailed,
-    Forbidden,
-    MalformedBody,
-    NotReady,
-    RequestError,
-    Unauthorized,
-    stopping,
-)
-from server.requests.models import ServerState
-from server.requests.pipeline import Pipeline
+from server.requests.errors import Forbidden, NotReady, RequestError, Unauthorized, stopping
 from server.requests.row_memory import RequestContext, RowMemory
-from server.requests.trace import CLIENT_LEFT, Trace
+from server.requests.trace import CLIENT_LEFT, Trace, failed
+from wire.vocabulary import RequestClass
 
 _PIECE_BYTES = 256 * 1024
-logger = logging.getLogger("embedline.server")
 
 
 class App:
     """Answers requests, and reports each one when it has ended.
 
-    finished   gets the trace of every request, also of those that failed or whose client left
     fallback   answers what is not in the table of POST routes
-    max_items  texts, pairs or lists of ids that one request may have
     has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     url_prefix  may stand before every path; as server.http.paths has it
     passed_on  routes whose requests go on to another process
-    compresses whether answers in JSON are compressed for clients that accept it
+    compress_answers  whether answers in JSON are compressed for clients that accept it
     """
 
     def __init__(
         self,
+        shared: SharedByRequests,
         *,
-        state: ServerState,
-        admission: Admission,
-        pipeline: Pipeline,
-        bodies: BodyReader,
-        max_items: int,
         has_documents_in_objects: bool,
-        compresses: bool,
+        compress_answers: bool,
         hosts: Hosts,
-        keys: Keys,
-        finished: Callable[[Trace], None],
         fallback: FastAPI,
         passed_on: Sequence[PassedOn] = (),
         url_prefix: str = "",
     ) -> None:
-        self._state = state
-        self._admission = admission
-        self._pipeline = pipeline
-        self._bodies = bodies
-        self._max_items = max_items
+        self._shared = shared
+        self._admission = shared.admission
         self._has_documents_in_objects = has_documents_in_objects
-        self._compresses = compresses
+        self._compress_answers = compress_answers
         self._hosts = hosts
-        self._keys = keys
-        self._finished = finished
         self._fallback = fallback
         self._passed_on = passed_on
         self._routes = {("POST", route.path): route for route in ROUTES}
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
-        self._lines = LineStreams(state, pipeline, bodies, finished)
+        self._lines = LineStreams(shared)
         self._decoder = BodyDecoder()
         self._request_ids = request_ids()
-
-    @property
-    def fallback_routes(self) -> list[BaseRoute]:
-        """The routes that FastAPI answers."""
-        return self._fallback.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -121,11 +89,11 @@ class App:
             path = place.path
             route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        context, is_streamed = RequestContext(), False
+        context, is_streamed, whole = RequestContext(), False, scope.get(WHOLE_BODY)
         try:
             with OpenRequest(self._admission.requests) as opened:
-                timed = TimedReceive(receive, opened, is_whole=WHOLE_BODY in scope)
-                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, context, place)
+                timed = TimedReceive(receive, opened, is_whole=whole is not None)
+                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, context, place, whole)
                 if route is None:
                     assert place is not None
                     await self._answer_other(request, place)
@@ -135,56 +103,60 @@ class App:
                     is_streamed = answer is None
                     if answer is not None:
                         await self._send(request, answer)
+        except ClientLeft:
+            pass
         finally:
             context.release()
             trace.status = trace.status or CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
             if not is_streamed:  # the groups of its lines have been reported
-                self._finished(trace)
+                self._shared.finished(trace)
 
     def refused(self, error: RequestError) -> None:
         """Report what never became a request: its head was too long or too slow, or it was not HTTP."""
         trace = Trace(route="other", request_id=next(self._request_ids))
-        trace.status = _failed(error, trace, openai_error).status
-        self._finished(trace)
+        failed(error, trace)
+        self._shared.finished(trace)
 
     async def _answer(self, route: Route, request: HttpRequest) -> Answer | None:
         """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
         trace, context, call = request.trace, request.context, None
         try:
-            self._hosts.check(trace.method, trace.route, request.headers)
-            trace.key = context.key = self._keys.check(trace.method, trace.route, request.headers)
+            self._check_sender(request, trace.route)
             call = self._new_call(route, request)
             if route.takes_lines and has_lines(request.headers):
                 await self._answer_lines(route, call, request)
                 return None
             request.open.let_in(context.key)
-            bodies = self._bodies.of(context.key)
-            work = await _decoded(route, call, request, bodies)
+            bodies, decode = self._shared.bodies.of(context.key), partial(route.decode, call)
+            work = await request.read(bodies, lambda body: self._decoder.decoded(body, decode))
             with bodies.held(request.num_decoded_bytes):  # the decoder has copied what it needs
-                if call.form is not None:
-                    trace.encoding = context.encoding = call.form.label
-                result = await route.run(self._pipeline, work, trace)
+                trace.encoding = context.encoding = call.form.label
+                result = await route.run(self._shared.pipeline, work, trace)
                 answer = await route.encode(call, work, result)
-                if self._compresses:
+                if self._compress_answers:
                     answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
             context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer.body)))
             return answer
-        except (ClientLeft, asyncio.CancelledError):
-            return self._interrupted(trace, route.error_shape)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
+
+    def _check_sender(self, request: HttpRequest, path: str) -> None:
+        """Raises Forbidden and Unauthorized."""
+        trace = request.trace
+        self._hosts.check(trace.method, path, request.headers)
+        trace.key = request.context.key = self._shared.keys.check(trace.method, path, request.headers)
 
     def _new_call(self, route: Route, request: HttpRequest) -> Call:
         """Raises RequestError."""
-        models, options = self._state.models_or_not_ready(), read_options(request.headers)
+        models, options = self._shared.state.models_or_not_ready(), read_options(request.headers)
         if request.place is not None and request.place.model is not None:
             models = models.named(request.place.model)
         are_objects = self._has_documents_in_objects
         return Call(
             options,
             models,
-            self._max_items,
+            self._shared.max_items,
             request.trace,
             route.error_shape,
             request.context,
@@ -212,37 +184,33 @@ class App:
         """The answer of another process: that it has kept the request, or what it made of it."""
         trace, context = request.trace, request.context
         try:
-            self._hosts.check(trace.method, trace.route, request.headers)
-            trace.key = context.key = self._keys.check(trace.method, trace.route, request.headers)
+            self._check_sender(request, trace.route)
             request.open.let_in(context.key)
-            owner, held = self._keys.owner(context.key), contextlib.ExitStack()
+            owner, held = self._shared.keys.owner(context.key), contextlib.ExitStack()
             with held:
-                read = request.holding(self._bodies.of(context.key), held)
+                read = request.holding(self._shared.bodies.of(context.key), held)
                 found = await answer(read, request.scope["headers"], owner)
             context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(found.body)))
             return found
-        except (ClientLeft, asyncio.CancelledError):
-            return self._interrupted(trace, openai_error)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             return _failed(error, trace, openai_error)
 
     async def _fall_back(self, request: HttpRequest, place: Place) -> None:
         """Answer with what FastAPI answers."""
         trace = request.trace
         try:
-            self._hosts.check(trace.method, place.path, request.headers)
-            trace.key = request.context.key = self._keys.check(trace.method, place.path, request.headers)
+            self._check_sender(request, place.path)
         except (Forbidden, Unauthorized) as error:
             return await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
         scope = {
             **request.scope,
-            OWNER: self._keys.owner(request.context.key),
+            OWNER: self._shared.keys.owner(request.context.key),
             IS_HEAD: trace.method == "HEAD",
             "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
             "path": place.prefix + place.path,
             "root_path": place.prefix,
         }
-        send = HeldSend(request.send, trace, request.context, self._admission.row_memory_of("bulk"))
+        send = HeldSend(request.send, trace, request.context, self._admission.row_memory_of(RequestClass.BULK))
         try:
             await self._fallback(scope, request.receive, send)
         except Exception:
@@ -266,7 +234,7 @@ class App:
         try:
             await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read
-            trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
+            trace.client_left()
             raise
 
     def _more_headers(self, request: HttpRequest) -> Headers:
@@ -276,33 +244,16 @@ class App:
             headers += rate_limit_headers(allowance)
         return headers
 
-    def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
-        """The client left and gets no answer; or the server stops and can't wait any longer."""
-        if self._state.draining:
-            return _failed(stopping(), trace, shape)
-        trace.error = "ClientLeft"
-        return Answer(CLIENT_LEFT, [], b"")
 
-
-async def _decoded(route: Route, call: Call, request: HttpRequest, bodies: BodyReader) -> Any:
-    """The request that the body asks for; the body is not kept. Raises what the decoders raise."""
-
-    def decode(body: bytes, num_marks: int = 0) -> Any:
-        work = route.decode(call, body)
-        if num_marks and num_marked(work) != num_marks:
-            raise MalformedBody("the body is not valid JSON in UTF-8")
-        return work
-
-    return await request.read(bodies, decode, decode_marked=decode)
-
-
-def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
-    """The answer to a request that failed; the trace says why."""
-    if not isinstance(error, RequestError):
-        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
-        error = EngineFailed("the server failed on this request")
-    trace.error, trace.reason = type(error).__name__, error.reason
-    return shape(error)
+def _failed(error: Exception | asyncio.CancelledError, trace: Trace, shape: ErrorShape) -> Answer:
+    """The answer to a request that failed; the trace says why. Raises the error if the client left: nobody gets an
+    answer."""
+    if isinstance(error, asyncio.CancelledError) and error.args == (STOPPING,):
+        error = stopping()
+    if isinstance(error, (ClientLeft, asyncio.CancelledError)):
+        trace.client_left()
+        raise error
+    return shape(failed(error, trace))
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

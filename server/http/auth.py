@@ -14,9 +14,6 @@ HEALTH_PATHS = frozenset(
 )
 METRICS_PATHS = frozenset({"/metrics", "/load"})  # open, unless --metrics-auth closes them
 _SCHEMES = (b"bearer ", b"api-key ")
-# Gives, by a request's headers, the owner of the key that another process acts for, b"" where it may not; None if the
-# request is nobody else's.
-Authority = Callable[[Mapping[bytes, bytes]], bytes | None]
 
 logger = logging.getLogger("embedline.server")
 
@@ -33,21 +30,22 @@ class Keys:
         self,
         keys: Sequence[ApiKey],
         *,
-        metrics_need_a_key: bool,
+        metrics_auth: bool,
         file: KeyFile | None = None,
         renewed: Callable[[Sequence[ApiKey]], None] = lambda keys: None,
     ) -> None:
         """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called."""
         self._keys = keys
-        self._are_metrics_open = not metrics_need_a_key
+        self._are_metrics_open = not metrics_auth
         self._file = file
         self._renewed = renewed
-        self._authorities: list[Authority] = []
+        self._secrets: list[bytes] = []
         self._watched = WatchedFiles({file.path: file.version} if file else {})
 
-    def let_act(self, authority: Authority) -> None:
-        """Let a process of this server act for keys from now on: for requests that it accepted with them."""
-        self._authorities.append(authority)
+    def let_act(self, secret: str) -> None:
+        """Let a process of this server act for keys from now on. In place of a key its requests have the secret, a dot
+        and the owner of the request that they are for."""
+        self._secrets.append(secret.encode())
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
         """The name of the request's key, "" if none is needed. Raises Unauthorized."""
@@ -55,11 +53,12 @@ class Keys:
             return ""
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)
-        for authority in self._authorities:
-            if (owner := authority(headers)) is not None:
+        sent = _given_keys(headers)
+        for secret, _, owner in (given.partition(b".") for given in sent):
+            if any(hmac.compare_digest(secret, one) for one in self._secrets):
                 return self._name_of_owner(owner)
         found = None
-        for given in map(digest, given_keys(headers)):
+        for given in map(digest, sent):
             for key in self._keys:  # always all of them, so that the time shows nothing
                 if hmac.compare_digest(given, key.digest):
                     found = key.name
@@ -92,7 +91,7 @@ class Keys:
             logger.info("requests need one of %d API key(s) from now on", len(self._keys))
 
 
-def given_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def _given_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
     """The values that may be keys: in `authorization` (Bearer, Api-Key or bare), `x-api-key` and `api-key`.
 
     All of them, since a proxy in between may need an `authorization` of its own.

@@ -22,6 +22,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
 OWNER = "embedline.owner"  # in a scope: whose data is shown, by the request's key
+STOPPING = "stopping"  # says why a handler is cancelled: the server can't wait any longer; else its client has left
 IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
 
@@ -35,7 +36,7 @@ _ROOM_SECONDS = 600.0  # that a body of lines waits for others
 
 
 class ClientLeft(Exception):
-    """The connection closed before the request was whole."""
+    """The connection closed before the request was whole; its handler may be cancelled instead, if it does not read."""
 
 
 class TimedReceive:
@@ -120,7 +121,7 @@ class _Open:
         return (of_all + more > self._max_bytes and of_all > but) or (of_key + more > self.max_of_key and of_key > but)
 
 
-class BodyReader:
+class RequestBodies:
     """Reads bodies of at most `max_bytes` each, and `max_total_bytes` for all that are open in this process.
 
     Of several keys one has at most half of those. A body that comes in one piece is small. It is never refused because
@@ -133,25 +134,27 @@ class BodyReader:
         self._open = _Open(total, max(max_bytes, total // 2) if are_keys_several else total)
         self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
         self._key = ""
-        self._of_keys: dict[str, BodyReader] = {}
+        self._of_keys: dict[str, RequestBodies] = {}
 
     @property
     def max_of_key(self) -> int:
         """The bytes that one key may have open."""
         return self._open.max_of_key
 
-    def of(self, key: str) -> "BodyReader":
+    def of(self, key: str) -> "RequestBodies":
         """The reader of one key's bodies."""
         if key not in self._of_keys:
             self._of_keys[key] = copy.copy(self)
             self._of_keys[key]._key = key
         return self._of_keys[key]
 
-    async def read(self, scope: Scope, receive: Receive, content_length: int | None) -> bytes:
-        """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
+    async def read(self, whole: bytes | None, receive: Receive, content_length: int | None) -> bytes:
+        """The whole body; `whole` is one that came with its head.
+
+        Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft.
+        """
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
-        whole: bytes | None = scope.get(WHOLE_BODY)
         if whole is not None and len(whole) <= self._max_bytes:
             return whole
         message = await next_piece(receive)

@@ -1,4 +1,7 @@
-"""The routes without a body, on FastAPI: health, what is served, metrics, the OpenAPI page, and those of dialects."""
+"""The routes on FastAPI: health, what is served, metrics, the OpenAPI page, and those of dialects and features.
+
+Most have no body; some features' routes take one by POST, as files and batches do.
+"""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from embedline import __version__
-from server.dialects.route import PlainRoute, retry_after
+from server.dialects.route import Answer, PlainRoute, retry_after
 from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
 from server.feature import loaded
 from server.features.table import FEATURES
@@ -21,7 +24,7 @@ from server.http.info import info as describe
 from server.http.info import model_cards
 from server.http.openapi import describe as describe_api
 from server.requests.errors import ERRORS, RETRY_AFTER, ModelNotFound, NoSuchRoute, NotReady, RequestError, WrongMethod
-from server.requests.models import ServerState
+from server.requests.models import ModelsState
 
 AddRoutes = Callable[[FastAPI], None]
 MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
@@ -33,12 +36,12 @@ _MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that 
 
 
 def make_app(
-    state: ServerState,
+    state: ModelsState,
     metrics: MetricsSource,
     *,
     features: Sequence[AddRoutes] = (),
     needs_key: bool = False,
-    metrics_need_a_key: bool = False,
+    metrics_auth: bool = False,
 ) -> FastAPI:
     """The FastAPI application of one frontend, with the routes of features. It checks no key; its OpenAPI page says
     where one is needed."""
@@ -55,21 +58,21 @@ def make_app(
         state,
         routes=lambda: _documented(state, metrics),
         needs_key=needs_key,
-        metrics_need_a_key=metrics_need_a_key,
+        metrics_auth=metrics_auth,
     )
     _add_openapi(app)
     _add_routes(app, state, metrics, features)
     return app
 
 
-def _documented(state: ServerState, metrics: MetricsSource) -> list[BaseRoute]:
+def _documented(state: ModelsState, metrics: MetricsSource) -> list[BaseRoute]:
     """The routes as the page shows them: those of features too that are off, and of which little is loaded else."""
     page = FastAPI()
     _add_routes(page, state, metrics, [loaded(feature.documents) for feature in FEATURES if feature.documents])
     return page.routes
 
 
-def _add_routes(app: FastAPI, state: ServerState, metrics: MetricsSource, features: Sequence[AddRoutes]) -> None:
+def _add_routes(app: FastAPI, state: ModelsState, metrics: MetricsSource, features: Sequence[AddRoutes]) -> None:
     for route in PLAIN_ROUTES:
         app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)
 
@@ -122,7 +125,7 @@ def _add_openapi(app: FastAPI) -> None:
         return Response(body, media_type="application/json")
 
 
-def _add_health(app: FastAPI, state: ServerState) -> None:
+def _add_health(app: FastAPI, state: ModelsState) -> None:
     @app.get("/livez", summary="Whether this process answers", response_class=PlainTextResponse)
     async def livez() -> Response:
         return PlainTextResponse("ok")
@@ -156,7 +159,7 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
         return JSONResponse(content, status_code=status, headers=_RETRY if status == 503 else None)
 
 
-def _add_models(app: FastAPI, state: ServerState) -> None:
+def _add_models(app: FastAPI, state: ModelsState) -> None:
     @app.get("/v1/models", summary="The served models, as OpenAI lists them")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": model_cards(state)})
@@ -177,19 +180,21 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
         return JSONResponse(card)
 
 
-def _endpoint(route: PlainRoute, state: ServerState) -> Callable[[], Awaitable[Response]]:
+def _endpoint(route: PlainRoute, state: ModelsState) -> Callable[[], Awaitable[Response]]:
     """FastAPI's handler of a dialect's route."""
 
     async def endpoint() -> Response:
-        status, headers, body = route.answer(state)
-        return Response(
-            bytes(body), status_code=status, headers={name.decode(): value.decode() for name, value in headers}
-        )
+        return _response(route.answer(state))
 
     return endpoint
 
 
-def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
+def _response(answer: Answer) -> Response:
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(bytes(answer.body), status_code=answer.status, headers=headers)
+
+
+def _readiness(state: ModelsState, model: str | None) -> tuple[int, str]:
     """Status and reason, of the whole server or of one of its models."""
     if model is not None and model not in state.names:
         return 404, _NO_MODEL
@@ -200,9 +205,7 @@ def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
 async def _request_error(request: Request, error: Exception) -> Response:
     """Answers what any of the routes raises, in the shape of every other error of the path."""
     assert isinstance(error, RequestError)
-    refused = plain_error_shape(request.scope["path"].removeprefix(request.scope["root_path"]))(error)
-    headers = {name.decode(): value.decode() for name, value in refused.headers}
-    return Response(bytes(refused.body), status_code=refused.status, headers=headers)
+    return _response(plain_error_shape(request.scope["path"].removeprefix(request.scope["root_path"]))(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

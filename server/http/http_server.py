@@ -19,9 +19,9 @@ from typing import Any, cast
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from server.http.acceptor import Acceptor, Share
-from server.http.body import WRITE_BUFFER_BYTES, ASGIApp
-from server.http.protocol import OnRefused, Protocol
+from server.http.acceptor import Acceptor, ConnectionCount
+from server.http.body import STOPPING, WRITE_BUFFER_BYTES, ASGIApp
+from server.http.protocol import HttpProtocol, OnRefused
 from server.http.tls import Certificate
 
 _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
@@ -76,7 +76,7 @@ class _State(ServerState):
             self.empty.set()
 
 
-class _Protocol(Protocol):
+class _Protocol(HttpProtocol):
     """Tells the state of its end. While the server drains, every answer closes it."""
 
     server_state: _State
@@ -131,20 +131,20 @@ class HttpServer:
         on_refused: OnRefused | None = None,
         certificate: Certificate | None = None,
         max_connections: int = sys.maxsize,
-        idle_seconds: int = 620,
-        share: Share | None = None,
+        keep_alive_timeout: int = 620,
+        count: ConnectionCount | None = None,
     ) -> None:
         """The listeners are TCP or Unix sockets. `on_refused` gets the error of what never became a request: its head
         was too long, too slow or not HTTP. With a certificate the server speaks TLS on TCP.
 
         Of more than `max_connections` the oldest without a request is closed, else the oldest that waits for its
-        client, as is one without a request for `idle_seconds`. `share` says how many connections
+        client, as is one without a request for `keep_alive_timeout`. `count` says how many connections
         others have that accept from the same listeners.
         """
         self._listeners = listeners
         self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
-        self._share = share
+        self._count = count
         self._date = DateHeader()
         self._state = _State(max_connections, self._number_changed)
         self._config = Config(
@@ -158,7 +158,7 @@ class HttpServer:
             server_header=False,
             date_header=False,  # its Server would make it
             proxy_headers=False,
-            timeout_keep_alive=idle_seconds,
+            timeout_keep_alive=keep_alive_timeout,
         )
         self._acceptors: list[Acceptor] = []
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -167,7 +167,7 @@ class HttpServer:
         """Begin to accept connections."""
         self._config.load()
         self._number_changed(0)
-        self._acceptors = [Acceptor(listener, self._accepted, share=self._share) for listener in self._listeners]
+        self._acceptors = [Acceptor(listener, self._accepted, count=self._count) for listener in self._listeners]
 
     def _accepted(self, connection: socket.socket) -> None:
         protocol = self._make_protocol()
@@ -192,8 +192,8 @@ class HttpServer:
             self._state.closed(protocol)
 
     def _number_changed(self, number: int) -> None:
-        if self._share is not None:
-            self._share.set(number)
+        if self._count is not None:
+            self._count.set(number)
             for acceptor in self._acceptors:
                 acceptor.reconsider()
 
@@ -220,9 +220,9 @@ class HttpServer:
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors.clear()
-        if self._share is not None:
-            self._share.leave()
-            self._share = None
+        if self._count is not None:
+            self._count.leave()
+            self._count = None
         self.drain()
 
     async def stop(self, seconds: float) -> None:
@@ -239,7 +239,7 @@ class HttpServer:
             connection.close_if_idle()
         await self._wait_empty(deadline - time.monotonic())
         for task in list(self._state.tasks):
-            task.cancel()
+            task.cancel(STOPPING)
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=_LAST_ANSWER_SECONDS)
         for connection in self._connections():

@@ -6,14 +6,14 @@ from typing import Any
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.requests.models import ServedModel, ServerState
+from server.requests.models import ModelsState, ServedModel
 from tokenizer_pool.messages import Truncation
 
 _SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
 _TEI_POOLING = {"last": "last_token"}  # its name for it
 
 
-def info(state: ServerState) -> dict[str, Any]:
+def info(state: ModelsState) -> dict[str, Any]:
     """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `fingerprint`,
     `task`, `outputs`, `labels`, `prompts` and the other limits."""
     newest = state.newest
@@ -29,7 +29,7 @@ def info(state: ServerState) -> dict[str, Any]:
     }
 
 
-def model_cards(state: ServerState) -> list[dict[str, Any]]:
+def model_cards(state: ModelsState) -> list[dict[str, Any]]:
     """The served models as OpenAI lists them, with more that other servers say."""
     loaded = {model.name: model for model in state.models.models} if state.models else {}
     return [
@@ -65,7 +65,7 @@ def _facts(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _stats(state: ServerState, name: str) -> dict[str, float]:
+def _stats(state: ModelsState, name: str) -> dict[str, float]:
     """Infinity's numbers, counted in tokens: a `queue_fraction` of 1 or more means that a request gets 429."""
     queue = state.queue_of(name)
     return {

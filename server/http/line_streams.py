@@ -5,25 +5,24 @@ group is reported like a request.
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from server.dialects.openai import Line, body_of, check_lines, error_line, last_line, read_line, row_lines
+from server.dialects.lines import Line, body_of, check_lines, error_line, last_line, read_line, row_lines
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, check_utf_8
 from server.dialects.route import Call, Headers, Route
 from server.dialects.row_forms import Container, Ranges
-from server.http.body import BodyReader, ClientLeft, Message, Receive, Send, decoded_bytes, next_piece
+from server.http.body import ClientLeft, Message, Receive, RequestBodies, Send, decoded_bytes, next_piece
 from server.http.compression import coding_of
+from server.http.request import SharedByRequests
 from server.requests.concurrency import InOrder
 from server.requests.errors import (
     ERRORS,
     BodyTooSlow,
     DeadlineExceeded,
     EmptyInput,
-    EngineFailed,
     InvalidRequest,
     NotReady,
     Overloaded,
@@ -32,11 +31,9 @@ from server.requests.errors import (
     UnsupportedMedia,
     stopping,
 )
-from server.requests.models import ServerState
-from server.requests.pipeline import Pipeline
 from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
-from server.requests.trace import CLIENT_LEFT, Trace
+from server.requests.trace import CLIENT_LEFT, Trace, failed
 from server.requests.work import Embedded, EmbedRequest
 from wire.vocabulary import RequestClass
 
@@ -49,7 +46,6 @@ _MAX_GROUP_BYTES = 64 * 1024  # of more than one line
 _MAX_LINES = 32  # of a group
 _MAX_WAIT_SECONDS = 600.0  # of a group, for a server with too much work
 _ENDING = (DeadlineExceeded, NotReady, Overloaded)  # no line is to blame for these
-logger = logging.getLogger("embedline.server")
 
 
 def has_lines(headers: Mapping[bytes, bytes]) -> bool:
@@ -79,7 +75,7 @@ class LineReader:
     def __init__(
         self,
         receive: Receive,
-        bodies: BodyReader,
+        bodies: RequestBodies,
         *,
         max_lines: int,
         is_stopping: Callable[[], bool],
@@ -206,12 +202,9 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class LineStreams:
-    """The streams of one frontend. `finished` gets the trace of every group. All streams share a slice of time."""
+    """The streams of one frontend. Every group of lines has a trace. All streams share a slice of time."""
 
-    state: ServerState
-    pipeline: Pipeline
-    bodies: BodyReader
-    finished: Callable[[Trace], None]
+    shared: SharedByRequests
     time_slice: SharedSlice = field(default_factory=SharedSlice)
 
     async def answer(self, route: Route, call: Call, receive: Receive, send: Send, headers: Headers) -> None:
@@ -222,14 +215,14 @@ class LineStreams:
         call, has_begun = replace(call, options=own), False
         reader = LineReader(
             receive,
-            self.bodies.of(call.context.key),
+            self.shared.bodies.of(call.context.key),
             max_lines=_lines_together(call),
-            is_stopping=lambda: self.state.draining,
+            is_stopping=lambda: self.shared.state.draining,
             time_slice=self.time_slice,
         )
 
         async def work(lines: list[Line]) -> list[_Done]:
-            with self.bodies.of(call.context.key).held(sum(map(_num_held, lines))):
+            with self.shared.bodies.of(call.context.key).held(sum(map(_num_held, lines))):
                 return await self._embed(route, call, lines)
 
         try:
@@ -266,16 +259,16 @@ class LineStreams:
 
         Lines that can't be read are not tried. Raises what ends the answer.
         """
-        found, failed = list[_Done](), [line for line in lines if line.error is None]
+        found, alone = list[_Done](), [line for line in lines if line.error is None]
         try:
-            if len(failed) < len(lines):
+            if len(alone) < len(lines):
                 found.append(_unread(call, [line for line in lines if line.error is not None]))
-            if len(failed) > 1:
-                done = await self._embed_together(route, call, failed)
+            if len(alone) > 1:
+                done = await self._embed_together(route, call, alone)
                 if done.embedded is not None:
                     found.append(done)
-                    failed = [failed[place] for place in sorted(done.embedded.failed or ())]
-            for line in failed:
+                    alone = [alone[place] for place in sorted(done.embedded.failed or ())]
+            for line in alone:
                 await self.time_slice.end_if_over()
                 found.append(await self._embed_together(route, call, [line]))
         except BaseException:
@@ -314,9 +307,8 @@ class LineStreams:
             await check_large(body)
         work = route.decode(call, body)
         check_lines(lines, work, call.form)
-        if call.form is not None:
-            call.trace.encoding = call.context.encoding = call.form.label
-        return work, await route.run(self.pipeline, work, call.trace)
+        call.trace.encoding = call.context.encoding = call.form.label
+        return work, await route.run(self.shared.pipeline, work, call.trace)
 
     def _report(self, group: Sequence[_Done]) -> None:
         """Report the traces of a group. Those without a status have lost their client."""
@@ -325,7 +317,7 @@ class LineStreams:
             done.call.context.release()
             trace.status = trace.status or CLIENT_LEFT
             trace.end()
-            self.finished(trace)
+            self.shared.finished(trace)
 
 
 def _trace_of(stream: Trace) -> Trace:
@@ -372,9 +364,6 @@ def _written(group: Sequence[_Done]) -> bytes:
 
 def _known(error: Exception, trace: Trace) -> RequestError:
     """The error as clients may see it, which keeps no frame alive; the trace says why."""
-    if not isinstance(error, RequestError):
-        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
-        error = EngineFailed("the server failed on this request")
-    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
-    error.__context__ = None
-    return error.with_traceback(None)
+    known = failed(error, trace)
+    known.__context__ = None
+    return known.with_traceback(None)

@@ -44,7 +44,7 @@ from server.requests.errors import (
     Unauthorized,
     WrongMethod,
 )
-from server.requests.models import ServedModel, ServerState
+from server.requests.models import ModelsState, ServedModel
 
 Schema = dict[str, Any]
 _CLASS = {"type": "string", "enum": ["interactive", "bulk"]}
@@ -98,11 +98,11 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 def describe(
     app: FastAPI,
-    state: ServerState,
+    state: ModelsState,
     *,
     routes: Callable[[], Sequence[BaseRoute]],
     needs_key: bool,
-    metrics_need_a_key: bool,
+    metrics_auth: bool,
 ) -> Callable[[], Schema]:
     """The function that FastAPI calls for its schema, which is made once, when the first model is loaded. `routes`
     gives those that FastAPI can describe."""
@@ -121,7 +121,7 @@ def describe(
             )
             for path, methods in schema["paths"].items():
                 for method, operation in methods.items():
-                    is_open = is_health(method.upper(), path) or (path in METRICS_PATHS and not metrics_need_a_key)
+                    is_open = is_health(method.upper(), path) or (path in METRICS_PATHS and not metrics_auth)
                     if needs_key and not is_open:
                         operation["security"] = [{name: []} for name in _SECURITY]
             _describe_own_routes(schema["paths"])

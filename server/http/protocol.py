@@ -193,7 +193,7 @@ class _SentAhead(Exception):
     """The parser has met the next request in a piece of a chunked body."""
 
 
-class Protocol(Connection):
+class HttpProtocol(Connection):
     """One connection.
 
     Cancels a request's task when its client leaves, closes the connection of a client that does not read, and declines

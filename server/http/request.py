@@ -1,7 +1,7 @@
 """One request as it came, and what its body says: read, expanded, looked through and decoded.
 
 A body of JSON may begin with a byte order mark. A value for which a decoder refuses a whole body is named, or fails
-alone where the request allows it. That costs bodies nothing that are right. Some requests go on to another process:
+alone where the request allows it. Bodies that are right do not pay for that. Some requests go on to another process:
 `PassedOn` is what the application asks of their routes.
 """
 
@@ -16,11 +16,15 @@ from server.dialects.invocations import Chosen
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
 from server.dialects.route import Answer
 from server.http import compression
-from server.http.body import WHOLE_BODY, BodyReader, Scope, Send, TimedReceive, decoded_bytes_of_large
+from server.http.auth import Keys
+from server.http.body import RequestBodies, Scope, Send, TimedReceive, decoded_bytes_of_large
 from server.http.paths import Place
+from server.requests.admission import Admission
 from server.requests.concurrency import OpenRequest
 from server.requests.embeddings import UNREADABLE
 from server.requests.errors import MalformedBody, RequestError
+from server.requests.models import ModelsState
+from server.requests.pipeline import Pipeline
 from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
 from server.requests.trace import Trace
@@ -33,8 +37,6 @@ _MAX_VALUES = 1 << 17  # of a body that are looked at
 _MAX_WRONG = 4096  # of them that may fail alone
 _MARK = b'"%b"' % UNREADABLE.encode()
 _Decoded = TypeVar("_Decoded")
-# A function that reads what a body asks for; its texts have so many marks that stand for what can't be read.
-DecodeMarked = Callable[[bytes, int], _Decoded]
 HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there twice
 
 
@@ -44,24 +46,20 @@ class BodyDecoder:
     def __init__(self) -> None:
         self._time_slice = SharedSlice()
 
-    async def decoded(
-        self, body: bytes, decode: Callable[[bytes], _Decoded], decode_marked: DecodeMarked[_Decoded] | None
-    ) -> _Decoded:
-        """The result of `decode` for JSON, or `decode_marked` if it has wrong texts. Raises MalformedBody, and what the
-        two raise."""
+    async def decoded(self, body: bytes, decode: Callable[[bytes], _Decoded]) -> _Decoded:
+        """The result of `decode` for JSON. Texts that can't be read have marks in it, if they may fail alone.
+
+        Raises MalformedBody, and what `decode` raises.
+        """
         try:
             if len(body) > LARGE_BYTES:
                 await check_large(body)
             return decode(body)
         except MalformedBody as error:
-            return await self._without_wrong_values(body, decode, error, decode_marked)
+            return await self._without_wrong_values(body, decode, error)
 
     async def _without_wrong_values(
-        self,
-        body: bytes,
-        decode: Callable[[bytes], _Decoded],
-        refused: MalformedBody,
-        decode_marked: DecodeMarked[_Decoded] | None,
+        self, body: bytes, decode: Callable[[bytes], _Decoded], refused: MalformedBody
     ) -> _Decoded:
         """The result for a body that was refused. Raises RequestError, if it can with the place of a value."""
         if body.startswith(BOM):
@@ -74,12 +72,15 @@ class BodyDecoder:
         if not wrong:
             raise refused
         named = wrong_value(body, wrong[0])
-        if decode_marked is None or not all(body.startswith(b'"', value.start) for value in wrong):
+        if not all(body.startswith(b'"', value.start) for value in wrong):
             raise named
         try:
-            return decode_marked(marked(body, wrong, _MARK), len(wrong))
+            work = decode(marked(body, wrong, _MARK))
         except RequestError:
             raise named from None
+        if num_marked(work) != len(wrong):
+            raise named
+        return work
 
     async def _wrong_values(self, body: bytes) -> list[Value]:
         """The wrong values, at most one more than may fail alone. Lets other requests run meanwhile."""
@@ -124,6 +125,23 @@ class PassedOn(Protocol):
         """Answers a request there, and raises RequestError; None if it is not this route."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedByRequests:
+    """What all requests of a frontend share, over HTTP and gRPC.
+
+    finished   gets the trace of every request, also of those that failed or whose client left
+    max_items  texts, pairs or lists of ids that one request may have
+    """
+
+    state: ModelsState
+    admission: Admission
+    pipeline: Pipeline
+    bodies: RequestBodies
+    keys: Keys
+    finished: Callable[[Trace], None]
+    max_items: int
+
+
 @dataclass(slots=True)  # not frozen, which takes twice as long to make
 class HttpRequest:
     """One request as it came."""
@@ -137,17 +155,11 @@ class HttpRequest:
     decoder: BodyDecoder
     context: RequestContext
     place: Place | None = None  # None = the path is a POST route's own
+    whole_body: bytes | None = None  # of a small one that came with the head
     num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
 
-    async def read(
-        self,
-        bodies: BodyReader,
-        decode: Callable[[bytes], _Decoded],
-        *,
-        is_json: bool = True,
-        decode_marked: DecodeMarked[_Decoded] | None = None,
-    ) -> _Decoded:
-        """The result of `decode` for the body, or `decode_marked` if it has wrong texts. `bodies` are those of the key.
+    async def read(self, bodies: RequestBodies, decode: Callable[[bytes], Awaitable[_Decoded]]) -> _Decoded:
+        """The result of `decode` for the body. `bodies` are those of the key.
 
         Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
         errors.
@@ -155,40 +167,40 @@ class HttpRequest:
         trace = self.trace
         began, coding = time.perf_counter(), compression.coding_of(self.headers)
         length = self.headers.get(b"content-length")  # a number: the HTTP parser has checked it
-        body = await bodies.read(self.scope, self.receive, None if length is None else int(length))
+        body = await bodies.read(self.whole_body, self.receive, None if length is None else int(length))
         trace.num_body_bytes = len(body)
-        if WHOLE_BODY not in self.scope:
+        if self.whole_body is None:
             self.open.let_in(self.context.key)  # others were, while it waited for its body
         trace.read_seconds = time.perf_counter() - began
         if coding is not None:
             async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:
                 trace.read_seconds = time.perf_counter() - began
                 await self._check_decoded(bodies, whole, held=len(body) + len(whole))
-                return await self.decoder.decoded(whole, decode, decode_marked) if is_json else decode(whole)
+                return await decode(whole)
         if len(body) <= SMALL_BYTES:
             self.num_decoded_bytes = len(body)
-            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
+            return await decode(body)
         with bodies.held(len(body)):
             await self._check_decoded(bodies, body, held=len(body))
-            return await self.decoder.decoded(body, decode, decode_marked) if is_json else decode(body)
+            return await decode(body)
 
-    async def _check_decoded(self, bodies: BodyReader, body: bytes, *, held: int) -> None:
+    async def _check_decoded(self, bodies: RequestBodies, body: bytes, *, held: int) -> None:
         """Raises Overloaded."""
         self.num_decoded_bytes = len(body) if len(body) <= SMALL_BYTES else await decoded_bytes_of_large(body)
         bodies.check(self.num_decoded_bytes - len(body), held=held)
 
-    def holding(self, bodies: BodyReader, held: contextlib.ExitStack) -> Read:
+    def holding(self, bodies: RequestBodies, held: contextlib.ExitStack) -> Read:
         """Reads a body that goes on to another process: its copies count as open until `held` is closed."""
 
         async def read(decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
-            def decode_and_hold(body: bytes) -> _Decoded:
-                values = _VALUE_BYTES * body.count(b",") if is_json else 0
-                num_bytes = max(_COPIES * len(body), min(values, bodies.max_of_key))
+            async def decode_and_hold(body: bytes) -> _Decoded:
+                of_values = _VALUE_BYTES * body.count(b",") if is_json else 0
+                num_bytes = max(_COPIES * len(body), min(of_values, bodies.max_of_key))
                 bodies.check(num_bytes, held=2 * len(body))
-                decoded = decode(body)
+                decoded = await self.decoder.decoded(body, decode) if is_json else decode(body)
                 held.enter_context(bodies.held(num_bytes))
                 return decoded
 
-            return await self.read(bodies, decode_and_hold, is_json=is_json)
+            return await self.read(bodies, decode_and_hold)
 
         return read

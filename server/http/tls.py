@@ -4,11 +4,13 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
 
+_Certificate = TypeVar("_Certificate")
 _PROTOCOLS = ("http/1.1",)
 _MAX_BYTES = 1_000_000  # of a file; a chain has some thousand
 
@@ -22,18 +24,8 @@ class Certificate:
         """`copies`, as `copied` gives them, are shown until the files can be used. Raises SettingsError."""
         self._files = (certfile, keyfile)
         self._watched = WatchedFiles({path: version_of(path) for path in self._files if path is not None})
-        self.context = self._newest = self._first(copies)
+        self.context = self._newest = first_of(load, self._files, copies)
         self.context.sni_callback = self._choose
-
-    def _first(self, copies: Sequence[int]) -> ssl.SSLContext:
-        try:
-            return load(*self._files)
-        except SettingsError as error:
-            if not copies:
-                raise
-            logger.error("%s; the certificate that the server was started with is shown", error)
-            certfile, *keyfile = (f"/proc/self/fd/{fd}" for fd in copies)
-            return load(certfile, keyfile[0] if keyfile else None)
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called by each handshake, also of a client that names no server."""
@@ -49,6 +41,24 @@ class Certificate:
             logger.error("%s; the certificate that was read before stays", error)
         else:
             logger.info("new connections get the certificate that --ssl-certfile has now")
+
+
+def first_of(
+    read: Callable[[str, str | None], _Certificate],
+    files: tuple[str, str | None],
+    copies: Sequence[int],
+    *,
+    of: str = "",
+) -> _Certificate:
+    """Reads the copies where the files can't be used; `of` begins the line of the log. Raises SettingsError."""
+    try:
+        return read(*files)
+    except SettingsError as error:
+        if not copies:
+            raise
+        logger.error("%s%s; the certificate that the server was started with is shown", of, error)
+        certfile, *keyfile = (f"/proc/self/fd/{fd}" for fd in copies)
+        return read(certfile, keyfile[0] if keyfile else None)
 
 
 def load(certfile: str, keyfile: str | None) -> ssl.SSLContext:
@@ -99,5 +109,5 @@ def _in_memory(content: bytes) -> int:
 
 
 def _no_password() -> str:
-    """Answers with no password: without it OpenSSL would ask at the terminal, and wait."""
+    """Raises SettingsError: without a callback OpenSSL would ask for the password at the terminal, and wait."""
     raise SettingsError("--ssl-keyfile is encrypted: a server that starts by itself needs a key without a password")

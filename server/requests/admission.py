@@ -26,7 +26,7 @@ _HISTORY = 2000  # characters that weigh as much as all that came before; of a r
 _SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
 _ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
 # Queries with large rows have memory of their own, or they would wait behind bulk.
-_QUARTERS_OF_ROOM = {RequestClass.INTERACTIVE: 1, RequestClass.BULK: 3}
+_QUARTERS_OF_MEMORY = {RequestClass.INTERACTIVE: 1, RequestClass.BULK: 3}
 _RETURN_PART = 0.3  # of the engines' speed: after a burst a server that is half busy has room for it
 _LONGEST_RETURN = 300.0  # seconds; later slots begin anew, so a long overload is spread over this time
 
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     deadline: float = math.inf  # time.monotonic() seconds
     key: str = ""  # name of the API key
     num_seqs: int = 1
-    needs_room: bool = False  # whether it stands behind those whose rows wait for room
+    needs_memory: bool = False  # whether it stands behind those whose rows wait for memory
     least_tokens: int | None = None  # it has no fewer, that is sure; None = num_tokens are not estimated
 
 
@@ -82,15 +82,15 @@ class Admission:
         self.unread = OpenRequests(max_requests)  # of a library that goes on with calls whose clients do not read
         self._keys = KeyShares(keys, KeyPlaces(page))
         self._row_memory = {
-            request_class.name.lower(): self._new_row_memory(max_held_bytes * quarters // 4, budgets.of(request_class))
-            for request_class, quarters in _QUARTERS_OF_ROOM.items()
+            request_class: self._new_row_memory(max_held_bytes * quarters // 4, budgets.of(request_class))
+            for request_class, quarters in _QUARTERS_OF_MEMORY.items()
         }
         self._clock = clock
         self._ceilings = KeyCeilings(page, frontend=frontend)
         self._return_times = ReturnTimes()
         # of each model by key; "" has what all keys have sent
         self._tokens_per_character = [{"": _USUAL_RATIO} for _ in range(page.num_models)]
-        self.num_kept_back = 0  # tokens that wait here until there is room for their rows; to be read only
+        self.num_kept_back = 0  # tokens that wait here until there is memory for their rows; to be read only
 
     @property
     def are_keys_several(self) -> bool:
@@ -128,14 +128,17 @@ class Admission:
             ratios[key] = own + (ratio - own) * weight
         ratios[""] = of_all + (ratio - of_all) * weight
 
-    def row_memory_of(self, request_class: str) -> RowMemory:
-        """The memory where large rows and answers of a class are counted; "" is of what no engine computes."""
-        return self._row_memory["bulk" if request_class == "bulk" else "interactive"]
+    def row_memory_of(self, request_class: RequestClass | None) -> RowMemory:
+        """The memory where large rows and answers of a class are counted; None is of what no engine computes."""
+        return self._row_memory[RequestClass.INTERACTIVE if request_class is None else request_class]
 
     def admit(self, asked: Asked) -> "Admitted":
-        """Raises Overloaded for a request that would wait too long behind the others or be late for its own deadline,
-        or whose key has used its tokens of this minute; InvalidRequest if the key may never send as much. An estimate
-        of more than that counts as all that it may: how many there are is known when it is tokenized."""
+        """Let a request in.
+
+        Raises Overloaded for one that would wait too long behind the others or be late for its own deadline, or whose
+        key has used its tokens of this minute; InvalidRequest if the key may never send as much. An estimate of more
+        than that counts as all that it may: how many there are is known when it is tokenized.
+        """
         now = self._clock()
         key = self._keys.of(asked.key)
         self._check_wait(asked, key, now)
@@ -165,20 +168,20 @@ class Admission:
         self._kept_back[asked.model][asked.request_class, key.index] += num_tokens
 
     def correct_spent(self, key: KeyShare, estimated: int, num_tokens: int) -> None:
-        """It is known by now how many tokens there are. Raises InvalidRequest if the key may never send as many; it has
-        spent nothing then."""
+        """Count the true number as spent, in place of the estimate. Raises InvalidRequest if the key may never
+        send as many; it has spent nothing then."""
         if key.tokens_per_minute is not None:
             self._ceilings.spend(key, -estimated, self._clock())
             self._check_ever(key.tokens_per_minute, num_tokens)
             self._ceilings.spend(key, num_tokens, self._clock())
 
     def _check_wait(self, asked: Asked, key: KeyShare, now: float) -> None:
-        ahead = self._models[asked.model].ahead(asked.request_class, now, needs_room=asked.needs_room)
+        ahead = self._models[asked.model].ahead(asked.request_class, now, needs_memory=asked.needs_memory)
         if not ahead.tokens_per_second or (over := self._seconds_over(asked, ahead, now, part=1.0)) <= 0:
             return
         turn = _ALONE
         if self._keys.are_several:
-            queued = self._models[asked.model].queued_by_key(asked.request_class, needs_room=asked.needs_room)
+            queued = self._models[asked.model].queued_by_key(asked.request_class, needs_memory=asked.needs_memory)
             turn = self._keys.turn(key, asked.num_tokens, queued)
             if (over := self._seconds_over(asked, ahead, now, part=turn.ahead)) <= 0:
                 return
@@ -239,7 +242,8 @@ class Admitted:
         return self
 
     def correct(self, num_tokens: int) -> None:
-        """It is known by now how many tokens there are. Raises InvalidRequest, as `Admission.correct_spent`."""
+        """Count the true number of tokens in place of the estimate. Raises InvalidRequest, as
+        `Admission.correct_spent`."""
         missing = num_tokens - self._num_tokens
         if missing:
             estimated, self._num_tokens = self._num_tokens, num_tokens

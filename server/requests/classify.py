@@ -7,7 +7,7 @@ Knows no dialect.
 """
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.errors import InvalidRequest
-from server.requests.inputs import texts_and_pairs, tokenized
 from server.requests.models import ServedModel
-from server.requests.pipeline import Pipeline
+from server.requests.pipeline import Group, Pipeline, tokenized
 from server.requests.rows import activated, bounded
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
@@ -54,7 +53,7 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
         ask = partial(pipeline.token_ids, request_class=request_class)
-        return await tokenized(texts_and_pairs(request, request.alone), request.num_items, ask)
+        return await tokenized(_texts_and_pairs(request, request.alone), request.num_items, ask)
 
     computed = await pipeline.compute(request, trace, tokenize=tokenize if has_pairs and has_texts_alone else None)
     scores = computed.results[OutputKind.LOGITS].values
@@ -65,6 +64,24 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
         has_own = not request.is_bounded and activation is not Activation.SOFTMAX
         scores = await (activated(scores, activation) if has_own else bounded(scores))
     return Embedded(scores, computed.num_tokens, computed.tokens.truncated)
+
+
+def _texts_and_pairs(request: Work, without_partner: Collection[int]) -> list[Group]:
+    """Two groups of a request that has both: the texts at these places, which have no partner, and the pairs."""
+    texts, pair_texts = request.texts or (), request.pair_texts
+    alone = sorted(without_partner)
+    paired = [index for index in range(len(texts)) if index not in without_partner]
+    return [
+        (alone, replace(request, texts=[texts[index] for index in alone], pair_texts=())),
+        (
+            paired,
+            replace(
+                request,
+                texts=[texts[index] for index in paired],
+                pair_texts=[pair_texts[index] for index in paired],
+            ),
+        ),
+    ]
 
 
 def labels_of(model: ServedModel, num_scores: int) -> Sequence[str]:

@@ -156,7 +156,7 @@ def _error(part: _Part, place: int, refused: TextRefused) -> RequestError:
 
 
 def _without_long(part: _Part, tokens: TokenizedTexts) -> TokenizedTexts:
-    """Raises _NothingLeft."""
+    """The tokens of the texts that are not too long. Raises _NothingLeft."""
     is_whole = tokens.truncated == 0
     if is_whole.all():
         return tokens

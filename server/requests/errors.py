@@ -142,8 +142,8 @@ ERRORS: dict[type[RequestError], Row] = {
 }
 # fmt: on
 
-# By reason, where it is not that of the class: seconds after which a client should ask again. Computed are the expected
-# wait (admission) and when a key's limits allow more (key_limits).
+# Seconds after which a client should ask again, where they are not those of the class: of a reason, or named for who
+# refuses. Computed are the expected wait (admission) and when a key's limits allow more (key_limits).
 RETRY_AFTER = {
     "stopping": 1.0,
     "no_manager": 1.0,  # a batch manager that died is back by then

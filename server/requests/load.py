@@ -60,7 +60,7 @@ class ModelPage:
         """Whether nothing has been computed for so long that an idle engine is better tried than judged."""
         return now - float(self._last_batch_at.max()) >= _POLICY.forecast_memory
 
-    def ahead(self, request_class: RequestClass, now: float, *, needs_room: bool = False) -> Ahead:
+    def ahead(self, request_class: RequestClass, now: float, *, needs_memory: bool = False) -> Ahead:
         """The work that is ahead now. What waits for room is ahead only of what needs room too: it stands in the same
         line."""
         # lists, as they are quicker than numpy's sums over one or two cells
@@ -70,7 +70,7 @@ class ModelPage:
         for of_frontend in self._admitted.tolist():
             interactive += of_frontend[RequestClass.INTERACTIVE]
             bulk += of_frontend[RequestClass.BULK]
-        kept_back = int(self._kept_back[:, request_class].sum()) if needs_room else 0
+        kept_back = int(self._kept_back[:, request_class].sum()) if needs_memory else 0
         is_idle = not (interactive or bulk or kept_back)
         for of_manager in self._computing.tolist():
             interactive -= of_manager[RequestClass.INTERACTIVE]
@@ -93,10 +93,10 @@ class ModelPage:
         rate, streams = float(sum(self._rates.tolist())), int(sum(self._streams.tolist()))
         return rate if num_seqs >= streams else rate * num_seqs / streams
 
-    def queued_by_key(self, request_class: RequestClass, *, needs_room: bool) -> NDArray[np.int64]:
+    def queued_by_key(self, request_class: RequestClass, *, needs_memory: bool) -> NDArray[np.int64]:
         """The tokens of one class that are let in and not answered, by API key, int64 [K]."""
         queued: NDArray[np.int64] = self._by_key[:, request_class].sum(axis=0)
-        return queued + self._kept_back[:, request_class].sum(axis=0) if needs_room else queued
+        return queued + self._kept_back[:, request_class].sum(axis=0) if needs_memory else queued
 
 
 def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:

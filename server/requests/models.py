@@ -171,7 +171,7 @@ class QueueState:
     max_batch_tokens: int
 
 
-class ServerState:
+class ModelsState:
     """The models that there are and whether they can compute. It is set by the supervisor's STATE; read by every
     route."""
 
@@ -244,7 +244,7 @@ class ServerState:
         return load(self._page, [self.names.index(name)], self.why_model_not_ready(name))
 
     def models_or_not_ready(self) -> ModelTable:
-        """Raises NotReady while the first model is loading."""
+        """The models. Raises NotReady while the first model is loading."""
         if self._models is None:
             raise NotReady("the model is still loading")
         return self._models

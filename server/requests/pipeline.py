@@ -1,26 +1,27 @@
-"""The path of a request: admit, tokenize, batch, finish. One method to read for all of it.
+"""The path of a request: `Pipeline.compute` admits it, `_answer` tokenizes and batches it, `embed` finishes its rows.
 
-Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. Only this file and those that
-answer requests write to a Trace.
+Knows texts, ids and rows; nothing of HTTP, JSON or any dialect.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import ADAPTER_SHIFT, OutputKind
 from server.requests.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
-from server.requests.inputs import Frames, GivenIds, texts_and_ids, tokenized
+from server.requests.given_ids import GivenIds, KnownSurroundingIds
 from server.requests.late_interaction import Lengths, lengths, marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
 from server.requests.rows import bytes_to_hold, check_sparse_rows, check_token_rows, finish, strongest
@@ -29,7 +30,7 @@ from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
+from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join, offsets_of
 from wire.vocabulary import RequestClass
 
 BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever it says
@@ -37,8 +38,10 @@ BULK_TOKENS = 4096
 _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
 _CLASS_NAMES = tuple(each.name.lower() for each in RequestClass)
 _CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
+_NO_DEADLINE = nullcontext()
 _Work = TypeVar("_Work", bound=Work)
 _Texts = TypeVar("_Texts", Work, TokenizeRequest)
+Group = tuple[Sequence[int], Work]  # places in the whole request, and a request for these items alone
 Tokenize = Callable[[RequestClass], Awaitable[TokenizedTexts]]  # of one request; raises TextRefused
 
 
@@ -55,7 +58,7 @@ class Pipeline:
     ) -> None:
         """`given_ids` None takes all token ids for the model's own."""
         self._given_ids = given_ids
-        self._frames = Frames(tokenizers)
+        self._surroundings = KnownSurroundingIds(tokenizers)
         self._admission = admission
         self._tokenizers = tokenizers
         self._managers = managers
@@ -73,35 +76,29 @@ class Pipeline:
         """
         _begin(request, trace)
         trace.is_prediction = bool(request.outputs & _SCORES)
-        if request.deadline == math.inf:
-            return await self._compute(request, trace, tokenize)
-        async with _deadline(request):
-            return await self._compute(request, trace, tokenize)
-
-    async def _compute(self, request: Work, trace: Trace, tokenize: Tokenize | None) -> Computed:
         model = request.model
-        if request.outputs not in model.outputs:
-            raise lacks_outputs(model, request.outputs & ~model.outputs)
-        if request.token_ids is not None:
+        async with _deadline(request):
+            if request.outputs not in model.outputs:
+                raise lacks_outputs(model, request.outputs & ~model.outputs)
             request = await self.with_own_ids(request, trace)
-        num_tokens = self._measure(request, trace)
-        request_class = _choose_class(request, trace, num_tokens)
-        trace.stage = "admit"
-        asked = Asked(
-            model.index,
-            request_class,
-            num_tokens,
-            request.deadline,
-            request.context.key,
-            request.num_items,
-            needs_room=bool(
-                self._admission.num_kept_back
-                and bytes_to_hold(request, num_tokens=num_tokens, encoding=request.context.encoding)
-            ),
-            least_tokens=_least_tokens(request),
-        )
-        with self._admission.admit(asked) as admitted:
-            return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
+            num_tokens = self._measure(request, trace)
+            request_class = _choose_class(request, trace, num_tokens)
+            trace.stage = "admit"
+            asked = Asked(
+                model.index,
+                request_class,
+                num_tokens,
+                request.deadline,
+                request.context.key,
+                request.num_items,
+                needs_memory=bool(
+                    self._admission.num_kept_back
+                    and bytes_to_hold(request, num_tokens=num_tokens, encoding=request.context.encoding)
+                ),
+                least_tokens=_least_tokens(request),
+            )
+            with self._admission.admit(asked) as admitted:
+                return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
 
     async def with_own_ids(self, request: _Work, trace: Trace) -> _Work:
         """A request whose token ids, if it has any, are the model's own, as far as can be told. Raises RequestError.
@@ -110,7 +107,7 @@ class Pipeline:
         """
         if request.token_ids is None or self._given_ids is None:
             return request
-        return await self._given_ids.taken(request, trace)
+        return await self._given_ids.taken(request, trace, self._surroundings)
 
     async def _answer(self, request: Work, trace: Trace, admitted: Admitted, tokenize: Tokenize) -> Computed:
         model, request_class, context = request.model, admitted.asked.request_class, request.context
@@ -162,8 +159,7 @@ class Pipeline:
         """The estimated number of tokens."""
         num_tokens = 0
         if request.texts is not None:
-            num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
-            trace.num_characters = num_characters
+            trace.num_characters = num_characters = request.num_characters
             num_characters += len(request.prompt) * len(request.texts)
             num_tokens = self._admission.estimate(
                 request.model.index, num_characters, len(request.texts), key=request.context.key
@@ -175,8 +171,7 @@ class Pipeline:
     async def tokenize(self, request: TokenizeRequest, trace: Trace) -> list[list[Token]]:
         """The tokens of each text, none cut off. Raises RequestError; cancelling it drops the work everywhere."""
         _begin(request, trace)
-        num_characters = sum(map(len, request.texts))
-        trace.num_characters = num_characters
+        trace.num_characters = num_characters = sum(map(len, request.texts))
         request_class = _choose_class(request, trace, num_characters // _CHARS_PER_TOKEN)
         async with _answer_of_the_pool(request, trace):
             if request.chat is not None:
@@ -225,7 +220,7 @@ class Pipeline:
         model = request.model
         if request.texts is not None and request.token_ids is not None:
             ask = partial(self.token_ids, request_class=request_class)
-            return await tokenized(texts_and_ids(request), request.num_items, ask)
+            return await tokenized(_texts_and_ids(request), request.num_items, ask)
         if request.texts is None:
             return await check_token_ids(
                 request.token_ids or (),
@@ -239,8 +234,7 @@ class Pipeline:
         of_roles = lengths(model.late, request.max_seqlen) if request.outputs & OutputKind.MULTI_VECTOR else None
         tokens = await self._tokenize_texts(request, request_class, of_roles)
         if not tokens.truncated.any():
-            num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
-            num_characters += len(request.prompt) * len(request.texts)
+            num_characters = request.num_characters + len(request.prompt) * len(request.texts)
             num_texts, key = len(request.texts), request.context.key
             self._admission.learn(model.index, num_characters, len(tokens.token_ids), num_texts, key=key)
         return tokens if of_roles is None else await self._shaped(tokens, request)
@@ -249,7 +243,8 @@ class Pipeline:
         late, num_leading = request.model.late, 1
         assert late is not None, "there are lengths"
         if late.marks_text_start:
-            num_leading = len((await self._frames.of(request.model.index)).first) if request.add_special_tokens else 0
+            around = await self._surroundings.of(request.model.index)
+            num_leading = len(around.before) if request.add_special_tokens else 0
         return await shaped(
             tokens, late, num_queries=request.num_queries, max_seqlen=request.max_seqlen, num_leading=num_leading
         )
@@ -299,7 +294,7 @@ def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:
 
 
 def _least_tokens(request: Work) -> int:
-    """It has no fewer: of texts nobody knows how many there are, since blanks may be none."""
+    """The fewest tokens that the request can have; 0 for texts, whose blanks may be none."""
     return sum(min(len(ids), request.max_seqlen) for ids in request.token_ids) if request.token_ids else 0
 
 
@@ -308,15 +303,20 @@ def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestCla
     called."""
     is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS or request.request_class is RequestClass.BULK
     request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
-    trace.request_class = request.context.request_class = _CLASS_NAMES[request_class]
+    request.context.request_class = request_class
+    trace.request_class = _CLASS_NAMES[request_class]
     return request_class
 
 
+def _deadline(request: Request) -> AbstractAsyncContextManager[None]:
+    """Goes around the work for a request: raises DeadlineExceeded when its deadline passes, if it has one."""
+    return _NO_DEADLINE if request.deadline == math.inf else _ends_at(request.deadline)
+
+
 @asynccontextmanager
-async def _deadline(request: Request) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded."""
+async def _ends_at(deadline: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout_at(None if request.deadline == math.inf else request.deadline):
+        async with asyncio.timeout_at(deadline):
             yield
     except TimeoutError:
         raise DeadlineExceeded("the request's deadline passed") from None
@@ -342,3 +342,54 @@ async def rendered(pool: TokenizerPool, request: _Texts, request_class: RequestC
     model, chat = request.model.index, request.chat
     texts = await pool.render(request.texts, model=model, request_class=request_class, chat=chat)
     return replace(request, texts=texts, chat=None)
+
+
+# A request with items of two kinds is tokenized in two groups, which are put together again.
+
+
+def _texts_and_ids(request: Work) -> list[Group]:
+    """Two groups of a request that has both: the texts, and the lists of ids."""
+    texts, token_ids = request.texts or (), request.token_ids or ()
+    with_text = [index for index, text in enumerate(texts) if text]
+    with_ids = [index for index, text in enumerate(texts) if not text]
+    return [
+        (with_text, replace(_sized(request, with_text), texts=[texts[index] for index in with_text], token_ids=None)),
+        (with_ids, replace(_sized(request, with_ids), texts=None, token_ids=[token_ids[index] for index in with_ids])),
+    ]
+
+
+def _sized(request: Work, places: Sequence[int]) -> Work:
+    """The request for these places. With ids it is of queries alone or of documents alone."""
+    return replace(request, num_queries=len(places) if request.num_queries else 0)
+
+
+async def tokenized(
+    groups: Sequence[Group], num_items: int, tokenize: Callable[[Work], Awaitable[TokenizedTexts]]
+) -> TokenizedTexts:
+    """Make token ids, in the order of the request. Raises TextRefused with the index in the request."""
+    parts = []
+    for places, part in groups:
+        try:
+            parts.append((places, await tokenize(part)))
+        except TextRefused as refused:
+            raise refused.moved(places) from None
+    return _merged(parts, num_items)
+
+
+def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
+    """Join several into one; each comes with the places of its texts."""
+    ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * num_texts
+    types = list(ids)
+    truncated = np.zeros(num_texts, np.uint8)
+    for places, part in parts:
+        of_part = np.zeros_like(part.token_ids) if part.token_type_ids is None else part.token_type_ids
+        for place, (start, stop) in zip(places, pairwise(part.offsets.tolist()), strict=True):
+            ids[place], types[place] = part.token_ids[start:stop], of_part[start:stop]
+        truncated[places] = part.truncated
+    all_types = np.concatenate(types)
+    return TokenizedTexts(
+        np.concatenate(ids),
+        offsets_of(np.array([len(each) for each in ids])),
+        truncated,
+        all_types if all_types.any() else None,
+    )

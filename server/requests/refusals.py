@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from batch_manager import messages as batching
-from batch_manager.messages import RequestRefused
+from batch_manager.messages import RequestRefusal, RequestRefused
 from engine.types import OutputKind
 from server.requests.errors import (
     RETRY_AFTER,
@@ -19,9 +18,8 @@ from server.requests.errors import (
 )
 from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
-from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS
-from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.shortening import MAX_TEXT_BYTES, MAX_UNCUT_CHARS
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
@@ -30,9 +28,9 @@ _TOO_MUCH = "is too large for one request; send fewer items a request"
 
 NameOf = Callable[[int], str]  # what a message calls an item; all of them where the index is -1
 
-_TEXT_ERRORS: dict[tokenizing.TextRefusal, type[RequestError]] = {
-    tokenizing.TextRefusal.EMPTY: EmptyInput,
-    tokenizing.TextRefusal.FAILED: NotTokenizable,
+_TEXT_ERRORS: dict[TextRefusal, type[RequestError]] = {
+    TextRefusal.EMPTY: EmptyInput,
+    TextRefusal.FAILED: NotTokenizable,
 }
 
 
@@ -40,28 +38,28 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
     """A text, or list of ids, that gave no ids for the model."""
     param = name_of(refused.index)
     match refused.reason:
-        case tokenizing.TextRefusal.TOO_LONG:
+        case TextRefusal.TOO_LONG:
             limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
             together = " together with the text it is paired with" if is_pair else ""
             problem = f"is longer than {limit}{together} and truncation is off"
-        case tokenizing.TextRefusal.NO_ROOM:
+        case TextRefusal.NO_ROOM:
             problem = f"has no room: {refused.num_tokens} special tokens leave none of {refused.max_tokens}"
-        case tokenizing.TextRefusal.EMPTY:
+        case TextRefusal.EMPTY:
             problem = "has no tokens"
-        case tokenizing.TextRefusal.OUT_OF_VOCABULARY:
+        case TextRefusal.OUT_OF_VOCABULARY:
             problem = f"has a token id that is not from 0 to {model.vocab_size - 1}"
-        case tokenizing.TextRefusal.FAILED:
+        case TextRefusal.FAILED:
             problem = "can't be tokenized"
-        case tokenizing.TextRefusal.TOO_MUCH:
+        case TextRefusal.TOO_MUCH:
             problem = _too_much(refused.max_chars, is_pair=is_pair)
-        case tokenizing.TextRefusal.NO_TEMPLATE:
+        case TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
-        case tokenizing.TextRefusal.TOO_LARGE:
+        case TextRefusal.TOO_LARGE:
             problem = (
                 f"has not enough tokens for the limit of {refused.max_tokens} in its first {MAX_TEXT_BYTES} bytes in "
                 "UTF-8, and a text is read no further"
             )
-        case tokenizing.TextRefusal.UNCUT:
+        case TextRefusal.UNCUT:
             problem = (
                 f"has {MAX_UNCUT_CHARS} characters without a place to cut, before there are enough tokens for the "
                 f"limit of {refused.max_tokens}"
@@ -81,13 +79,13 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
     """A text that gave no tokens to show, or ids that gave no text."""
     param = request.name_of(refused.index)
     match refused.reason:
-        case tokenizing.TextRefusal.TOO_MUCH:
+        case TextRefusal.TOO_MUCH:
             is_text = isinstance(request, TokenizeRequest)
             limit = f"{MAX_DETAIL_CHARS} characters" if is_text else f"{MAX_DECODE_IDS} ids"
             problem = f"is too large for one request, which may have {limit} together; send fewer or shorter ones"
-        case tokenizing.TextRefusal.OUT_OF_VOCABULARY:
+        case TextRefusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
-        case tokenizing.TextRefusal.NO_TEMPLATE:
+        case TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
         case _:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
@@ -100,20 +98,20 @@ def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
     param = name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:
-        case batching.RequestRefusal.DEADLINE:
+        case RequestRefusal.DEADLINE:
             return DeadlineExceeded("the request's deadline passed while it waited")
-        case batching.RequestRefusal.TOO_LATE:
+        case RequestRefusal.TOO_LATE:
             message = "the request can't be computed before its deadline any more"
             return DeadlineExceeded(message, reason="deadline_dispatch")
-        case batching.RequestRefusal.NO_ENGINE:
+        case RequestRefusal.NO_ENGINE:
             return NotReady("no engine is ready", retry_after=refused.retry_after or RETRY_AFTER["no_manager"])
-        case batching.RequestRefusal.STOPPING:
+        case RequestRefusal.STOPPING:
             return stopping()
-        case batching.RequestRefusal.TOO_LONG:
+        case RequestRefusal.TOO_LONG:
             return InvalidRequest(f"{where} is longer than the engine takes", param=param)
-        case batching.RequestRefusal.ANSWER_TOO_LARGE:
+        case RequestRefusal.ANSWER_TOO_LARGE:
             return InvalidRequest(TOO_LARGE)
-        case batching.RequestRefusal.NON_FINITE:
+        case RequestRefusal.NON_FINITE:
             return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
         case _:
             return EngineFailed(f"the engine failed on {where}", param=param)

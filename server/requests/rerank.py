@@ -7,10 +7,10 @@ many, and a document's text ends where the last token ends that may stay.
 Knows texts and models; nothing of HTTP, JSON or any dialect.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,13 @@ from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import counted, max_sim, max_sim_of_pairs
-from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, prompt_for
 from server.requests.refusals import unsupported
-from server.requests.row_memory import RequestContext
 from server.requests.rows import bounded
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
-from server.requests.work import Computed, TokenizeRequest, Work
+from server.requests.work import Computed, Request, TokenizeRequest, Work
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
@@ -39,10 +37,9 @@ _MAX_INSTRUCTION_CHARS = 250  # for each token of a text: it is tokenized with e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest:
+class RerankRequest(Request):
     """A query and at least one document, or as many queries as documents; any may be empty, but not both of a pair."""
 
-    model: ServedModel
     queries: Sequence[str]  # one for all documents, or one for each of them
     documents: Sequence[str]
     raw_scores: bool = False  # scores as the model gives them
@@ -51,11 +48,8 @@ class RerankRequest:
     truncation: Truncation = Truncation.RIGHT
     max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
     max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
-    request_class: RequestClass | None = None  # None = by size
-    deadline: float = math.inf  # time.monotonic() seconds
-    context: RequestContext = field(compare=False)  # of its call: its key, and what it holds
-    queries_field: str = "query"  # what the dialect calls them, for error messages
-    documents_field: str = "documents"
+    field: str = "documents"  # what the dialect calls these, for error messages, as the next two
+    first_field: str = "query"
     instruction_field: str = "instruction"
 
     @property
@@ -101,29 +95,23 @@ def _check_instruction(request: RerankRequest) -> None:
     at its end."""
     if request.instruction is None:
         return
-    field, max_chars = request.instruction_field, _MAX_INSTRUCTION_CHARS * request.model.max_seqlen
+    name, max_chars = request.instruction_field, _MAX_INSTRUCTION_CHARS * request.model.max_seqlen
     if request.model.instruction is None:
-        raise InvalidRequest(f"this model does not take {field}", param=field)
+        raise InvalidRequest(f"this model does not take {name}", param=name)
     if len(request.instruction) > max_chars:
-        raise InvalidRequest(f"{field} has more than {max_chars} characters", param=field)
+        raise InvalidRequest(f"{name} has more than {max_chars} characters", param=name)
 
 
 async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     """Ranks by a cross-encoder, or a generative reranker."""
     model, documents = request.model, request.documents
     instruction = model.instruction if request.instruction is None else request.instruction
-    work = Work(
-        model=model,
+    work = _work(
+        request,
         texts=list(request.queries) * (len(documents) // len(request.queries)),
         pair_texts=documents,
         prompt=model.default_prompt if instruction is None else instruction,
-        truncation=request.truncation,
-        max_tokens=request.max_tokens,
         outputs=OutputKind.LOGITS,
-        request_class=request.request_class,
-        deadline=request.deadline,
-        context=request.context,
-        field=request.documents_field,
     )
     computed = await _compute(pipeline, work, request, trace)
     scores = computed.results[OutputKind.LOGITS].values
@@ -176,24 +164,31 @@ def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
 
     Raises InvalidRequest if the model has adapters, and none for one of these.
     """
-    document_field, query_field = request.documents_field, request.queries_field
-    return Work(
-        model=request.model,
+    return _work(
+        request,
         texts=[*request.queries, *request.documents],
         prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
         num_queries=len(request.queries),
         query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
-        adapter=adapter_for(request.model, Purpose.DOCUMENT, field=document_field),
-        query_adapter=adapter_for(request.model, Purpose.QUERY, field=query_field),
+        adapter=adapter_for(request.model, Purpose.DOCUMENT, field=request.field),
+        query_adapter=adapter_for(request.model, Purpose.QUERY, field=request.first_field),
+        outputs=outputs,
+        first_field=request.first_field,
+        num_first=len(request.queries),
+    )
+
+
+def _work(request: RerankRequest, **own: Any) -> Work:
+    """The work for the request, with fields of its own beside those that all of it has."""
+    return Work(
+        model=request.model,
         truncation=request.truncation,
         max_tokens=request.max_tokens,
-        outputs=outputs,
         request_class=request.request_class,
         deadline=request.deadline,
         context=request.context,
-        field=document_field,
-        first_field=query_field,
-        num_first=len(request.queries),
+        field=request.field,
+        **own,
     )
 
 

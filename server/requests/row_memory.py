@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from server.requests.errors import NotReady
+from wire.vocabulary import RequestClass
 
 MAX_HELD_BYTES = 128 * 1024 * 1024  # of all frontends
 SMALL_BYTES = 64 * 1024  # of a request's body or rows: so few are not counted, nor refused because of others
@@ -169,10 +170,10 @@ class MemoryOfParts:
 
 @dataclass(slots=True)
 class RequestContext:
-    """The facts of one request by which its rows and its answer are counted, and what it holds of a room for them."""
+    """The facts of one request by which its rows and its answer are counted, and what it holds of the row memory."""
 
     key: str = ""  # the name of the API key, "" if none is needed
-    request_class: str = ""  # interactive or bulk, once it is known
+    request_class: RequestClass | None = None  # once it is known
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
     held: HeldMemory | None = None  # large rows, then the large answer
     memory_of_parts: MemoryOfParts | None = None  # of a part of a request, until it has asked there; the whole holds it

@@ -3,11 +3,15 @@
 It decides nothing. Knows no text and no row, only how many there were and how long it took.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from server.requests.errors import ERRORS, EngineFailed, RequestError
+
 CLIENT_LEFT = 499  # nginx's status, in logs, for a client that has left; nobody receives it
+logger = logging.getLogger("embedline.server")
 
 
 @dataclass(slots=True)
@@ -52,6 +56,19 @@ class Trace:
         if self.responds_since:
             self.respond_seconds = now - self.responds_since
 
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.status, self.error = CLIENT_LEFT, "ClientLeft"
+
     def elapsed(self) -> float:
         """The seconds since the request's head was read."""
         return time.perf_counter() - self.began
+
+
+def failed(error: Exception, trace: Trace) -> RequestError:
+    """The error as clients may see it; the trace says why the request failed."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
+    return error

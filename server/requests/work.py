@@ -78,6 +78,11 @@ class Work(Request):
         return self.num_items * self.max_seqlen
 
     @property
+    def num_characters(self) -> int:
+        """The characters of all texts, without what goes before them."""
+        return sum(map(len, self.texts or ())) + sum(map(len, self.pair_texts))
+
+    @property
     def num_items(self) -> int:
         """The number of texts, pairs or lists of ids."""
         return len(self.texts if self.texts is not None else self.token_ids or ())

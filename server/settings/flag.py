@@ -1,6 +1,6 @@
 """A flag: a field of a frozen dataclass with its help, its bounds, and how text becomes its value.
 
-Knows not where a value comes from, and of names only which variables are text-embeddings-inference's.
+It does not know where a value comes from, and of names only which variables are text-embeddings-inference's.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 # Variables that text-embeddings-inference 1.9.3 reads (router/src/main.rs), less HOSTNAME. They are read without the
 # prefix too, which every other flag's variable needs, since names such as ENGINE are set for other programs.
 # fmt: off
-_TEIS = frozenset({
+_TEI_VARIABLES = frozenset({
     "MODEL_ID", "REVISION", "TOKENIZATION_WORKERS", "DTYPE", "SERVED_MODEL_NAME", "POOLING",
     "MAX_CONCURRENT_REQUESTS", "MAX_BATCH_TOKENS", "MAX_BATCH_REQUESTS", "MAX_CLIENT_BATCH_SIZE", "AUTO_TRUNCATE",
     "DEFAULT_PROMPT_NAME", "DEFAULT_PROMPT", "DENSE_PATH", "HF_API_TOKEN", "HF_TOKEN", "PORT", "UDS_PATH",
@@ -62,7 +62,7 @@ class Flag:
         """Environment variables, the first one that is set counts: an image has PORT, a user EMBEDLINE_PORT."""
         names = [self.long_name, *(alias for alias in self.aliases if alias.startswith("--"))] if self.env else []
         plain = [name[2:].replace("-", "_").upper() for name in names]
-        return tuple(each for name in plain for each in (PREFIX + name, name) if each != name or name in _TEIS)
+        return tuple(each for name in plain for each in (PREFIX + name, name) if each != name or name in _TEI_VARIABLES)
 
     @property
     def shown_default(self) -> str:
@@ -124,9 +124,8 @@ class Flag:
         return f"must be {forms[self.kind]}{word}"
 
 
-def flag(default: Any, group: str, help: str, **rest: Any) -> Any:
-    """A dataclass field that is a flag."""
-    is_secret = rest.pop("is_secret", False)
+def flag(default: Any, group: str, help: str, *, is_secret: bool = False, **rest: Any) -> Any:
+    """A dataclass field that is a flag. A secret is not in the settings' repr."""
     return dataclasses.field(
         default=default, repr=not is_secret, metadata={"flag": Flag(help=help, group=group, **rest)}
     )

@@ -181,7 +181,7 @@ def _blaming(where: str) -> Iterator[None]:
 
 
 def read_config(path: str) -> ConfigFile:
-    """Raises SettingsError that names the file and, where one is to blame, the key."""
+    """What the file sets. Raises SettingsError that names the file and, where one is to blame, the key."""
     server, model = _by_name(server_flags()), _by_name(flags_of(ModelSettings))
     document = parsed(path)[0]
     document.pop(RAY, None)

@@ -158,6 +158,14 @@ class ChildProcess:
         )
         run.connection.send(control.START, 0, control.encode_start(common, plan.start))
 
+    def note_seen(self, number: int) -> None:
+        """It knows the STATE of this number."""
+        self.seen = number
+
+    def excuse_silence(self, now: float) -> None:
+        """Count its silence from `now`: the supervisor itself was asleep before."""
+        self.last_beat = max(self.last_beat, now)
+
     def send_state(self, number: int, state: Json) -> None:
         """Send it the state of the server; `state_seen` follows."""
         if self._run and self._run.connection:
@@ -274,7 +282,7 @@ class ChildProcess:
             self.is_ready, self.stage = True, None
             self._events.child_ready(self, fields)
         elif kind == control.SEEN:
-            self.seen = frame_id
+            self.note_seen(frame_id)
             self._events.state_seen(self)
         elif kind == control.FAILED:
             self.failure = fields["message"]

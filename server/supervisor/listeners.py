@@ -226,7 +226,7 @@ def _refused(error: OSError, port: int, flag: str) -> SettingsError:
 
 
 def _resolved(hostname: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """Raises SettingsError."""
+    """The first address of the host. Raises SettingsError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

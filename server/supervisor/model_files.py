@@ -49,8 +49,8 @@ def find_files(
 
     Raises ModelError with one line; without `progress` NotConvertedError, instead of making a copy.
     """
-    cache, token = settings.huggingface_hub_cache, settings.hf_token
-    cache_dir = Path(cache) if cache else None
+    folder, token = settings.huggingface_hub_cache, settings.hf_token
+    cache_dir = Path(folder) if folder else None
     options: dict[str, Any] = {"cache_dir": cache_dir, "token": token, "needs_modules": model.needs_modules}
     found = resolve(model.model_id, model.revision, **options)
     if not needs_weights or model.convert == _NEVER:
@@ -138,7 +138,7 @@ def find_int8_ranges(file: str | None, folder: Path, dimensions: int) -> Int8Ran
 
 
 def _checked_ranges(file: Path, dimensions: int) -> bytes:
-    """Raises ValueError with what is wrong."""
+    """The ranges as bytes. Raises ValueError with what is wrong."""
     ranges = _ranges_in(file)
     if ranges.shape != (2, dimensions):
         raise ValueError(f"must have 2 rows of {dimensions} numbers, as wide as rows without `dimensions`")

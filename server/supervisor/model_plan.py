@@ -160,7 +160,7 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 
 
 def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
-    """Raises ModelError where none of the engines that may be taken can read the weights."""
+    """How quantized weights are stored. Raises ModelError where no engine that may be taken can read the weights."""
     engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
     if engine != registry.AUTO and offer_of(engine).is_asked_first:  # it has said what it can't read
         return quantization.describe(folder.weights_folder)
@@ -226,7 +226,7 @@ def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
 
 
 def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
-    """Raises SettingsError and ModelError."""
+    """The ranges for int8 rows. Raises SettingsError and ModelError."""
     if OutputKind.POOLED in folder.outputs:
         whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
         return find_int8_ranges(model.int8_ranges, folder.path, min(whole, folder.truncate_dim or whole))

@@ -51,15 +51,18 @@ class Readiness:
         self.was_ready = False  # at any time
         self._logged: str | None = "starting"  # the reason that was logged last
 
-    def engine_loaded(self, engine: ChildProcess, info: Json) -> None:
-        """Keep what an engine says of its model."""
+    def child_ready(self, child: ChildProcess, info: Json) -> None:
+        """Keep that one of its role was ready, and what an engine says of its model."""
+        self._were_ready.add(child.plan.role)
+        if child.plan.role != "engine":
+            return
         model = info["info"]
         logger.info(
             "%s runs on the engine %s, device %s (%s)", model["name"], model["engine"], model["device"], model["reason"]
         )
         if model["is_padded"]:
             logger.info("%s runs with padded batches (%s)", model["name"], "; ".join(model["notes"][:1]))
-        self._infos[engine] = {**info, "loaded_at": int(time.time())}
+        self._infos[child] = {**info, "loaded_at": int(time.time())}
 
     def ended(self, child: ChildProcess, how: str) -> None:
         """Keep how it ended, to be told while no process does its work. `how` has no path, as anybody may ask."""
@@ -91,7 +94,7 @@ class Readiness:
 
     def state_for(self, child: ChildProcess) -> Json:
         """The state for a frontend that asks before it accepts requests; `why_not_ready` counts it from now on."""
-        child.seen = self._number
+        child.note_seen(self._number)
         return self.state()
 
     def send(self) -> None:
@@ -142,8 +145,6 @@ class Readiness:
         return None
 
     def _is_needed(self, role: str, children: Sequence[ChildProcess]) -> bool:
-        if any(child.is_ready for child in children):
-            self._were_ready.add(role)
         need = children[0].plan.to_be_ready
         return need is Need.ALWAYS or (need is Need.ONCE and role not in self._were_ready)
 

@@ -13,7 +13,8 @@ from server.settings.flag import SettingsError
 from wire import files
 
 _PREFIX = "embedline-"
-_MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
+_MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most …
+_MAX_NAME_BYTES = 40  # … with the names of a server's folder and of the socket in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class SocketFolder:
         self._lock = files.lock(unlocked)  # as long as this process lives
         unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
 
-    def listen(self, name: str) -> tuple[socket.socket, str]:
-        """A listening Unix socket (0600) and its path. It stays open here while the process that serves it restarts."""
+    def listen(self, name: str) -> ListeningSocket:
+        """A listening Unix socket (0600). It stays open here while the process that serves it restarts."""
         path = str(self.path / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)
@@ -58,7 +59,7 @@ class SocketFolder:
             os.umask(previous)
         listener.listen(1024)
         self._listeners.append(listener)
-        return listener, path
+        return ListeningSocket(listener, path)
 
     def remove(self) -> None:
         """Close the sockets; remove the folder and what is in it."""
@@ -69,7 +70,7 @@ class SocketFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Sidecar:
+class FeatureSockets:
     """The sockets by which frontends and the process of a feature reach each other. They are bound and kept by the
     supervisor, so that either side may be restarted."""
 
@@ -78,16 +79,15 @@ class Sidecar:
     secret: str  # which it sends with them
 
     @staticmethod
-    def listen(folder: SocketFolder, name: str) -> "Sidecar":
+    def listen(folder: SocketFolder, name: str) -> "FeatureSockets":
         """The sockets of one process."""
-        calls, http = (ListeningSocket(*folder.listen(each)) for each in (name, f"{name}-http"))
-        return Sidecar(calls, http, secrets.token_hex(32))
+        return FeatureSockets(folder.listen(name), folder.listen(f"{name}-http"), secrets.token_hex(32))
 
 
 def runtime_folder() -> Path:
     """The folder where a user's running programs keep their sockets."""
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if len(os.fsencode(folder)) > _MAX_PATH_BYTES - 40 or not os.access(folder, os.W_OK):
+    if len(os.fsencode(folder)) > _MAX_PATH_BYTES - _MAX_NAME_BYTES or not os.access(folder, os.W_OK):
         return Path("/tmp")
     return folder
 

@@ -112,11 +112,11 @@ class Supervisor:
             models=[model.name for model in models],
         )
 
-    async def run(self, *, drain_delay: float, shutdown_seconds: float) -> int:
+    async def run(self, *, drain_delay: float, shutdown_seconds: float, early: Sequence[int] = ()) -> int:
         """Serve until a signal, until another server takes over, or until a needed process can't be started.
 
         After SIGTERM connections are accepted for `drain_delay` more seconds; then open requests have
-        `shutdown_seconds` to finish.
+        `shutdown_seconds` to finish. `early`: numbers of signals that came before.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._signalled, drain_delay)
@@ -124,6 +124,8 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         loop.add_signal_handler(signal.SIGUSR1, lambda: self._spawn(dump(self._children, self._topology.page)))
+        for number in early:
+            signal.raise_signal(number)
         try:
             for child in self._children:
                 await child.start()
@@ -172,8 +174,7 @@ class Supervisor:
         """Note that the process serves."""
         logger.info("%s is ready", child.plan.title)
         self._restarts.succeeded(child, time.monotonic())
-        if child.plan.role == "engine":
-            self._readiness.engine_loaded(child, info)
+        self._readiness.child_ready(child, info)
         self._readiness.send()
 
     def state_seen(self, child: ChildProcess) -> None:
@@ -404,7 +405,7 @@ class Watchdog:
             looked_at = now
             for child in children:
                 if was_asleep:
-                    child.last_beat = max(child.last_beat, now)
+                    child.excuse_silence(now)
                 elif child.pid is not None and not child.is_dying and (why := self.why_stuck(child, now)):
                     logger.error("%s is stuck and will be killed: %s", child.plan.title, why)
                     child.kill()

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.machine.host import free_memory
 from server.http.acceptor import Acceptor
@@ -47,6 +47,8 @@ _BACKLOG = 8  # servers that want to take over at the same time
 _BUSY = "another server is taking over already"
 _LOADING = "it is still loading; start again once it is ready"
 _STOPPING = "it is stopping; start again once it has ended"
+
+_Message = TypeVar("_Message")
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -79,19 +81,9 @@ def encode(message: Any) -> list[Buffer]:
     return [json.dumps(to_json(message)).encode()]
 
 
-def decode_listener(payload: Buffer) -> Listener:
-    """Raises ProtocolError."""
-    return from_json(Listener, json.loads(bytes(payload)))
-
-
-def decode_offer(payload: Buffer) -> Offer:
-    """Raises ProtocolError."""
-    return from_json(Offer, json.loads(bytes(payload)))
-
-
-def decode_refused(payload: Buffer) -> Refused:
-    """Raises ProtocolError."""
-    return from_json(Refused, json.loads(bytes(payload)))
+def decode(kind: type[_Message], payload: Buffer) -> _Message:
+    """The message of this payload. Raises ProtocolError."""
+    return from_json(kind, json.loads(bytes(payload)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +156,8 @@ def find(path: Path) -> Predecessor | None:
 
 
 def _ask(connection: DescriptorConnection) -> Predecessor:
-    """Raises SettingsError, ProtocolError, EOFError and TimeoutError; the connection is closed then."""
+    """The running server, by its answer. Raises SettingsError, ProtocolError, EOFError and TimeoutError; the connection
+    is closed then."""
     try:
         if connection.peer.uid != os.getuid():
             raise SettingsError("--takeover: the running server is another user's")
@@ -182,14 +175,14 @@ def _answer(connection: DescriptorConnection) -> Predecessor:
         for kind, payload in connection.receive():
             if kind == LISTENER:
                 listener = socket.socket(fileno=connection.descriptors.popleft())
-                sockets[decode_listener(payload).is_monitor].append(listener)
+                sockets[decode(Listener, payload).is_monitor].append(listener)
             elif kind == REFUSED:
-                raise SettingsError(f"--takeover: the running server says: {decode_refused(payload).reason}")
+                raise SettingsError(f"--takeover: the running server says: {decode(Refused, payload).reason}")
             elif kind == OFFER:
                 # shared with it until it is told to drain
                 http = Listeners(sockets[False], kept_elsewhere=True)
                 monitor = Listeners(sockets[True], kept_elsewhere=True) if sockets[True] else None
-                return Predecessor(connection, http, monitor, decode_offer(payload))
+                return Predecessor(connection, http, monitor, decode(Offer, payload))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from server.supervisor import resources
 from server.supervisor.child import Plan
 from server.supervisor.model_plan import ModelPlan, engine_options
 from server.supervisor.resources import cpu_threads, memory_shares
-from server.supervisor.socket_folder import ListeningSocket, Sidecar, SocketFolder
+from server.supervisor.socket_folder import FeatureSockets, ListeningSocket, SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
 
@@ -86,7 +86,7 @@ class Topology:
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
         self._features = [one for one, _ in settings.features_on() if not one.has_port or one.name in feature_ports]
-        self._sidecars = {one.name: Sidecar.listen(folder, one.name) for one in self._features if one.process}
+        self._sockets_of = {one.name: FeatureSockets.listen(folder, one.name) for one in self._features if one.process}
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
@@ -95,7 +95,7 @@ class Topology:
             *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *(
-                loaded(feature.process)(self._settings, self._sidecars[feature.name])
+                loaded(feature.process)(self._settings, self._sockets_of[feature.name])
                 for feature in self._features
                 if feature.process
             ),
@@ -231,8 +231,8 @@ class Topology:
         )
 
     def _feature_start(self, name: str) -> FeatureStart:
-        sidecar = self._sidecars.get(name)
-        process = ProcessAddress(sidecar.calls.path, sidecar.secret, sidecar.http.fd) if sidecar else None
+        sockets = self._sockets_of.get(name)
+        process = ProcessAddress(sockets.calls.path, sockets.secret, sockets.http.fd) if sockets else None
         return FeatureStart(name, process, self._feature_ports.get(name))
 
     @property
@@ -254,7 +254,7 @@ class Topology:
 
 
 def _listen(folder: SocketFolder, role: str, num: int) -> list[ListeningSocket]:
-    return [ListeningSocket(*folder.listen(f"{role}-{index}")) for index in range(num)]
+    return [folder.listen(f"{role}-{index}") for index in range(num)]
 
 
 def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:

@@ -4,10 +4,11 @@ after every step against what it saw go in and out."""
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.batches import Batch, Release, ScheduledRequest, Slice
-from batch_manager.scheduling.engines import Engine, Lane, in_lane
+from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest, Slice
+from batch_manager.scheduling.engines import Lane, ReadyEngine, in_lane
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
@@ -23,9 +24,9 @@ def limits(**changes: object) -> EngineLimits:
     return EngineLimits(**(fields | changes))  # type: ignore[arg-type]
 
 
-def sequences(pieces: list[Slice]) -> list[Sequence]:
+def sequences(slices: list[Slice]) -> list[Sequence]:
     """What a batch computes, row by row."""
-    return [(piece.request.request_id, at) for piece in pieces for at in range(piece.start, piece.stop)]
+    return [(slice_.request.request_id, at) for slice_ in slices for at in range(slice_.start, slice_.stop)]
 
 
 @dataclass
@@ -34,10 +35,10 @@ class FakeEngine:
 
     model: int
     limits: EngineLimits
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[ScheduledBatch] = field(default_factory=list)
 
     @property
-    def computing(self) -> list[Batch]:
+    def computing(self) -> list[ScheduledBatch]:
         """Batches that could finish now."""
         if self.limits.overlaps:
             return self.batches
@@ -46,12 +47,12 @@ class FakeEngine:
         return self.batches[: self.limits.streams]
 
     @property
-    def urgent(self) -> list[Batch]:
+    def urgent(self) -> list[ScheduledBatch]:
         """Batches with interactive work."""
         return [batch for batch in self.batches if batch.is_urgent]
 
     @property
-    def others(self) -> list[Batch]:
+    def others(self) -> list[ScheduledBatch]:
         """Batches of bulk alone."""
         return [batch for batch in self.batches if not batch.is_urgent]
 
@@ -70,7 +71,7 @@ class Harness:
         self.cancelled: set[int] = set()
         self.refused: dict[int, Refuse] = {}
         self.delivered: dict[int, set[int]] = defaultdict(set)
-        self.dispatched: list[Batch] = []
+        self.dispatched: list[ScheduledBatch] = []
         self.restarted: list[Restart] = []
         self.num_failures = defaultdict[Sequence, int](int)  # of batches that each sequence was in
         self._never_dispatched: dict[tuple[int, OutputKind, RequestClass, int], list[Sequence]] = defaultdict(list)
@@ -81,19 +82,9 @@ class Harness:
 
     # Events
 
-    def submit(
-        self,
-        *seqlens: int,
-        request_class: RequestClass = INTERACTIVE,
-        outputs: OutputKind = OutputKind.POOLED,
-        model: int = 0,
-        timeout: float = math.inf,
-        key: int = 0,
-    ) -> int:
-        """A request comes; returns its id."""
-        request_id = self.offer(
-            *seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout, key=key
-        )
+    def submit(self, *seqlens: int, **options: Any) -> int:
+        """A request comes; returns its id. `options`: see `offer`."""
+        request_id = self.offer(*seqlens, **options)
         self.tick()
         return request_id
 
@@ -155,7 +146,7 @@ class Harness:
         rows = sequences(batch.slices)
         deliveries = self.scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=self.now)
         for delivery in deliveries:
-            request_id, start, stop = delivery.piece.request.request_id, delivery.piece.start, delivery.piece.stop
+            request_id, start, stop = delivery.slice.request.request_id, delivery.slice.start, delivery.slice.stop
             places = list(range(start, stop))
             assert rows[delivery.at : delivery.at + stop - start] == [(request_id, at) for at in places], "in place"
             assert request_id in self.open, "rows for nobody"
@@ -248,7 +239,7 @@ class Harness:
     def _check_dispatch(self, dispatch: Dispatch) -> None:
         batch, engine = dispatch.batch, self.engines[dispatch.engine_id]
         in_batch = sequences(batch.slices)
-        requests = [piece.request for piece in batch.slices]
+        requests = [slice_.request for slice_ in batch.slices]
         assert in_batch, "an empty batch"
         assert {(request.model, request.outputs) for request in requests} == {(engine.model, batch.outputs)}
         assert all(request.request_id in self.open and request.deadline > self.now for request in requests)
@@ -273,7 +264,7 @@ class Harness:
         self._put(batch, engine)
         self.dispatched.append(batch)
 
-    def _put(self, batch: Batch, engine: FakeEngine) -> None:
+    def _put(self, batch: ScheduledBatch, engine: FakeEngine) -> None:
         engine.batches.append(batch)
         assert len(engine.batches) <= engine.limits.depth * (1 + engine.limits.puts_urgent_first)
         assert len(engine.batches) == 1 or not any(held.is_suspect for held in engine.batches)
@@ -300,9 +291,9 @@ class Harness:
         queues = self.scheduler.models[model].backlog._queues.values()
         return any(queue.oldest_suspect < math.inf for of_kind in queues for queue in of_kind)
 
-    def _check_lane(self, engine: FakeEngine, batch: Batch) -> None:
+    def _check_lane(self, engine: FakeEngine, batch: ScheduledBatch) -> None:
         """There is room for it, and what it passes gets its share."""
-        classes = {piece.request.request_class for piece in batch.slices}
+        classes = {slice_.request.request_class for slice_ in batch.slices}
         assert batch.is_urgent == (INTERACTIVE in classes)
         assert len(classes) == 1 or not engine.limits.overlaps, "bulk beside a query"
         assert len(engine.urgent if batch.is_urgent else engine.others) < engine.limits.depth
@@ -319,9 +310,9 @@ class Harness:
         longest = engine.limits.max_seqlen / min([self.policy.min_batch_tokens, *known])
         assert self._without_bulk[engine.model] <= (1 + longest) / self.policy.bulk_share + 1, "bulk starves"
 
-    def _check_suspects(self, model: int, batch: Batch) -> None:
+    def _check_suspects(self, model: int, batch: ScheduledBatch) -> None:
         """In no class two suspects in a row while new work of it waits, nor two other batches while suspects do."""
-        for request_class in {piece.request.request_class for piece in batch.slices}:
+        for request_class in {slice_.request.request_class for slice_ in batch.slices}:
             lines = [line for key, line in self._never_dispatched.items() if (key[0], key[2]) == (model, request_class)]
             if self._newest_is_suspect.get((model, request_class)) is True and batch.is_suspect:
                 assert not any(lines), "new work waits for suspects"
@@ -339,7 +330,7 @@ class Harness:
         batches += [batch for engine in self._known_engines() for batch in engine.retries]  # promised to an engine
         return [one for batch in batches for one in sequences(batch.slices)]
 
-    def _known_engines(self) -> list[Engine]:
+    def _known_engines(self) -> list[ReadyEngine]:
         return [engine for model in self.scheduler.models for engine in model.engines]
 
     def check(self) -> None:
@@ -369,7 +360,7 @@ class Harness:
         for engine in able:
             self._check_room(engine)
 
-    def _check_room(self, engine: Engine) -> None:
+    def _check_room(self, engine: ReadyEngine) -> None:
         """What could go to this engine has gone."""
         if self.has_lanes(engine.model):
             bulk = self.scheduler.models[engine.model].backlog.num_tokens[BULK]
@@ -381,3 +372,12 @@ class Harness:
             is_bulks_turn = lane == INTERACTIVE and engine.owes_bulk(self.policy.bulk_share)
             waits = in_lane(engine.retries, lane) and engine.has_room(lane) and not is_bulks_turn
             assert not waits, "an engine idles while a retry waits"
+
+
+def with_engine(
+    policy: Policy | None = None, *, engine_limits: EngineLimits | None = None, **its_limits: object
+) -> Harness:
+    """A harness with one ready engine, of these limits or with these changes of `limits`."""
+    harness = Harness(policy)
+    harness.ready(engine_limits=engine_limits or limits(**its_limits))
+    return harness

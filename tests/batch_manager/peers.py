@@ -131,6 +131,7 @@ class Engine:
         self.batches: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
         self.connections: list[FrameConnection] = []
         self._server: asyncio.Server | None = None
+        self._script: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Listen."""
@@ -141,6 +142,8 @@ class Engine:
 
     def close(self) -> None:
         """Go away for good."""
+        if self._script is not None:
+            self._script.cancel()
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -156,6 +159,12 @@ class Engine:
         """Rows for a batch."""
         self.send(engine_messages.RESULT, frame_id, engine_messages.encode_result(results, seconds))
 
+    async def answer_next(self, seconds: float = 0.001) -> Batch:
+        """Rows for the batch that comes next, which is returned."""
+        frame_id, batch = await self.batches.get()
+        self.answer(frame_id, rows_of(batch), seconds)
+        return batch
+
     def fail(self, frame_id: int, kind: EngineErrorKind) -> None:
         """No rows for a batch."""
         self.send(engine_messages.FAILED, frame_id, engine_messages.encode_failed(EngineError(kind, "as told")))
@@ -164,10 +173,19 @@ class Engine:
         """Any frame."""
         self.connections[-1].send(kind, frame_id, parts)
 
-    async def answer_all(self, answer: Callable[[int, Batch], None]) -> None:
-        """Do this with every batch from now on."""
-        while True:
-            answer(*await self.batches.get())
+    def script(self, act: Callable[[int, Batch], None], *, token_id: int | None = None) -> "asyncio.Task[None]":
+        """From now on do this with each batch, or with those that hold this id, and answer the others."""
+
+        async def go_on() -> None:
+            while True:
+                frame_id, batch = await self.batches.get()
+                if token_id is None or token_id in batch.token_ids:
+                    act(frame_id, batch)
+                else:
+                    self.answer(frame_id, rows_of(batch))
+
+        self._script = asyncio.create_task(go_on())
+        return self._script
 
     def _made(self, one: FrameConnection) -> None:
         self.connections.append(one)

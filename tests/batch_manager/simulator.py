@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.batches import Batch, ScheduledRequest
+from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest
 from batch_manager.scheduling.engines import Loss
 from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from batch_manager.worker import Publisher
@@ -135,7 +135,7 @@ class Simulator:
         self._num_events = 0
         self._num_requests = 0
         self._open: dict[int, _Open] = {}
-        self._held: dict[int, deque[Batch]] = {}  # by each living engine
+        self._held: dict[int, deque[ScheduledBatch]] = {}  # by each living engine
         self.busy_seconds = [0.0] * len(self._speeds)
         self._lives = [0] * len(self._speeds)  # deaths so far: what a dead engine began never ends
         self._sick: dict[int, Sickness] = {}
@@ -259,7 +259,7 @@ class Simulator:
                 case Dispatch() | Probe():
                     held = self._held[effect.engine_id]
                     slices = effect.batch.slices
-                    assert all(piece.request.request_id in self._open for piece in slices), "computed for nobody"
+                    assert all(slice_.request.request_id in self._open for slice_ in slices), "computed for nobody"
                     held.insert(self._place(held, effect.batch), effect.batch)
                     if len(held) == 1:
                         self._begin(effect.engine_id)
@@ -269,7 +269,7 @@ class Simulator:
                     for outcome in self._outcomes(self._close(effect.request_id).load):
                         outcome.refusals.append(effect.reason)
 
-    def _place(self, held: Sequence[Batch], batch: Batch) -> int:
+    def _place(self, held: Sequence[ScheduledBatch], batch: ScheduledBatch) -> int:
         """Behind all others; an urgent one behind the first and other urgent ones where the engine has it so."""
         if not (batch.is_urgent and self._limits.puts_urgent_first):
             return len(held)
@@ -304,14 +304,14 @@ class Simulator:
                 kind = sickness.kind or EngineErrorKind.FAILED
                 self._apply(self.scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=self.now))
                 return
-            for piece in batch.slices:
-                self.outcomes[piece.request.request_class].num_wrong += piece.stop - piece.start
+            for slice_ in batch.slices:
+                self.outcomes[slice_.request.request_class].num_wrong += slice_.stop - slice_.start
         deliveries = self.scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=self.now)
         self.computed_tokens += batch.num_tokens
-        self.wasted_tokens += batch.num_tokens - sum(delivery.piece.num_tokens for delivery in deliveries)
+        self.wasted_tokens += batch.num_tokens - sum(delivery.slice.num_tokens for delivery in deliveries)
         for delivery in deliveries:
             if delivery.is_last:
-                self._answered(self._close(delivery.piece.request.request_id))
+                self._answered(self._close(delivery.slice.request.request_id))
 
     def _answered(self, closed: _Open) -> None:
         request, seconds = closed.request, self.now - closed.request.arrived

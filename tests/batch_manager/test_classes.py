@@ -4,7 +4,7 @@ import pytest
 
 from batch_manager.messages import Policy
 from engine.types import OutputKind
-from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
+from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits, with_engine
 
 FIXED = Policy(max_batch_tokens=1000)  # no caps in seconds: the rate is never known
 
@@ -12,7 +12,7 @@ FIXED = Policy(max_batch_tokens=1000)  # no caps in seconds: the rate is never k
 def shares(harness: Harness) -> list[int]:
     """Tokens of bulk work in each batch so far."""
     return [
-        sum(piece.num_tokens for piece in batch.slices if piece.request.request_class == BULK)
+        sum(slice_.num_tokens for slice_ in batch.slices if slice_.request.request_class == BULK)
         for batch in harness.dispatched
     ]
 
@@ -83,8 +83,7 @@ def test_room_that_one_class_leaves_is_lent_and_not_asked_back() -> None:
 
 @pytest.mark.holds("Two classes of work")
 def test_interactive_work_passes_bulk_that_came_earlier() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(depth=1)
     harness.submit(*[50] * 100, request_class=BULK)
     harness.advance(1)
     query = harness.submit(10)
@@ -110,24 +109,19 @@ def test_other_output_kinds_of_bulk_are_not_passed_over() -> None:
 @pytest.mark.holds("Two classes of work")
 @pytest.mark.parametrize(("interactive", "expected"), [(False, 2500), (True, 500)])
 def test_batches_are_short_while_both_are_about(interactive: bool, expected: int) -> None:
-    harness = Harness(Policy(interactive_memory=0.0))
-    harness.ready(engine_limits=limits(tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384))
+    harness = with_engine(
+        Policy(interactive_memory=0.0), tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384
+    )
     if interactive:
         harness.offer(*[10] * 1000)
     harness.submit(*[10] * 1000, request_class=BULK)
     assert [batch.num_tokens for batch in harness.dispatched] == [expected, expected]
 
 
-def test_interactive_work_alone_has_long_batches() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384))
-    harness.submit(*[10] * 1000)
-    assert harness.dispatched[0].num_tokens == 2500
-
-
 def test_batches_stay_short_for_a_while_after_interactive_work() -> None:
-    harness = Harness(Policy(interactive_memory=1.0))
-    harness.ready(engine_limits=limits(tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384))
+    harness = with_engine(
+        Policy(interactive_memory=1.0), tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384
+    )
     harness.submit(10)
     harness.done()
     harness.submit(*[10] * 2000, request_class=BULK)
@@ -137,48 +131,9 @@ def test_batches_stay_short_for_a_while_after_interactive_work() -> None:
     assert harness.dispatched[-1].num_tokens == 2500
 
 
-def test_a_slow_engine_is_not_driven_down_to_one_sequence_a_batch() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(tokens_per_second=10.0, max_num_tokens=16_384, max_num_seqs=16_384))
-    harness.submit(*[1] * 1000)
-    assert harness.dispatched[0].num_tokens == 256
-
-
-def test_an_engine_says_how_long_its_batches_may_take() -> None:
-    harness = Harness()
-    quick = limits(tokens_per_second=100_000.0, max_num_tokens=16_384, max_num_seqs=16_384, max_batch_seconds=0.025)
-    harness.ready(engine_limits=quick)
-    harness.submit(*[10] * 1000)
-    assert harness.dispatched[0].num_tokens == 2500
-
-
-def test_a_model_of_8b_on_a_gpu_gets_batches_of_2048_tokens() -> None:
-    """They take 27 ms in FP8 on an H100; the fused engine allows 30."""
-    harness = Harness()
-    large = limits(
-        tokens_per_second=2048 / 0.027,
-        max_num_tokens=16_384,
-        max_num_seqs=1024,
-        token_buckets=(512, 768, 1024, 1536, 2048, 3072, 4096, 16_384),
-        max_batch_seconds=0.030,
-    )
-    harness.ready(engine_limits=large)
-    harness.submit(*[64] * 400, request_class=BULK)
-    assert harness.dispatched[-1].num_tokens == 2048
-
-
-def test_an_engine_of_small_fixed_costs_keeps_to_its_time_with_small_batches() -> None:
-    harness = Harness()
-    slow = limits(tokens_per_second=400.0, max_num_tokens=16_384, max_num_seqs=16_384, target_num_tokens=512)
-    harness.ready(engine_limits=slow)
-    harness.submit(*[10] * 1000)
-    assert harness.dispatched[0].num_tokens == 100
-
-
 @pytest.mark.holds("Neither class starves", "Two classes of work")
 def test_bulk_waits_for_a_bounded_number_of_batches_however_small_they_are() -> None:
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(FIXED, depth=1)
     harness.submit(100)
     bulk = harness.submit(90, request_class=BULK, outputs=OutputKind.TOKENS)
     for _ in range(4):

@@ -4,7 +4,7 @@ import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind, OutputKind
-from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, Sequence, limits, sequences
+from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, Sequence, limits, sequences, with_engine
 from wire.vocabulary import RequestClass
 
 FAILED, FATAL = EngineErrorKind.FAILED, EngineErrorKind.FATAL
@@ -17,36 +17,6 @@ def run_with_bad(harness: Harness, bad: set[Sequence], kind: EngineErrorKind = F
             harness.fail(kind=kind)
         else:
             harness.done()
-
-
-def run_with_killers(harness: Harness, killers: set[Sequence]) -> None:
-    """Let engine 0 compute all; it dies, and is ready again, whenever it computes one of these."""
-    while harness.engines[0].batches:
-        engine = harness.engines[0]
-        if any(killers.intersection(sequences(batch.slices)) for batch in engine.computing):
-            harness.lose()
-            harness.ready(engine_limits=engine.limits)
-        else:
-            harness.done()
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (EngineErrorKind.FAILED, RequestRefusal.ENGINE_FAILED),
-        (EngineErrorKind.OUT_OF_MEMORY, RequestRefusal.ENGINE_FAILED),
-        (EngineErrorKind.NON_FINITE, RequestRefusal.NON_FINITE),
-    ],
-)
-def test_one_bad_sequence_fails_alone(kind: EngineErrorKind, reason: RequestRefusal) -> None:
-    harness = Harness()
-    others = [harness.offer(3) for _ in range(5)]
-    bad = harness.offer(3, 3, 3)
-    others += [harness.offer(3, 3) for _ in range(4)]
-    harness.ready()
-    run_with_bad(harness, {(bad, 1)}, kind)
-    assert harness.refusal(bad) == (reason, 1)
-    assert sorted(harness.finished) == others
 
 
 def test_a_batch_that_is_too_large_for_the_memory_is_halved() -> None:
@@ -75,8 +45,7 @@ def test_a_failed_batch_falls_apart_into_its_classes_first() -> None:
 
 
 def test_what_was_staged_is_sent_again_in_order() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     first = harness.submit(50)
     second = harness.offer(30, 20)
     third = harness.offer(10)
@@ -93,8 +62,7 @@ def test_what_was_staged_is_sent_again_in_order() -> None:
 
 
 def test_rows_delivered_before_the_engine_died_stay() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     request = harness.submit(*[50] * 6)
     harness.done()
     harness.lose()
@@ -105,8 +73,7 @@ def test_rows_delivered_before_the_engine_died_stay() -> None:
 
 
 def test_suspects_run_alone_and_with_nothing_beside_them() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     suspects = [harness.offer(10) for _ in range(3)]
     harness.tick()
     harness.submit(100)
@@ -121,8 +88,7 @@ def test_suspects_run_alone_and_with_nothing_beside_them() -> None:
 
 @pytest.mark.parametrize("request_class", [INTERACTIVE, BULK])
 def test_new_work_does_not_wait_for_many_suspects_nor_they_for_it(request_class: RequestClass) -> None:
-    harness = Harness(Policy(max_batch_tokens=40))
-    harness.ready(engine_limits=limits(max_num_seqs=1000))
+    harness = with_engine(Policy(max_batch_tokens=40), max_num_seqs=1000)
     suspects = [harness.offer(1, request_class=request_class) for _ in range(16)]
     harness.tick()
     harness.lose()
@@ -136,8 +102,7 @@ def test_new_work_does_not_wait_for_many_suspects_nor_they_for_it(request_class:
 
 
 def test_suspects_of_bulk_get_their_turn_beside_much_other_work() -> None:
-    harness = Harness(Policy(max_batch_tokens=100))
-    harness.ready()
+    harness = with_engine(Policy(max_batch_tokens=100))
     suspects = [harness.offer(1, request_class=BULK) for _ in range(5)]
     harness.tick()
     harness.lose()
@@ -150,20 +115,8 @@ def test_suspects_of_bulk_get_their_turn_beside_much_other_work() -> None:
     assert harness.delivered[later]
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_sequence_that_kills_the_engine_twice_is_refused_and_no_other(streams: int) -> None:
-    harness = Harness()
-    requests = [harness.offer(10, 10) for _ in range(20)]
-    harness.ready(engine_limits=limits(streams=streams, depth=streams + 1))
-    run_with_killers(harness, {(requests[7], 1), (requests[13], 0)})
-    assert harness.refusal(requests[7]) == (RequestRefusal.POISON, 1)
-    assert harness.refusal(requests[13]) == (RequestRefusal.POISON, 0)
-    assert sorted(harness.finished) == [request for request in requests if request not in harness.refused]
-
-
 def test_fatal_is_the_engines_death_and_the_lost_connection_after_it_is_nothing_new() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     request = harness.submit(10)
     stale = harness.engines[0].batches[0]
     harness.fail(kind=FATAL)
@@ -176,8 +129,7 @@ def test_fatal_is_the_engines_death_and_the_lost_connection_after_it_is_nothing_
 
 
 def test_an_engine_that_says_ready_twice_has_lost_what_it_held() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     request = harness.submit(10)
     harness.ready()
     harness.done()
@@ -186,8 +138,7 @@ def test_an_engine_that_says_ready_twice_has_lost_what_it_held() -> None:
 
 
 def test_later_work_of_its_class_does_not_pass_what_has_to_be_tried_again() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(depth=1)
     tried = [harness.offer(10, request_class=BULK) for _ in range(4)]
     harness.tick()
     later = harness.offer(10, request_class=BULK)
@@ -199,46 +150,8 @@ def test_later_work_of_its_class_does_not_pass_what_has_to_be_tried_again() -> N
     assert set(tried) < set(harness.finished)
 
 
-def test_another_engine_takes_over() -> None:
-    harness = Harness()
-    harness.ready(0)
-    harness.ready(1)
-    first, second = harness.submit(60), harness.submit(60)
-    harness.lose(0)
-    harness.done(1)
-    harness.done(1)
-    assert harness.finished == [second, first]
-
-
-def test_a_cancelled_request_is_not_tried_again() -> None:
-    harness = Harness()
-    harness.ready()
-    kept, left = harness.offer(10), harness.offer(10)
-    harness.tick()
-    harness.cancel(left)
-    harness.lose()
-    harness.ready()
-    harness.finish_all()
-    assert harness.finished == [kept]
-    assert [batch.num_seqs for batch in harness.dispatched] == [2, 1]
-
-
-def test_suspects_of_a_cancelled_request_are_dropped() -> None:
-    harness = Harness(Policy(max_batch_tokens=50))
-    harness.ready()
-    left = harness.submit(10, 10, 10)
-    harness.lose()
-    kept = harness.submit(10)
-    harness.cancel(left)
-    harness.ready()
-    harness.finish_all()
-    assert harness.finished == [kept]
-    assert harness.scheduler.next_timer() == float("inf")
-
-
 def test_a_retry_that_the_engine_left_can_not_take_is_packed_anew() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     requests = [harness.offer(10) for _ in range(10)]
     harness.tick()
     harness.fail()

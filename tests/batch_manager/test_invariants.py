@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -66,26 +67,9 @@ class AnyOrder(RuleBasedStateMachine):
         key=st.integers(0, 2),
         tick=st.booleans(),
     )
-    def submit(
-        self,
-        seqlens: list[int],
-        request_class: RequestClass,
-        outputs: OutputKind,
-        model: int,
-        timeout: float,
-        key: int,
-        tick: bool,
-    ) -> None:
+    def submit(self, seqlens: list[int], key: int, tick: bool, **options: Any) -> None:
         """A request, alone or the first of several that come together."""
-        self.harness.offer(
-            *seqlens,
-            request_class=request_class,
-            outputs=outputs,
-            model=model,
-            timeout=timeout,
-            key=key,
-            weight=WEIGHTS[key],
-        )
+        self.harness.offer(*seqlens, key=key, weight=WEIGHTS[key], **options)
         if tick:
             self.harness.tick()
 

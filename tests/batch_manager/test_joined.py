@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from batch_manager import worker as manager_module
@@ -18,7 +17,7 @@ from batch_manager.messages import (
     encode_submission,
     work_of,
 )
-from engine.types import Batch, OutputKind
+from engine.types import OutputKind
 from tests.batch_manager.peers import (
     ManagerRole,
     assert_same,
@@ -67,36 +66,11 @@ async def test_the_same_from_two_frontends_is_computed_once(tmp_path: Path, outp
         for answer in answers:
             assert_same(await answer, expected(one))
         assert [has_joined(await answer) for answer in answers] == [False, True, True]
-        frame_id, batch = await manager.engine.batches.get()
-        assert batch.num_tokens == 7
-        manager.engine.answer(frame_id, rows_of(batch))
+        assert (await manager.engine.answer_next()).num_tokens == 7
         assert not has_joined(await other)
         assert num_joined(manager) == 2
         manager.engine.is_automatic = True
         assert not has_joined(await first.ask(one)), "what has been answered is computed anew"
-
-
-@pytest.mark.holds("Identical requests")
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"token_ids": ids_of(3, 4, first=2).tobytes()},
-        {"seqlens": (4, 3)},
-        {"token_type_ids": np.ones(7, np.int32).tobytes()},
-        {"outputs": OutputKind.TOKENS},
-        {"request_class": BULK},
-        {"key": 1},
-    ],
-    ids=lambda changed: next(iter(changed)),
-)
-async def test_what_differs_in_anything_is_computed_for_itself(tmp_path: Path, changed: dict[str, Any]) -> None:
-    async with running(tmp_path) as manager:
-        manager.engine.is_automatic = True
-        frontend, other = await manager.frontend(), replace(ONE, **changed)
-        answers = await asyncio.gather(frontend.ask(ONE), frontend.ask(other))
-        assert_same(answers[0], expected(ONE))
-        assert_same(answers[1], expected(other))
-        assert not any(map(has_joined, answers))
 
 
 async def test_what_is_long_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +101,7 @@ async def test_it_is_computed_until_the_last_has_left(tmp_path: Path, leaves_by:
             first.cancel(1)
         manager.engine.answer(frame_id, rows_of(batch))
         await busy
-        frame_id, batch = await manager.engine.batches.get()
-        manager.engine.answer(frame_id, rows_of(batch))
+        await manager.engine.answer_next()
         assert_same(await joined, expected(ONE))
 
         first = await manager.frontend()
@@ -152,8 +125,7 @@ async def test_each_has_its_own_deadline(tmp_path: Path) -> None:
         late = replace(ONE, deadline=time.monotonic() - 1)
         patient = replace(ONE, deadline=time.monotonic() + 60)
         answers = [frontend.submit(one) for one in (late, patient, late)]  # in one tick
-        frame_id, batch = await manager.engine.batches.get()
-        manager.engine.answer(frame_id, rows_of(batch))
+        await manager.engine.answer_next()
         for answer in answers:
             assert_same(await answer, expected(ONE))
         outcomes = await asyncio.gather(frontend.ask(late), frontend.ask(late))
@@ -164,21 +136,13 @@ async def test_each_has_its_own_deadline(tmp_path: Path) -> None:
 async def test_poison_fails_all_who_asked_for_it_and_nobody_else(tmp_path: Path) -> None:
     async with running(tmp_path) as manager:
         frontends = [await manager.frontend(), await manager.frontend()]
-
-        def answer(frame_id: int, batch: Batch) -> None:
-            if 13 in batch.token_ids:
-                manager.engine.cut()
-            else:
-                manager.engine.answer(frame_id, rows_of(batch))
-
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(lambda frame_id, batch: manager.engine.cut(), token_id=13)
         good, bad = submission(3, 4, first=100), submission(6, 6, 6)
         asked = [frontend.submit(one) for one in (bad, good) for frontend in frontends]
         outcomes = await asyncio.gather(*asked)
         assert [refusal(outcome) for outcome in outcomes[:2]] == [(RequestRefusal.POISON, 2)] * 2
         for outcome in outcomes[2:]:
             assert_same(outcome, expected(good))
-        script.cancel()
 
 
 async def test_the_time_of_one_who_came_later_is_its_own(tmp_path: Path) -> None:
@@ -192,8 +156,7 @@ async def test_the_time_of_one_who_came_later_is_its_own(tmp_path: Path) -> None
         await until(lambda: num_joined(manager) == 1)
         manager.engine.answer(frame_id, rows_of(batch))
         await busy
-        frame_id, batch = await manager.engine.batches.get()
-        manager.engine.answer(frame_id, rows_of(batch), 0.25)
+        await manager.engine.answer_next(0.25)
         answers = [await first, await second]
         assert isinstance(answers[0], RequestResults)
         assert isinstance(answers[1], RequestResults)

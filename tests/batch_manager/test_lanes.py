@@ -4,7 +4,7 @@ import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
-from tests.batch_manager.harness import BULK, Harness, limits
+from tests.batch_manager.harness import BULK, Harness, limits, with_engine
 
 
 def lanes(*, overlaps: bool = True, **changes: object) -> EngineLimits:
@@ -21,8 +21,7 @@ def lanes(*, overlaps: bool = True, **changes: object) -> EngineLimits:
 
 
 def started(*, overlaps: bool = True, **changes: object) -> Harness:
-    harness = Harness(Policy())
-    harness.ready(engine_limits=lanes(overlaps=overlaps, **changes))
+    harness = with_engine(Policy(), engine_limits=lanes(overlaps=overlaps, **changes))
     return harness
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.engines import Rate
+from batch_manager.scheduling.sizes import Rate
 from engine.types import EngineLimits
-from tests.batch_manager.harness import BULK, Harness, limits
+from tests.batch_manager.harness import BULK, Harness, limits, with_engine
 
 
 def spreading(*, overlaps: bool = True, tokens_per_second: float = 20_000.0) -> EngineLimits:
@@ -21,8 +21,7 @@ def spreading(*, overlaps: bool = True, tokens_per_second: float = 20_000.0) -> 
 
 
 def started(*, overlaps: bool = True, tokens_per_second: float = 20_000.0) -> Harness:
-    harness = Harness(Policy())
-    harness.ready(engine_limits=spreading(overlaps=overlaps, tokens_per_second=tokens_per_second))
+    harness = with_engine(Policy(), engine_limits=spreading(overlaps=overlaps, tokens_per_second=tokens_per_second))
     return harness
 
 

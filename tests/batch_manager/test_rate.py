@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from batch_manager.scheduling.engines import Rate
-from tests.batch_manager.harness import Harness, limits
+from batch_manager.scheduling.sizes import Rate
+from tests.batch_manager.harness import Harness, limits, with_engine
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:
@@ -51,8 +51,7 @@ def test_a_batch_that_took_no_time_says_nothing() -> None:
 
 def test_an_estimate_from_a_small_batch_grows_to_the_truth() -> None:
     """Batches grow with the estimate and the estimate with the batches: a = 5 ms, r = 100,000 tokens/s."""
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1, max_num_tokens=16_384, max_num_seqs=16_384))
+    harness = with_engine(depth=1, max_num_tokens=16_384, max_num_seqs=16_384)
     harness.submit(10)
     harness.done(seconds=0.0051)
     harness.submit(*[100] * 10_000)

@@ -1,90 +1,75 @@
 """Why each batch was no larger: what operators read to know whether engines or clients are the bottleneck."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 from batch_manager.messages import Policy
 from batch_manager.scheduling.batches import Release
 from engine.types import EngineErrorKind, OutputKind
 from tests.batch_manager.harness import BULK, Harness, limits
 
-
-def releases(harness: Harness) -> list[Release]:
-    return [batch.release for batch in harness.dispatched]
-
-
-def test_full_and_then_drained() -> None:
-    harness = Harness()
-    harness.ready()
-    harness.submit(*[30] * 5)
-    harness.finish_all()
-
-    assert releases(harness) == [Release.FULL, Release.DRAINED]
+SMALL = Policy(min_batch_tokens=10)
+FAST = {"tokens_per_second": 100.0, "max_batch_seconds": 1.0, "max_batch_seconds_mixed": 0.3}
 
 
-def test_full_by_the_number_of_sequences() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(max_num_seqs=4))
-    harness.submit(*[1] * 6)
-    harness.finish_all()
-
-    assert releases(harness) == [Release.FULL, Release.DRAINED]
-
-
-def test_cut_at_a_bucket_of_the_engine() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(token_buckets=(16, 64)))
-    harness.submit(*[10] * 12)
-    harness.finish_all()
-
-    assert releases(harness)[0] is Release.BUCKET
-    assert harness.dispatched[0].num_tokens == 60
-
-
-def test_another_output_kind_waits() -> None:
-    harness = Harness()
-    harness.ready()
-    harness.offer(5)
-    harness.offer(5, outputs=OutputKind.TOKENS)
-    harness.tick()
-    harness.finish_all()
-
-    assert releases(harness) == [Release.KIND, Release.DRAINED]
-
-
-def test_short_because_queries_and_bulk_work_share_the_engine() -> None:
-    harness = Harness(Policy(min_batch_tokens=10))
-    fast = limits(tokens_per_second=100.0, max_batch_seconds=1.0, max_batch_seconds_mixed=0.3)
-    harness.ready(engine_limits=fast)
-    harness.offer(10)
-    harness.offer(*[10] * 12, request_class=BULK)
-    harness.tick()
-
-    assert releases(harness)[0] is Release.CLASS
-    assert harness.dispatched[0].num_tokens == 30
-
-
-def test_other_idle_streams_get_their_part() -> None:
-    harness = Harness(Policy(min_batch_tokens=10))
-    harness.ready(engine_limits=limits(streams=2, depth=2))
-    harness.submit(*[10] * 6)
-
-    assert releases(harness) == [Release.SHARE, Release.DRAINED]
-
-
-def test_parts_of_a_batch_that_failed() -> None:
-    harness = Harness()
-    harness.ready()
-    harness.submit(5, 5)
-    harness.fail(kind=EngineErrorKind.FAILED)
-    harness.finish_all()
-
-    assert releases(harness) == [Release.DRAINED, Release.RETRY, Release.RETRY]
-
-
-def test_alone_after_its_engine_died() -> None:
-    harness = Harness()
-    harness.ready()
-    harness.submit(5, 5)
+def die(harness: Harness) -> None:
     harness.lose()
     harness.ready()
-    harness.finish_all()
 
-    assert releases(harness) == [Release.DRAINED, Release.SUSPECT, Release.SUSPECT]
+
+def nothing(_: Harness) -> None:
+    pass
+
+
+def another_kind(harness: Harness) -> None:
+    harness.offer(5, outputs=OutputKind.TOKENS)
+
+
+def much_bulk(harness: Harness) -> None:
+    harness.offer(*[10] * 12, request_class=BULK)
+
+
+RELEASES: dict[str, tuple[Policy, dict[str, Any], list[int], Callable[[Harness], None], list[Release], int]] = {
+    "by tokens": (Policy(), {}, [30] * 5, nothing, [Release.FULL, Release.DRAINED], 90),
+    "by sequences": (Policy(), {"max_num_seqs": 4}, [1] * 6, nothing, [Release.FULL, Release.DRAINED], 4),
+    "by a bucket": (Policy(), {"token_buckets": (16, 64)}, [10] * 12, nothing, [Release.BUCKET], 60),
+    "by another kind": (Policy(), {}, [5], another_kind, [Release.KIND, Release.DRAINED], 5),
+    "by the other class": (SMALL, FAST, [10], much_bulk, [Release.CLASS], 30),
+    "for idle streams": (SMALL, {"streams": 2, "depth": 2}, [10] * 6, nothing, [Release.SHARE, Release.DRAINED], 30),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "engine", "seqlens", "also", "expected", "num_tokens"), RELEASES.values(), ids=RELEASES.keys()
+)
+def test_why_it_was_no_larger(
+    policy: Policy,
+    engine: dict[str, Any],
+    seqlens: list[int],
+    also: Callable[[Harness], None],
+    expected: list[Release],
+    num_tokens: int,
+) -> None:
+    harness = Harness(policy)
+    harness.offer(*seqlens)
+    also(harness)
+    harness.ready(engine_limits=limits(**engine))
+    harness.finish_all()
+    assert [batch.release for batch in harness.dispatched][: len(expected)] == expected
+    assert harness.dispatched[0].num_tokens == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("end", "release"),
+    [(lambda harness: harness.fail(kind=EngineErrorKind.FAILED), Release.RETRY), (die, Release.SUSPECT)],
+    ids=["it failed", "its engine died"],
+)
+def test_what_is_tried_again(end: Callable[[Harness], None], release: Release) -> None:
+    harness = Harness()
+    harness.ready()
+    harness.submit(5, 5)
+    end(harness)
+    harness.finish_all()
+    assert [batch.release for batch in harness.dispatched] == [Release.DRAINED, release, release]

@@ -32,39 +32,6 @@ def at(tokens_per_second: float, **others: object) -> EngineLimits:
     return limits(tokens_per_second=tokens_per_second, **others)
 
 
-def test_of_equal_engines_the_one_with_fewer_tokens() -> None:
-    harness = Harness()
-    harness.ready(0)
-    harness.ready(1)
-    harness.submit(60)
-    harness.submit(40)
-    assert [len(harness.engines[number].batches) for number in (0, 1)] == [1, 1]
-    harness.submit(70)
-    assert [len(harness.engines[number].batches) for number in (0, 1)] == [1, 2]
-
-
-def test_of_unequal_ones_the_one_that_is_done_sooner() -> None:
-    """60 tokens at 4000 a second are sooner done than 40 at 1000."""
-    harness = Watching()
-    harness.ready(0, engine_limits=at(4000.0))
-    harness.ready(1, engine_limits=at(1000.0))
-    harness.submit(60)
-    harness.submit(40)
-    harness.submit(70)
-    assert [len(harness.engines[number].batches) for number in (0, 1)] == [2, 1]
-
-
-def test_several_streams_are_as_many_times_as_fast() -> None:
-    harness = Watching()
-    harness.ready(0, engine_limits=at(1000.0))
-    harness.ready(1, engine_limits=at(1000.0, streams=2, depth=3))
-    for seqlen in (50, 45, 45):
-        harness.submit(seqlen)
-    assert [len(harness.engines[number].batches) for number in (0, 1)] == [1, 2]
-    harness.submit(60)
-    assert [len(harness.engines[number].batches) for number in (0, 1)] == [1, 3]
-
-
 @pytest.mark.holds("The engine that finishes soonest gets the next batch")
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_goes_to_the_least_loaded(seed: int) -> None:

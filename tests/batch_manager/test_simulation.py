@@ -40,17 +40,6 @@ def rates(simulator: Simulator) -> tuple[float, float]:
     return simulator.outcomes[INTERACTIVE].tokens / capacity, simulator.outcomes[BULK].tokens / capacity
 
 
-def test_queries_stay_fast_beside_too_much_bulk() -> None:
-    simulator = Simulator(POLICY, LIMITS, seed=1)
-    simulator.run([queries(0.3), bulk(1.7)], 20.0)
-    outcome = simulator.outcomes[INTERACTIVE]
-    assert len(outcome.latencies) == outcome.num_admitted
-    assert outcome.percentile(0.99) <= 0.1
-    assert rates(simulator)[0] == pytest.approx(0.3, rel=0.05)
-    assert sum(rates(simulator)) >= 0.85  # the fixed cost of a batch is 3 of its 25 ms
-    assert simulator.num_unanswered == 0
-
-
 def test_rare_queries_do_not_wait_for_the_long_batches_of_bulk_alone() -> None:
     """About three a second: batches stay short in between, since the last one is remembered."""
     medians = []
@@ -61,6 +50,7 @@ def test_rare_queries_do_not_wait_for_the_long_batches_of_bulk_alone() -> None:
     assert medians[1] <= 0.5 * medians[0]
 
 
+@pytest.mark.full
 @pytest.mark.holds("Two classes of work")
 def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
     simulator = Simulator(POLICY, LIMITS, seed=3)
@@ -68,16 +58,6 @@ def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
     interactive_rate, bulk_rate = rates(simulator)
     assert bulk_rate / (interactive_rate + bulk_rate) == pytest.approx(0.3, abs=0.03)
     assert simulator.outcomes[INTERACTIVE].percentile(0.99) <= 0.5
-
-
-def test_overload_of_queries_wastes_nothing() -> None:
-    """Admission bounds the wait below the deadline, so that no work is done for nobody."""
-    simulator = Simulator(POLICY, LIMITS, seed=4)
-    simulator.run([queries(2.0)], 5.0)
-    outcome = simulator.outcomes[INTERACTIVE]
-    assert not outcome.refusals
-    assert rates(simulator)[0] >= 0.9
-    assert outcome.percentile(0.99) <= 0.5
 
 
 def test_deaths_cost_retries_and_no_answers() -> None:

@@ -6,13 +6,12 @@ import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
 from engine.types import EngineErrorKind
-from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
+from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits, with_engine
 
 
 @pytest.mark.holds("Expired work never reaches an engine", "Deadlines")
 def test_a_deadline_that_passes_while_waiting_is_refused_at_its_time() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(depth=1)
     harness.submit(100)
     request = harness.submit(10, timeout=2.0)
     assert harness.scheduler.next_timer() == 1002.0
@@ -26,15 +25,13 @@ def test_a_deadline_that_passes_while_waiting_is_refused_at_its_time() -> None:
 
 
 def test_a_deadline_already_passed_on_arrival() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     assert harness.refusal(harness.submit(10, timeout=0.0)) == (RequestRefusal.DEADLINE, -1)
 
 
 @pytest.mark.holds("Deadlines")
 def test_a_deadline_that_passes_in_the_engine_does_not_matter() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     request = harness.submit(10, timeout=1.0)
     harness.advance(2.0)
     harness.done()
@@ -42,8 +39,7 @@ def test_a_deadline_that_passes_in_the_engine_does_not_matter() -> None:
 
 
 def test_a_partly_waiting_request_is_refused_and_its_rows_dropped() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(depth=1)
     request = harness.submit(*[50] * 6, timeout=1.0)
     harness.done()
     harness.advance(1.0)
@@ -55,8 +51,7 @@ def test_a_partly_waiting_request_is_refused_and_its_rows_dropped() -> None:
 
 
 def test_a_deadline_that_passed_in_a_dying_engine_is_refused() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     lost, failed = harness.offer(10, timeout=1.0), harness.offer(10)
     harness.tick()
     harness.advance(2.0)
@@ -72,8 +67,7 @@ def test_a_deadline_that_passed_in_a_dying_engine_is_refused() -> None:
 
 
 def test_many_deadlines_are_swept() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(max_num_tokens=100_000, max_num_seqs=100_000))
+    harness = with_engine(max_num_tokens=100_000, max_num_seqs=100_000)
     watched = harness.offer(10, timeout=0.5)
     harness.offer(10, timeout=2.0)
     for _ in range(5):
@@ -90,8 +84,7 @@ def test_many_deadlines_are_swept() -> None:
 
 @pytest.mark.holds("Cancellation")
 def test_cancelling_costs_nothing_more() -> None:
-    harness = Harness()
-    harness.ready(engine_limits=limits(depth=1))
+    harness = with_engine(depth=1)
     harness.submit(100)
     left, kept = harness.submit(10, 10, request_class=BULK), harness.submit(10)
     harness.cancel(left)
@@ -106,8 +99,7 @@ def test_cancelling_costs_nothing_more() -> None:
 
 @pytest.mark.holds("When a process dies")
 def test_without_an_engine_work_waits_for_the_grace_and_is_then_refused() -> None:
-    harness = Harness(Policy(engine_restart_grace=5.0, retry_after=7.0))
-    harness.ready()
+    harness = with_engine(Policy(engine_restart_grace=5.0, retry_after=7.0))
     held = harness.submit(10)
     harness.lose()
     waiting = harness.submit(10)
@@ -126,27 +118,6 @@ def test_without_an_engine_work_waits_for_the_grace_and_is_then_refused() -> Non
     assert harness.finished == [again]
 
 
-def test_an_engine_back_within_the_grace_costs_a_retry_only() -> None:
-    harness = Harness()
-    harness.ready()
-    request = harness.submit(10)
-    harness.lose()
-    harness.advance(4.0)
-    harness.ready()
-    harness.advance(4.0)
-    harness.done()
-    assert harness.finished == [request]
-
-
-def test_a_new_manager_waits_for_an_engine_no_longer_than_the_grace() -> None:
-    harness = Harness(Policy(engine_restart_grace=5.0))
-    request = harness.submit(10)
-    harness.advance(4.9)
-    assert request in harness.open
-    harness.advance(0.2)
-    assert harness.refusal(request) == (RequestRefusal.NO_ENGINE, -1)
-
-
 def test_draining_finishes_what_is_held_and_takes_no_more() -> None:
     harness = Harness(num_models=2)
     harness.ready(engine_limits=limits(depth=1))
@@ -161,8 +132,7 @@ def test_draining_finishes_what_is_held_and_takes_no_more() -> None:
 
 
 def test_draining_does_not_wait_for_an_engine_to_come_back() -> None:
-    harness = Harness()
-    harness.ready()
+    harness = with_engine()
     request = harness.submit(10)
     harness.drain()
     harness.lose()

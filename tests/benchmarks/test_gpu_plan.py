@@ -126,6 +126,7 @@ for name in ("good", "bad", "behind it"):
 """
 
 
+@pytest.mark.full
 def test_what_hangs_is_ended_and_the_process_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_PATIENCE", 3.0)
     path = tmp_path / "rows.csv"

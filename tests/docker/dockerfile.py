@@ -43,6 +43,10 @@ class Stage:
     def last(self, name: str) -> Instruction:
         return self.all(name)[-1]
 
+    def assigned(self, name: str) -> dict[str, str]:
+        """NAME=value pairs of ENV or ARG."""
+        return {variable: value for line in self.all(name) for variable, value in line.assignments().items()}
+
 
 def parse(file: Path) -> list[Stage]:
     """The stages, in order. Raises ValueError where an instruction comes before the first FROM."""

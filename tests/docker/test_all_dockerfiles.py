@@ -53,10 +53,6 @@ def image(stages: list[Stage]) -> Stage:
     return stages[-1]
 
 
-def environment(stage: Stage) -> dict[str, str]:
-    return {name: value for line in stage.all("ENV") for name, value in line.assignments().items()}
-
-
 def test_there_are_three() -> None:
     assert [file.suffix for file in FILES] == [".cpu", ".cuda", ".tensorrt-llm"]
 
@@ -100,7 +96,7 @@ def test_platforms_start_it(
     image: Stage, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], words: list[str], port: int
 ) -> None:
     run = Run(monkeypatch)
-    for name, value in (environment(image) | given).items():
+    for name, value in (image.assigned("ENV") | given).items():
         if name != "PATH":
             monkeypatch.setenv(name, value.replace("/usr/bin/python3", sys.executable))
     entry = image.last("ENTRYPOINT").words()
@@ -115,7 +111,7 @@ def test_what_package_managers_keep_is_not_kept(stages: list[Stage]) -> None:
         if "apt-get install" in line.rest:
             assert "--no-install-recommends" in line.rest
             assert line.rest.endswith("rm -rf /var/lib/apt/lists/*")
-    assert environment(stages[0])["PIP_NO_CACHE_DIR"] == "1"
+    assert stages[0].assigned("ENV")["PIP_NO_CACHE_DIR"] == "1"
 
 
 def test_it_runs_as_a_user_by_number(image: Stage) -> None:
@@ -134,7 +130,7 @@ def test_sources_that_are_copied_exist(stages: list[Stage]) -> None:
 
 
 def test_variables_are_flags_with_values_that_they_take(image: Stage) -> None:
-    found = environment(image)
+    found = image.assigned("ENV")
     assert found.keys() - VARIABLES.keys() <= FOREIGN.keys()
     for name, value in found.items():
         if name in VARIABLES:
@@ -143,7 +139,7 @@ def test_variables_are_flags_with_values_that_they_take(image: Stage) -> None:
 
 def test_caches_lie_in_the_volume(image: Stage) -> None:
     folder = re.compile("CACHE(_DIR|_HOME|_PATH)?$|_BASE$|^HOME$")
-    places = {name: value for name, value in environment(image).items() if folder.search(name)}
+    places = {name: value for name, value in image.assigned("ENV").items() if folder.search(name)}
     assert {"HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "EMBEDLINE_COMPILED_CACHE"} <= places.keys()
     assert {value.split("/")[1] for value in places.values()} == {"data"}
     assert image.last("VOLUME").rest == "/data"
@@ -152,13 +148,13 @@ def test_caches_lie_in_the_volume(image: Stage) -> None:
 @pytest.mark.holds("Containers")
 def test_a_stop_is_over_before_docker_kills(image: Stage) -> None:
     """After 10 s. An engine that hangs is killed 5 s after the open requests' time, the rest takes below 1 s."""
-    variables = environment(image)
+    variables = image.assigned("ENV")
     seconds = [float(variables[f"EMBEDLINE_{name}"]) for name in ("DRAIN_DELAY", "SHUTDOWN_TIMEOUT")]
     assert sum(seconds) + 5 <= 8
 
 
 def test_ports(image: Stage) -> None:
-    assert image.last("EXPOSE").rest.split() == [environment(image)["PORT"], "9000"]
+    assert image.last("EXPOSE").rest.split() == [image.assigned("ENV")["PORT"], "9000"]
 
 
 def test_nothing_is_fetched_but_by_package_managers(stages: list[Stage]) -> None:
@@ -168,5 +164,5 @@ def test_nothing_is_fetched_but_by_package_managers(stages: list[Stage]) -> None
 
 
 def test_there_is_no_secret_in_it(stages: list[Stage]) -> None:
-    named = {name for stage in stages for line in (*stage.all("ENV"), *stage.all("ARG")) for name in line.assignments()}
+    named = {name for stage in stages for kind in ("ENV", "ARG") for name in stage.assigned(kind)}
     assert not [name for name in named if re.search("TOKEN|KEY|SECRET|PASSWORD", name)]

@@ -24,14 +24,23 @@ def run(*words: str, streams: str, unbuffered: str = "") -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("word", ["version", "--help"])
+CANT = "embedline: standard output can't be written: {}\n"
+LOST = "inspect /nothing/here"  # what it says can't be written either
+
+
 @pytest.mark.parametrize(
-    ("streams", "why"), [(">/dev/full", "No space left on device"), ("1</dev/null", "Bad file descriptor")]
+    ("words", "streams", "unbuffered", "ended"),
+    [
+        ("version", ">/dev/full", "", (1, CANT.format("No space left on device"))),
+        ("version", ">/dev/full", "1", (1, CANT.format("No space left on device"))),
+        ("--help", "1</dev/null", "", (1, CANT.format("Bad file descriptor"))),
+        ("--help", "1</dev/null", "1", (1, CANT.format("Bad file descriptor"))),
+        *((LOST, streams, "", (2, "")) for streams in ("2>/dev/full", "2</dev/null", "2>&-", ">/dev/full 2>/dev/full")),
+        *(("version", streams, "", (0, "")) for streams in (">&-", "<&- >&- 2>&-")),
+    ],
 )
-def test_output_that_can_t_be_written_is_one_line(streams: str, why: str, word: str, unbuffered: str) -> None:
-    message = f"embedline: standard output can't be written: {why}\n"
-    assert run(word, streams=streams, unbuffered=unbuffered) == (1, message)
+def test_streams_that_can_t_be_written(words: str, streams: str, unbuffered: str, ended: tuple[int, str]) -> None:
+    assert run(*words.split(), streams=streams, unbuffered=unbuffered) == ended
 
 
 def test_a_reader_that_has_gone_needs_no_line() -> None:
@@ -40,13 +49,3 @@ def test_a_reader_that_has_gone_needs_no_line() -> None:
     command = [sys.executable, "-c", code, sys.executable, "-m", "embedline", "version"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")
-
-
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2</dev/null", "2>&-", ">/dev/full 2>/dev/full"])
-def test_a_message_that_can_t_be_written_changes_no_exit_code(streams: str) -> None:
-    assert run("inspect", "/nothing/here", streams=streams) == (2, "")
-
-
-@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_end_nothing(streams: str) -> None:
-    assert run("version", streams=streams) == (0, "")

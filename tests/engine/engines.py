@@ -4,6 +4,7 @@ make of a batch, and the one line with which a model is refused.
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from engine import registry
 from engine.messages import LoadOptions
 from engine.offer import offer_of
-from engine.types import Batch, Engine, ModelError, OutputKind, Results, compute
+from engine.types import Batch, Engine, ModelError, ModelInfo, OutputKind, Results, Rows, compute
 from wire.dataclass_json import to_json
 
 _MODULES = {
@@ -50,6 +51,16 @@ def fake_options(**others: Any) -> LoadOptions:
     return changed(fixed, **{"fake_dim": 16, "vocab_size": 1000, **others})
 
 
+def model_info(**others: Any) -> ModelInfo:
+    """Of an engine that a test makes up; others: its fields."""
+    fixed = {
+        **{"name": "m", "engine": "fused", "reason": "asked", "outputs": OutputKind.POOLED | OutputKind.TOKENS},
+        **{"dimensions": 2, "max_seqlen": 512, "vocab_size": 10, "pooling": "cls", "normalize": False},
+        **{"dtype": "float32", "device": "cpu", "architecture": ""},
+    }
+    return ModelInfo(**{**fixed, **others})
+
+
 def load(name: str, folder: Path, **options: Any) -> Engine:
     """One of _MODULES; options: fields of LoadOptions. Raises ModelError."""
     module = importlib.import_module(_MODULES[name])
@@ -70,6 +81,21 @@ def rows(loaded: Engine, one: Batch, kind: OutputKind = OutputKind.POOLED) -> ND
     values = results(loaded, dataclasses.replace(one, outputs=kind))[kind].values
     assert values.dtype == np.float32
     return values
+
+
+def dense(rows: Rows, size: int) -> NDArray[np.float32]:
+    """[B, size] of ragged pairs [N, 2] of an entry and its weight, each once and in order."""
+    assert rows.offsets is not None
+    assert rows.values.dtype == np.float32
+    assert rows.offsets.dtype == np.int32
+    assert (rows.offsets[0], rows.offsets[-1]) == (0, len(rows.values))
+    found = np.zeros((len(rows.offsets) - 1, size), np.float32)
+    for number, (start, end) in enumerate(itertools.pairwise(rows.offsets.tolist())):
+        index, weights = rows.values[start:end].T
+        assert (weights != 0).all()
+        assert (np.diff(index) > 0).all()
+        found[number, index.astype(np.int64)] = weights
+    return found
 
 
 def difference(found: NDArray[np.float32], expected: ArrayLike) -> float:

@@ -1,4 +1,4 @@
-"""Makes and changes the JSON files of a model folder."""
+"""Makes and changes the files of a folder, mostly a model's JSON files."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,15 @@ def write(file: Path, value: Any) -> None:
     """JSON into a file, its folder made where needed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value))
+
+
+def put(root: Path, files: dict[str, str]) -> Path:
+    """Texts into files under a root, which stands in for the machine's."""
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
 
 
 def change(file: Path, **fields: Any) -> None:

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.measuring.graded_pairs import Pairs, correlation, graded_pairs, ranks
-from engine import registry
 from engine.model import model_folder
 from engine.selftest.fidelity import SENTENCES
 from engine.selftest.warmup import warm_up
 from engine.types import Batch, Engine, EngineError, OutputKind, Results
-from tests.engine.engines import difference, load, load_options, results, rows
+from tests.engine.engines import difference, load, results, rows
 from tests.engine.tiny_models import batch
 from tests.tiers import full
 from tokenizer_pool.messages import TokenizerSpec
@@ -44,7 +43,7 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module", params=["transformers", "openvino", "fused"])
+@pytest.fixture(scope="module", params=["transformers", "openvino", *full("fused")])
 def minilm(request: pytest.FixtureRequest, minilm_folder: Path, compiled_cache: Path) -> Iterator[Engine]:
     loaded = load(request.param, minilm_folder, cache_dir=str(compiled_cache), num_threads=2)
     yield loaded
@@ -72,6 +71,12 @@ def together(minilm: Engine, sequences: list[list[int]]) -> NDArray[np.float32]:
     return rows(minilm, batch(sequences))
 
 
+def normalized(found: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The rows as users get them."""
+    scaled: NDArray[np.float32] = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return scaled
+
+
 def test_rows_equal_sentence_transformers(together: NDArray[np.float32], reference: SentenceTransformer) -> None:
     """They are handed out as they are, and scaled to length 1 later."""
     lengths = np.linalg.norm(together, axis=1, keepdims=True)
@@ -80,17 +85,21 @@ def test_rows_equal_sentence_transformers(together: NDArray[np.float32], referen
     assert difference(together / lengths, expected) <= 1e-5
 
 
+@pytest.mark.full
+def test_rows_by_kernels_equal_sentence_transformers(minilm_folder: Path, reference: SentenceTransformer) -> None:
+    """Few of them, as the kernels are interpreted here."""
+    texts = [*SENTENCES[:3], "?"]
+    loaded = load("fused", minilm_folder, num_threads=2)
+    found = rows(loaded, batch([reference.preprocess([text])["input_ids"][0].tolist() for text in texts]))
+    loaded.close()
+    assert difference(normalized(found), reference.encode(texts, show_progress_bar=False)) <= 1e-5
+
+
 def test_what_is_said_of_it(minilm: Engine) -> None:
     info = minilm.info
     assert (info.pooling, info.normalize, info.dimensions, info.dtype) == ("mean", True, 384, "float32")
     assert info.engine != "transformers" or info.notes[0].startswith("packed")
     assert warm_up(minilm).tokens_per_second > 0
-
-
-def normalized(found: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The rows as users get them."""
-    scaled: NDArray[np.float32] = found / np.linalg.norm(found, axis=1, keepdims=True)
-    return scaled
 
 
 @pytest.mark.holds("A row is the same alone and in any batch")
@@ -150,31 +159,24 @@ def rows_of(texts: list[str], engine: str, folder: Path, **options: Any) -> NDAr
     read = model_folder.read(folder)
     tokenizer = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=read.max_seqlen))
     tokens = tokenizer.encode(texts)
-    loaded = registry.load(
-        engine,
-        name="m",
-        reason="",
-        options=load_options(folder, max_num_tokens=65536, max_num_seqs=1024, num_threads=2, **options),
-    )
+    loaded = load(engine, folder, max_num_tokens=65536, max_num_seqs=1024, num_threads=2, **options)
     try:
-        loaded.submit(Batch("m", OutputKind.POOLED, tokens.token_ids, tokens.offsets))
-        _, results = loaded.collect()
+        return rows(loaded, Batch("m", OutputKind.POOLED, tokens.token_ids, tokens.offsets))
     finally:
         loaded.close()
-    assert not isinstance(results, EngineError)
-    return results[OutputKind.POOLED].values
 
 
 def test_the_measure_itself() -> None:
-    rows = np.array([[1, 0], [1, 0], [1, 0], [1, 1], [1, 0], [0, 1]], np.float32)
+    found = np.array([[1, 0], [1, 0], [1, 0], [1, 1], [1, 0], [0, 1]], np.float32)
 
-    assert correlation([5, 3, 1], rows) == pytest.approx(100)
-    assert correlation([1, 3, 5], rows) == pytest.approx(-100)
+    assert correlation([5, 3, 1], found) == pytest.approx(100)
+    assert correlation([1, 3, 5], found) == pytest.approx(-100)
     assert ranks(np.array([7, 5, 7, 9])).tolist() == [1.5, 0, 1.5, 3]
 
 
+@pytest.mark.full
 @pytest.mark.holds("Engines rank texts as sentence-transformers does")
-@pytest.mark.parametrize("engine", ["transformers", *full("openvino")])
+@pytest.mark.parametrize("engine", ["transformers", "openvino"])
 def test_an_engine_ranks_as_sentence_transformers_does(
     engine: str, pairs: Pairs, expected: float, minilm_folder: Path
 ) -> None:
@@ -186,6 +188,6 @@ def test_an_engine_ranks_as_sentence_transformers_does(
 
 @pytest.mark.full
 def test_int8_ranks_nearly_as_well(pairs: Pairs, expected: float, minilm_folder: Path) -> None:
-    rows = rows_of(pairs.texts, "openvino", minilm_folder, quantization="int8")
+    found = rows_of(pairs.texts, "openvino", minilm_folder, quantization="int8")
 
-    assert correlation(pairs.grades, rows) == pytest.approx(expected, abs=2)
+    assert correlation(pairs.grades, found) == pytest.approx(expected, abs=2)

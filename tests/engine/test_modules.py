@@ -1,7 +1,6 @@
 """Rows of whole chains of modules, each engine's against sentence-transformers one text at a time."""
 
 import dataclasses
-import importlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +15,14 @@ from torch import nn
 
 from engine import rows_numpy, rows_torch
 from engine.model import model_folder
+from engine.model.tasks import POOLINGS
 from engine.types import Engine, ModelError, OutputKind
-from tests.engine.cpu.engines import options
-from tests.engine.engines import difference, results
+from tests.engine.engines import difference, load, results
 from tests.engine.sentence_models import SEQLENS, encoded, save_chain
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch
-from tests.tiers import full, full_but
+from tests.tiers import full_but
 
-MODULES = {
-    "transformers": "engine.transformers.engine",
-    "openvino": "engine.cpu.loading",
-    "fused": "engine.fused.start",
-}
-MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-OTHER_ORDER = ("weightedmean", "lasttoken", "max", "cls", "mean_sqrt_len_tokens", "mean")
+MODES = tuple("lasttoken" if name == "last" else name for name in POOLINGS)
 
 
 def two_dense() -> list[nn.Module]:
@@ -45,15 +38,11 @@ def many_kinds() -> list[nn.Module]:
 
 
 CHAINS: dict[str, tuple[Any, Callable[[], list[nn.Module]]]] = {
-    "all poolings joined": (OTHER_ORDER, list),
+    "all poolings joined": (MODES[::-1], list),
     "two Dense": ("mean", two_dense),
     "two Dense after the last token": ("lasttoken", two_dense),
     "many kinds": ("cls", many_kinds),
 }
-
-
-def load(engine: str, folder: Path, **others: Any) -> Any:
-    return importlib.import_module(MODULES[engine]).load(name="m", reason="", options=options(folder, **others))
 
 
 def pooled(loaded: Engine, sequences: list[list[int]]) -> NDArray[np.float32]:
@@ -71,7 +60,7 @@ def pooled(loaded: Engine, sequences: list[list[int]]) -> NDArray[np.float32]:
 def check(engine: str, folder: Path, **others: Any) -> None:
     sequences = arbitrary(SEQLENS)
     expected = encoded(folder, sequences)
-    loaded = load(engine, folder, **others)
+    loaded = load(engine, folder, num_threads=2, **others)
     rows = pooled(loaded, sequences)
     loaded.close()
     assert loaded.info.dimensions == expected.shape[1] == model_folder.read(folder).dimensions
@@ -90,7 +79,7 @@ def test_each_pooling(mode: str, tmp_path: Path) -> None:
     [
         *((chain, "transformers") for chain in CHAINS),
         *full_but(
-            [("many kinds", "openvino"), ("many kinds", "fused"), ("all poolings joined", "fused")],
+            [("many kinds", "openvino"), ("all poolings joined", "fused")],
             [*itertools.product(CHAINS, ("openvino", "fused"))],  # to compile takes a second or two
         ),
     ],
@@ -105,7 +94,8 @@ def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Pat
     check(engine, folder)
 
 
-@pytest.mark.parametrize("mode", ["lasttoken", "cls", *full("mean")])
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["lasttoken", "cls", "mean"])
 def test_each_pooling_of_the_fused_engine(mode: str, tmp_path: Path) -> None:
     check("fused", save_chain(tmp_path / "model", mode, *two_dense()))
 
@@ -128,7 +118,7 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_int8_is_measured_on_the_rows_that_are_handed_out(tmp_path: Path) -> None:
     folder = save_chain(tmp_path / "model", "mean", *two_dense())
-    loaded = load("openvino", folder, quantization="int8")
+    loaded = load("openvino", folder, quantization="int8", num_threads=2)
     rows, expected = pooled(loaded, arbitrary(SEQLENS)), encoded(folder, arbitrary(SEQLENS))
     loaded.close()
     assert rows.shape == (len(SEQLENS), 20)

@@ -155,7 +155,6 @@ def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:
 def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault: str, kind: EngineErrorKind) -> None:
     # the warm-up's ids count up from 0, so the fault has to wait until it is over
     engine = start(fake_fault=[fault], vocab_size=5)
-    engine.wait_for(control.READY)
     manager = engine.connect()
 
     send_batch(manager, 1, [9])
@@ -173,7 +172,6 @@ def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault:
 )
 def test_a_canary_passes_until_the_engine_is_sick(start: Any, fault: str, kind: EngineErrorKind) -> None:
     engine = start(fake_fault=[fault])
-    engine.wait_for(control.READY)
     manager = engine.connect()
 
     manager.send(messages.CANARY, 1)
@@ -192,7 +190,6 @@ def test_a_canary_passes_until_the_engine_is_sick(start: Any, fault: str, kind: 
 
 def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_told(start: Any) -> None:
     engine = start(fake_fault=["wrong@after:40"])
-    engine.wait_for(control.READY)
     manager = engine.connect()
     for _ in range(40):
         send_batch(manager, 1, [1])
@@ -209,7 +206,6 @@ def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_
 
 def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
     engine = start(fake_fault=["hang@token:9"], vocab_size=5)
-    engine.wait_for(control.READY)
     manager = engine.connect()
     assert engine.wait_for(control.HEARTBEAT)["busy"] is None
 
@@ -288,27 +284,49 @@ class Overtaking:
         self._inner.close()
 
 
-def test_a_batch_that_overtakes_another_has_its_time_too() -> None:
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Of a batch manager and the worker."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
-        engine = Overtaking(fake.load(name="m", reason="asked", options=fake_options()))
-        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))
-        ids = np.array([1, 2, 3], np.int32).tobytes()
-        payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))
-        for frame_id in (1, 2):
-            worker._submit(connection, frame_id, messages.decode_batch("m", payload))
-        busy = worker.busy()
-        assert busy is not None
-        assert busy["batch"] == 1
+        yield ours, theirs
 
-        worker._collect_forever()
 
-        for wanted in (2, 1):
-            kind, frame_id, rows = receive(manager)
-            assert (kind, frame_id) == (messages.RESULT, wanted)
-            assert messages.decode_result(rows)[1] > 0
-        assert worker.busy() is None
+def fake_engine() -> FakeEngine:
+    return fake.load(name="m", reason="asked", options=fake_options())
+
+
+def some_batch(length: int, *, is_urgent: bool = False) -> Batch:
+    ids = np.arange(length, dtype=np.int32).tobytes()
+    parts = messages.encode_batch(OutputKind.POOLED, [length], [ids], is_urgent=is_urgent)
+    return messages.decode_batch("m", memoryview(b"".join(parts)))
+
+
+def busy_with(worker: Worker) -> tuple[int, int]:
+    """The number of a batch, and its tokens."""
+    busy = worker.busy()
+    assert busy is not None
+    return busy["batch"], busy["tokens"]
+
+
+def test_a_batch_that_overtakes_another_has_its_time_too(pair: Pair) -> None:
+    manager, connection = map(BlockingConnection, pair)
+    engine = Overtaking(fake_engine())
+    worker = Worker(engine, pair[1], limits=engine.limits, canary=Canary(engine))
+    for frame_id in (1, 2):
+        worker._submit(connection, frame_id, some_batch(3))
+    assert busy_with(worker)[0] == 1
+
+    worker._collect_forever()
+
+    for wanted in (2, 1):
+        kind, frame_id, rows = receive(manager)
+        assert (kind, frame_id) == (messages.RESULT, wanted)
+        assert messages.decode_result(rows)[1] > 0
+    assert worker.busy() is None
 
 
 class InThisOrder(Overtaking):
@@ -326,41 +344,29 @@ class InThisOrder(Overtaking):
         return next(found for found in self._finished if found[0] == ticket)
 
 
-def test_the_time_of_an_urgent_batch_begins_before_that_of_a_batch_that_it_passes() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
-        engine = InThisOrder(fake.load(name="m", reason="asked", options=fake_options()), [1, 2])
-        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))  # ticket 1
-        ids = np.array([1, 2, 3], np.int32).tobytes()
-        for frame_id, is_urgent in ((11, False), (12, False), (13, True)):
-            parts = messages.encode_batch(OutputKind.POOLED, [3], [ids], is_urgent=is_urgent)
-            worker._submit(connection, frame_id, messages.decode_batch("m", memoryview(b"".join(parts))))
+def test_the_time_of_an_urgent_batch_begins_before_that_of_a_batch_that_it_passes(pair: Pair) -> None:
+    manager, connection = map(BlockingConnection, pair)
+    engine = InThisOrder(fake_engine(), [1, 2])
+    worker = Worker(engine, pair[1], limits=engine.limits, canary=Canary(engine))  # ticket 1
+    for frame_id, is_urgent in ((11, False), (12, False), (13, True)):
+        worker._submit(connection, frame_id, some_batch(3, is_urgent=is_urgent))
 
-        worker._collect_forever()
+    worker._collect_forever()
 
-        assert receive(manager)[1] == 11
-        busy = worker.busy()
-        assert busy is not None
-        assert busy["batch"] == 13
+    assert receive(manager)[1] == 11
+    assert busy_with(worker)[0] == 13
 
 
-def test_urgent_batches_that_pass_a_batch_do_not_make_it_look_stuck() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        connection = BlockingConnection(theirs)
-        engine = InThisOrder(fake.load(name="m", reason="asked", options=fake_options()), [1, 3])
-        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))  # ticket 1
-        for frame_id, length, is_urgent in ((11, 20, False), (12, 5, True)):
-            ids = np.arange(length, dtype=np.int32).tobytes()
-            parts = messages.encode_batch(OutputKind.POOLED, [length], [ids], is_urgent=is_urgent)
-            worker._submit(connection, frame_id, messages.decode_batch("m", memoryview(b"".join(parts))))
+def test_urgent_batches_that_pass_a_batch_do_not_make_it_look_stuck(pair: Pair) -> None:
+    connection = BlockingConnection(pair[1])
+    engine = InThisOrder(fake_engine(), [1, 3])
+    worker = Worker(engine, pair[1], limits=engine.limits, canary=Canary(engine))  # ticket 1
+    for frame_id, length, is_urgent in ((11, 20, False), (12, 5, True)):
+        worker._submit(connection, frame_id, some_batch(length, is_urgent=is_urgent))
 
-        worker._collect_forever()
+    worker._collect_forever()
 
-        busy = worker.busy()
-        assert busy is not None
-        assert (busy["batch"], busy["tokens"]) == (11, 25)
+    assert busy_with(worker) == (11, 25)
 
 
 class Alone(Overtaking):
@@ -382,57 +388,51 @@ class Alone(Overtaking):
         return compute(self._inner, batch)
 
 
-def test_a_batch_is_computed_at_once_unless_it_came_while_another_was() -> None:
+def test_a_batch_is_computed_at_once_unless_it_came_while_another_was(pair: Pair) -> None:
     """So clients that take turns keep all streams busy."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        manager = BlockingConnection(ours)
-        waiting = [12]
+    ours, theirs = pair
+    manager = BlockingConnection(ours)
+    waiting = [12]
 
-        def send(num_tokens: int) -> None:
-            ids = np.arange(num_tokens, dtype=np.int32).tobytes()
-            manager.send(messages.BATCH, num_tokens, messages.encode_batch(OutputKind.POOLED, [num_tokens], [ids]))
+    def send(num_tokens: int) -> None:
+        send_batch(manager, num_tokens, list(range(num_tokens)))
 
-        def meanwhile() -> None:
-            while waiting:
-                send(waiting.pop())
+    def meanwhile() -> None:
+        while waiting:
+            send(waiting.pop())
 
-        inner = fake.load(name="m", reason="asked", options=fake_options())
-        engine = Alone(inner, meanwhile)
-        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(inner))
-        send(11)
-        with ThreadPoolExecutor(1) as pool:
-            serving = pool.submit(worker._serve, BlockingConnection(theirs))
-            while (frame := receive(manager))[0] != messages.RESULT:
-                pass
-            assert frame[1] == 11
-            assert engine.was_submitted.wait(PATIENCE)
-            assert engine.submitted == [12]
-            ours.close()
-            with pytest.raises(EOFError):
-                serving.result(20)
+    inner = fake_engine()
+    engine = Alone(inner, meanwhile)
+    worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(inner))
+    send(11)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(worker._serve, BlockingConnection(theirs))
+        while (frame := receive(manager))[0] != messages.RESULT:
+            pass
+        assert frame[1] == 11
+        assert engine.was_submitted.wait(PATIENCE)
+        assert engine.submitted == [12]
+        ours.close()
+        with pytest.raises(EOFError):
+            serving.result(20)
 
 
-def test_the_process_does_not_end_before_a_batch_that_is_computed_alone_is_answered() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
-        had_ended: list[bool] = []
+def test_the_process_does_not_end_before_a_batch_that_is_computed_alone_is_answered(pair: Pair) -> None:
+    manager, connection = map(BlockingConnection, pair)
+    had_ended: list[bool] = []
 
-        def meanwhile() -> None:  # the engine is closed; the main thread joins the one that collects, and exits
-            collector.start()
-            collector.join(0.1)
-            had_ended.append(not collector.is_alive())
+    def meanwhile() -> None:  # the engine is closed; the main thread joins the one that collects, and exits
+        collector.start()
+        collector.join(0.1)
+        had_ended.append(not collector.is_alive())
 
-        inner = fake.load(name="m", reason="asked", options=fake_options())
-        engine = Alone(inner, meanwhile)
-        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(inner))
-        collector = threading.Thread(target=worker._collect_forever)
-        ids = np.array([1, 2, 3], np.int32).tobytes()
-        payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))
+    inner = fake_engine()
+    engine = Alone(inner, meanwhile)
+    worker = Worker(engine, pair[1], limits=engine.limits, canary=Canary(inner))
+    collector = threading.Thread(target=worker._collect_forever)
 
-        assert worker._compute_alone(connection, 7, messages.decode_batch("m", payload))
+    assert worker._compute_alone(connection, 7, some_batch(3))
 
-        collector.join(PATIENCE)
-        assert (had_ended, collector.is_alive()) == ([False], False)
-        assert receive(manager)[:2] == (messages.RESULT, 7)
+    collector.join(PATIENCE)
+    assert (had_ended, collector.is_alive()) == ([False], False)
+    assert receive(manager)[:2] == (messages.RESULT, 7)

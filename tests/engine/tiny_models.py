@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging
@@ -25,7 +26,7 @@ from engine.types import Batch, OutputKind
 VOCAB_SIZE = 120
 HIDDEN_SIZE = 32
 
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 48,
@@ -38,10 +39,10 @@ _SHARED: dict[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": 3,
 }
-_GQA = {"num_key_value_heads": 2, "head_dim": 8}
+GQA = {"num_key_value_heads": 2, "head_dim": 8}
 _SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
-# name -> (model_type, what differs from _SHARED). Names that aren't a model_type are variants.
+# name -> (model_type, what differs from SHARED). Names that aren't a model_type are variants.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {}),
     "roberta": ("roberta", {"pad_token_id": 1}),
@@ -54,17 +55,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "modernbert",
         {"local_attention": 12, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3},
     ),
-    "qwen2": ("qwen2", _GQA),
-    "qwen3": ("qwen3", _GQA),
-    "qwen3 with a window": ("qwen3", {**_GQA, **_SLIDING, "use_sliding_window": True}),
-    "mistral": ("mistral", {**_GQA, "sliding_window": 6}),
-    "llama": ("llama", _GQA),
-    "llama, bidirectional": ("llama", {**_GQA, "is_causal": False}),
-    "gemma2": ("gemma2", {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
-    "gemma3_text": ("gemma3_text", {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
+    "qwen2": ("qwen2", GQA),
+    "qwen3": ("qwen3", GQA),
+    "qwen3 with a window": ("qwen3", {**GQA, **_SLIDING, "use_sliding_window": True}),
+    "mistral": ("mistral", {**GQA, "sliding_window": 6}),
+    "llama": ("llama", GQA),
+    "llama, bidirectional": ("llama", {**GQA, "is_causal": False}),
+    "gemma2": ("gemma2", {**GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
+    "gemma3_text": ("gemma3_text", {**GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
     "gemma3_text, bidirectional": (
         "gemma3_text",
-        {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8, "use_bidirectional_attention": True},
+        {**GQA, **_SLIDING, "query_pre_attn_scalar": 8, "use_bidirectional_attention": True},
     ),
     "gpt2": ("gpt2", {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 3, "n_positions": 64}),
     "mpnet": ("mpnet", {"pad_token_id": 1}),
@@ -74,7 +75,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding_gemma2_text": (
         "embedding_gemma2_text",
         {
-            **_GQA,
+            **GQA,
             **_SLIDING,
             "global_head_dim": 16,
             "num_global_key_value_heads": 1,
@@ -83,7 +84,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mobilebert": ("mobilebert", {"embedding_size": HIDDEN_SIZE, "intra_bottleneck_size": 32}),
-    "gpt_oss": ("gpt_oss", {**_GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gpt_oss": ("gpt_oss", {**GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
 }
 # The same for those that are tested with heads or in the fused engine alone.
 MORE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,13 +98,13 @@ MORE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "modernbert",
         {"local_attention": 12, "cls_token_id": 2, "sep_token_id": 3, "classifier_pooling": "mean"},
     ),
-    "eurobert": ("eurobert", _GQA),
-    "eurobert, bos": ("eurobert", {**_GQA, "classifier_pooling": "bos"}),
-    "eurobert, mean": ("eurobert", {**_GQA, "classifier_pooling": "mean"}),
-    "gemma": ("gemma", _GQA),
+    "eurobert": ("eurobert", GQA),
+    "eurobert, bos": ("eurobert", {**GQA, "classifier_pooling": "bos"}),
+    "eurobert, mean": ("eurobert", {**GQA, "classifier_pooling": "mean"}),
+    "gemma": ("gemma", GQA),
     "phi3": ("phi3", {"num_key_value_heads": 2}),
     "phi": ("phi", {"num_key_value_heads": 2}),
-    "granite": ("granite", {**_GQA, "logits_scaling": 3.0}),
+    "granite": ("granite", {**GQA, "logits_scaling": 3.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"pad_token_id": 1, "type_vocab_size": 1}),
 }
 PADDED = frozenset(("mpnet", "deberta-v2", "mobilebert", "gpt_oss", "xlm", "flaubert"))
@@ -135,14 +136,19 @@ def save_tame(family: str, folder: Path) -> Path:
 
 def save_whole(family: str, folder: Path, purpose: Any, **others: Any) -> Path:
     """The same with the head of one of the library's automatic classes. others: more of its configuration."""
-    model_type, differences = (FAMILIES | MORE_FAMILIES)[family]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **(_SHARED | differences | others))
-    model: PreTrainedModel = purpose.from_config(config)
+    model: PreTrainedModel = purpose.from_config(config_of(family, **others))
     if purpose is not AutoModel:
         _randomize_biases(model)
     model.save_pretrained(folder)
     return folder
+
+
+def config_of(family: str, **others: Any) -> PretrainedConfig:
+    """The configuration of a family's tiny model. others: more of it."""
+    model_type, differences = (FAMILIES | MORE_FAMILIES)[family]
+    config: PretrainedConfig = AutoConfig.for_model(model_type, **(SHARED | differences | others))
+    return config
 
 
 @torch.no_grad()
@@ -169,8 +175,8 @@ def arbitrary(seqlens: Sequence[int], *, first: int = 4) -> list[list[int]]:
 class Reference:
     """transformers' own forward, one sequence at a time and without any of our code."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    def __init__(self, folder: Path, **others: Any) -> None:
+        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, **others)
 
     def token_rows(self, sequence: Sequence[int]) -> NDArray[np.float32]:
         """[S, D]"""

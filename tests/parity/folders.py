@@ -1,6 +1,5 @@
 """Folders of tiny models with arbitrary weights, the same each time, in the form that checkpoints have for each use."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from transformers import (
 from transformers.utils import logging
 
 from engine.model.coverage import Use
+from tests.engine.folder_files import write
+from tests.engine.model.detection.shapes import modules
 from tests.parity.architectures import ARCHITECTURES, BGE_M3, HIDDEN_SIZE, STATIC, VOCAB_SIZE, Tiny
 
 NUM_LABELS = {Use.RERANK: 1, Use.CLASSIFY: 3, Use.TOKEN_CLASSIFY: 5}
@@ -95,7 +96,7 @@ def save(name: str, use: Use, folder: Path) -> Path:
     elif use is Use.LATE_INTERACTION:
         _save_colbert(folder)
     elif use is Use.GENERATIVE_RERANK:
-        _write(folder / "chat_template.json", {"chat_template": QUESTIONS[name].template})
+        write(folder / "chat_template.json", {"chat_template": QUESTIONS[name].template})
     return folder
 
 
@@ -120,12 +121,12 @@ def _save_tokenizer(folder: Path) -> None:
     words.add_special_tokens(list(_MARKERS))
     words.save(str(folder / "tokenizer.json"))
     named = {f"{kind}_token": f"[{kind.upper()}]" for kind in ("pad", "unk", "cls", "sep", "mask")}
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named})
 
 
 def _save_pooling(folder: Path, pooling: str | tuple[str, ...]) -> None:
     _write_modules(folder, f"{_ST}.Transformer", f"{_ST}.Pooling")
-    _write(folder / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN_SIZE, "pooling_mode": pooling})
+    write(folder / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN_SIZE, "pooling_mode": pooling})
 
 
 def _save_splade(folder: Path) -> None:
@@ -135,8 +136,8 @@ def _save_splade(folder: Path) -> None:
         "sentence_transformers.sparse_encoder.models.SpladePooling",
     )
     settings = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCAB_SIZE}
-    _write(folder / "1_SpladePooling" / "config.json", settings)
-    _write(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+    write(folder / "1_SpladePooling" / "config.json", settings)
+    write(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
 
 
 def _save_colbert(folder: Path) -> None:
@@ -144,16 +145,16 @@ def _save_colbert(folder: Path) -> None:
     _write_modules(folder, f"{_ST}.Transformer", "pylate.models.Dense.Dense")
     settings = {"in_features": HIDDEN_SIZE, "out_features": VECTOR_SIZE, "bias": False}
     activation = {"activation_function": "torch.nn.modules.linear.Identity"}
-    _write(folder / "1_Dense" / "config.json", settings | activation)
+    write(folder / "1_Dense" / "config.json", settings | activation)
     _save_linear(folder / "1_Dense" / "model.safetensors", "linear.weight", VECTOR_SIZE)
     words = {"model_type": "ColBERT", "query_prefix": "[Q]", "document_prefix": "[D]"}
     lengths = {"query_length": 16, "document_length": 48, "attend_to_expansion_tokens": False, "skiplist_words": []}
-    _write(folder / "config_sentence_transformers.json", words | lengths)
+    write(folder / "config_sentence_transformers.json", words | lengths)
 
 
 def _save_static(folder: Path) -> Path:
     folder.mkdir()
-    _write(folder / "modules.json", [_module(0, "", f"{_ST}.StaticEmbedding")])
+    modules(folder, root=f"{_ST}.StaticEmbedding")
     torch.manual_seed(0)
     save_file({"embedding.weight": torch.randn(VOCAB_SIZE, HIDDEN_SIZE)}, folder / "model.safetensors")
     _save_tokenizer(folder)
@@ -169,17 +170,7 @@ def _save_linear(file: Path, weight: str, size: int, *, bias: str = "") -> None:
 
 
 def _write_modules(folder: Path, first: str, second: str) -> None:
-    name = second.rpartition(".")[2]
-    _write(folder / "modules.json", [_module(0, "", first), _module(1, f"1_{name}", second)])
-
-
-def _module(number: int, path: str, kind: str) -> dict[str, Any]:
-    return {"idx": number, "name": str(number), "path": path, "type": kind}
-
-
-def _write(file: Path, content: Any) -> None:
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(content))
+    modules(folder, root=first, **{f"1_{second.rpartition('.')[2]}": second})
 
 
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ CONFIG = "config.json"
 TRIAL = ("not finite", "in batches", "on token ids alone", "can't run the model")
 _NOT_DRAWN = frozenset(("architectures", "dtype", "torch_dtype", "transformers_version"))
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
-_SEQLENS = (5, 44, 23)  # longer than the windows of the tiny models
+_SEQLENS = (5, 44, 23)  # longer than the windows of the tiny models, and than what their RoPE is scaled from
 _MAX_LINE = 600  # characters of a refusal
 
 Rows = list[NDArray[np.float32]]

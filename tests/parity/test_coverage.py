@@ -1,27 +1,13 @@
-"""The table of architectures: the page shows it as it is, and each cell of it is tested."""
+"""The table of architectures: each cell of it is tested."""
 
 from collections.abc import Iterator
 
-import pytest
 from transformers import AutoConfig
 
-from engine.model import coverage
 from engine.model.coverage import ARCHITECTURES, Use
-from tests.documents import ROOT
 from tests.parity.architectures import BGE_M3, OWN, STATIC
 from tests.parity.folders import CLASSES, tiny_of
 from tests.parity.test_parity import cases
-
-
-def test_the_page_is_up_to_date() -> None:
-    """Where it is not: `make docs`."""
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    assert coverage.in_page(page) == page
-
-
-def test_a_page_without_the_markers() -> None:
-    with pytest.raises(ValueError, match="the page has no"):
-        coverage.in_page("# Models")
 
 
 def test_an_entry_for_tests_belongs_to_a_row() -> None:

@@ -17,21 +17,20 @@ from engine.model.coverage import Use
 from engine.transformers import attention
 from engine.types import OutputKind
 from tests.engine.engines import load
-from tests.parity.architectures import ARCHITECTURES, NUM_POSITIONS
+from tests.parity.architectures import ARCHITECTURES
 from tests.parity.changes import Change, changed, with_a_key_for_each_query
 from tests.parity.engines import compute
 from tests.parity.folders import num_types, save
+from tests.parity.fuzzing import texts
 from tests.parity.references import Reference
-from tests.parity.texts import Text, random_text, with_prompts
+from tests.parity.texts import Text, with_prompts
 from tests.tiers import full_but
 
 pytestmark = pytest.mark.holds("Every output equals the model's own library", "What a model is for")
 
 LEAST_CHANGE = 1e-3
-BOTH = OutputKind.POOLED | OutputKind.TOKENS
 PACKED = [row.name for row in coverage.ARCHITECTURES if row.name in ARCHITECTURES and row.transformers == "packed"]
 COMMON = ("BERT", "ModernBERT", "Qwen3")
-SEQLENS = (5, 30, 44)  # longer than windows and than what RoPE is scaled from
 
 
 def features() -> Iterator[tuple[str, str]]:
@@ -39,12 +38,6 @@ def features() -> Iterator[tuple[str, str]]:
     for name, tiny in ARCHITECTURES.items():
         for feature in tiny.own.features:
             yield name, feature
-
-
-def texts(name: str) -> list[Text]:
-    assert max(SEQLENS) < NUM_POSITIONS
-    numbers = np.random.default_rng(7)
-    return [random_text(numbers, seqlen, num_types=num_types(name)) for seqlen in SEQLENS]
 
 
 def expected(name: str, folder: Path, batch: list[Text]) -> NDArray[np.float32]:
@@ -97,21 +90,17 @@ def test_the_direction_of_the_mask_counts(name: str, tmp_path: Path, monkeypatch
     assert np.abs(rows - expected(name, folder, batch)).max() > LEAST_CHANGE
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if num_types(name) > 1])
-def test_token_types_count(name: str, tmp_path: Path) -> None:
-    folder = save(name, Use.EMBED, tmp_path / "model")
-    batch = texts(name)
-    assert any(1 in (text.types or ()) for text in batch)
-    without = [Text(text.ids) for text in batch]
-    assert np.abs(pooled(folder, without) - expected(name, folder, batch)).max() > LEAST_CHANGE
+MARKED = [
+    *(("types", name) for name in ARCHITECTURES if num_types(name) > 1),
+    *(("prompts", name) for name, tiny in ARCHITECTURES.items() if tiny.own.pooling != "lasttoken"),
+]
 
 
-@pytest.mark.parametrize(
-    "name", full_but(COMMON, [name for name, tiny in ARCHITECTURES.items() if tiny.own.pooling != "lasttoken"])
-)
-def test_leaving_prompts_out_counts(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mark", "name"), full_but([each for each in MARKED if each[1] in COMMON], MARKED))
+def test_what_tokens_are_marked_with_counts(mark: str, name: str, tmp_path: Path) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
-    batch = with_prompts(np.random.default_rng(7), texts(name))
-    assert all(text.num_prompt for text in batch)
-    without = [Text(text.ids, text.types) for text in batch]
+    batch = texts(name) if mark == "types" else with_prompts(np.random.default_rng(7), texts(name))
+    marked = [1 in (text.types or ()) if mark == "types" else text.num_prompt for text in batch]
+    assert any(marked) if mark == "types" else all(marked)
+    without = [Text(text.ids, None if mark == "types" else text.types) for text in batch]
     assert np.abs(pooled(folder, without) - expected(name, folder, batch)).max() > LEAST_CHANGE

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.fused.adapters import ADAPTERS
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
+from engine.model.model_folder import read
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.engines import difference, load
+from tests.engine.fused.model.models import load_fused
 from tests.parity.architectures import BGE_M3, NUM_POSITIONS, STATIC
 from tests.parity.engines import compute
 from tests.parity.folders import num_types, save, tiny_of
 from tests.parity.references import Reference
-from tests.parity.texts import SPECIAL_IDS, Text, random_texts, with_expansion, with_prompts
+from tests.parity.texts import SPECIAL_IDS, Text, packed, random_texts, with_expansion, with_prompts
 
 pytestmark = pytest.mark.holds("What a model is for")
 
@@ -101,3 +104,21 @@ def check_batch(engine: Engine, reference: Reference, texts: Sequence[Text]) -> 
     for actual, own, text in zip(compute(engine, texts, outputs), expected, texts, strict=True):
         for kind, values in own.items():
             assert difference(actual[kind], values) <= TOLERANCE, (kind, text)
+
+
+def test_the_table_says_which_architectures_fused_knows() -> None:
+    for row in ARCHITECTURES:
+        if row.name != BGE_M3:  # whose heads are another engine's
+            assert row.is_fused == (row.model_type in ADAPTERS), row.name
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ARCHITECTURES if row.is_fused])
+def test_fused_equals_the_library_on_one_text_at_a_time(row: Architecture, tmp_path: Path) -> None:
+    """Computed in float32 by what its kernels mean; they are held against that elsewhere."""
+    folder = save(row.name, Use.EMBED, tmp_path / "model")
+    texts = random_texts(np.random.default_rng(SEED), read(folder).max_seqlen, num_types=num_types(row.name))
+    reference = Reference(row.name, Use.EMBED, folder)
+    expected = np.concatenate([reference(text)[OutputKind.TOKENS] for text in texts])
+    types = packed(texts, OutputKind.TOKENS).token_type_ids
+    rows = load_fused(folder).token_rows([text.ids for text in texts], None if types is None else types.tolist())
+    assert difference(rows, expected) <= TOLERANCE

@@ -4,7 +4,6 @@ The self-test at a load sees no window that is longer than its sequences. So the
 itself: where it is right for sequences within a window, it must be right for all others.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,8 @@ def test_packed_is_right_beyond_each_window_or_wrong_within_it(name: str, tmp_pa
         assert least_cosine(packed_rows(forward, long), alone(folder, long)) >= MIN_COSINE
 
 
-def check_engine(engine_name: str, folder: Path) -> None:
+def check_engine(engine_name: str, folder: Path) -> str:
+    """Its first note."""
     engine = load(engine_name, folder, pooling="mean")
     try:
         sequences = texts(engine.limits.max_seqlen)
@@ -116,6 +116,7 @@ def check_engine(engine_name: str, folder: Path) -> None:
     finally:
         engine.close()
     assert least_cosine([each[OutputKind.TOKENS] for each in found], alone(folder, sequences)) >= MIN_COSINE
+    return engine.info.notes[0]
 
 
 @pytest.mark.parametrize("name", full_but(COMMON, SERVED))
@@ -135,13 +136,22 @@ def test_what_openvino_cannot_compute_is_refused(name: str, tmp_path: Path) -> N
         load("openvino", saved(name, tmp_path / "model"), pooling="mean")
 
 
+@pytest.mark.parametrize("name", full_but(("ConvBERT", "FNet"), LEAKING))
+def test_what_mixes_padding_into_rows_is_run_one_by_one(name: str, tmp_path: Path) -> None:
+    assert check_engine("transformers", saved(name, tmp_path / "model")).startswith("one by one")
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("engine", ["transformers", "openvino"])
 @pytest.mark.parametrize("name", LEAKING)
-def test_what_mixes_padding_into_rows_is_right_or_refused(name: str, engine: str, tmp_path: Path) -> None:
-    folder = saved(name, tmp_path / "model")
-    with contextlib.suppress(ModelError):
-        check_engine(engine, folder)
+def test_what_mixes_padding_into_rows_is_not_compiled(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{DIFFERS}|{FAILS}"):
+        load("openvino", saved(name, tmp_path / "model"), pooling="mean")
+
+
+def test_a_head_that_asks_for_more_than_rows(tmp_path: Path) -> None:
+    save_transformer(twin("Longformer"), CLASSES[Use.RERANK], tmp_path / "model", num_labels=1)
+    with pytest.raises(ModelError, match="LongformerForSequenceClassification can't be run on its own: AttributeErr"):
+        load("transformers", tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", full_but(COMMON, [name for name in SERVED if twin(name).model_type in ADAPTERS]))

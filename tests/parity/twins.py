@@ -73,7 +73,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Mamba": ("mamba", {}),
 }
-# Their layers mix what pads a batch into its rows: right, or refused.
+# Their layers mix what pads a batch into its rows.
 LEAKING: dict[str, tuple[str, dict[str, Any]]] = {
     "ConvBERT": ("convbert", {"embedding_size": HIDDEN_SIZE}),
     "FNet": ("fnet", {}),

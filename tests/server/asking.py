@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, answered, state_with
+from server.dialects.route import Call, RequestOptions
+from server.requests.errors import RequestError
+from tests.server.edge import Called, Edge, answered, new_call, state_with
 
 RAW = {"accept": "application/octet-stream"}
 
@@ -36,6 +39,22 @@ def ask(
 
     loaded = state_with(outputs, **model)
     return answered("POST", path, body, headers, before=prepare, look=look, loaded=loaded, max_bytes=10_000)
+
+
+def decoded_by(
+    decode: Callable[[Call, bytes], Any], body: Any, options: RequestOptions | None = None, **how: Any
+) -> Any:
+    """The request that a decoder makes of a body, of JSON if it is not bytes."""
+    return decode(new_call(options, **how), body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def refused_by(decode: Callable[[Call, bytes], Any], body: Any, **how: Any) -> tuple[type[RequestError], str | None]:
+    """The class of the error that a decoder raises, and the field that it names."""
+    with pytest.raises(RequestError) as refused:
+        decoded_by(decode, body, **how)
+    error = refused.value
+    assert error.param in error.message if error.param else error.message.startswith("the body")
+    return type(error), error.param
 
 
 def tei_error(called: Called) -> tuple[int, str, str]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -22,11 +22,12 @@ from server.frontend.parts import Off, Part
 from server.frontend.reporting import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
-from server.http.body import ASGIApp, BodyReader, Message
+from server.http.body import ASGIApp, Message, RequestBodies
 from server.http.hosts import Hosts
+from server.http.request import SharedByRequests
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.concurrency import OpenRequest
-from server.requests.models import ModelTable, ServedModel, ServerState
+from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
@@ -235,10 +236,10 @@ class Edge:
         loaded: Json | None = None,
         hosts: Hosts | None = None,
         keys: Sequence[ApiKey] = (),
-        metrics_need_a_key: bool = False,
+        metrics_auth: bool = False,
         has_documents_in_objects: bool = True,
         url_prefix: str = "",
-        compresses: bool = False,
+        compress_answers: bool = False,
         parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> None:
         """Features are off, but for those of which a part is given, by its name."""
@@ -247,7 +248,7 @@ class Edge:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=num_models, num_keys=max(1, len(keys)))
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
-        self.state = ServerState(self.page)
+        self.state = ModelsState(self.page)
         if is_loaded:
             self.state.update(loaded)
         self.tokenizers = Tokenizers()
@@ -264,23 +265,29 @@ class Edge:
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )
         are_several = self.admission.are_keys_several
-        bodies = BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes, are_keys_several=are_several)
-        self.parts = [parts.get(feature.name) or Off(feature) for feature in FEATURES if feature.frontend]
-        self.app = App(
+        self.shared = SharedByRequests(
             state=self.state,
             admission=self.admission,
             pipeline=self.pipeline,
-            bodies=bodies,
-            max_items=4,
-            has_documents_in_objects=has_documents_in_objects,
-            compresses=compresses,
-            hosts=hosts or Hosts(None),
-            keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
+            bodies=RequestBodies(max_bytes=max_bytes, max_total_bytes=4 * max_bytes, are_keys_several=are_several),
+            keys=Keys(keys, metrics_auth=metrics_auth),
             finished=RequestMetrics(self.metrics).record,
+            max_items=4,
+        )
+        self.parts = [parts.get(feature.name) or Off(feature) for feature in FEATURES if feature.frontend]
+        self.app = App(
+            self.shared,
+            has_documents_in_objects=has_documents_in_objects,
+            compress_answers=compress_answers,
+            hosts=hosts or Hosts(None),
             passed_on=[part.passed_on for part in self.parts if part.passed_on is not None],
-            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key, self.parts)),
+            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_auth, self.parts)),
             url_prefix=url_prefix,
         )
+
+    def change(self, **shared: Any) -> None:
+        """Other objects than an edge has by itself; before the first request."""
+        self.shared = self.app._shared = replace(self.shared, **shared)
 
 
 @contextlib.contextmanager
@@ -306,10 +313,19 @@ class Called:
         return error
 
 
+def scope_of(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The head of a request as ASGI has it."""
+    path, _, query = path.partition("?")
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
+    scope |= {"query_string": query.encode(), "root_path": "", "http_version": "1.1", "scheme": "http"}
+    return {**scope, "server": ("test", 80)}
+
+
 async def call(
     app: ASGIApp, method: str, path: str, body: bytes | Iterable[bytes] = b"", headers: dict[str, str] | None = None
 ) -> Called:
-    """One request to an ASGI application. A body in several pieces comes as several messages."""
+    """One request to an ASGI application. A body in several pieces comes as several messages. Status 0 is no answer."""
     pieces = aiter_of([body] if isinstance(body, bytes) else body)
     sent: list[Message] = []
 
@@ -319,12 +335,9 @@ async def call(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    path, _, query = path.partition("?")
-    named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
-    scope |= {"query_string": query.encode(), "root_path": "", "http_version": "1.1", "scheme": "http"}
-    scope |= {"server": ("test", 80)}
-    await app(scope, receive, send)
+    await app(scope_of(method, path, headers or {}), receive, send)
+    if not sent:  # the client has left
+        return Called(0, {}, b"")
     start, *rest = sent
     answered = {name.decode(): value.decode() for name, value in start["headers"]}
     assert len(answered) == len(start["headers"]), "a header stands there twice"

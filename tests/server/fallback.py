@@ -11,15 +11,15 @@ from server.features.table import FEATURES
 from server.frontend.parts import Off, Part
 from server.http.body import Receive, Scope, Send
 from server.http.get_routes import make_app
-from server.requests.models import ServerState
+from server.requests.models import ModelsState
 from wire.page import Page
 
 
 @dataclass
 class Fallback:
-    state: ServerState
+    state: ModelsState
     needs_key: bool
-    metrics_need_a_key: bool
+    metrics_auth: bool
     parts: Sequence[Part]
 
     @property
@@ -37,7 +37,7 @@ class Fallback:
             _metrics_text,
             features=[part.add_routes for part in self.parts],
             needs_key=self.needs_key,
-            metrics_need_a_key=self.metrics_need_a_key,
+            metrics_auth=self.metrics_auth,
         )
 
 
@@ -45,7 +45,7 @@ class Fallback:
 def fallback_routes() -> list[BaseRoute]:
     page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=1)
     features = [Off(feature).add_routes for feature in FEATURES]
-    return make_app(ServerState(page), _metrics_text, features=features).routes
+    return make_app(ModelsState(page), _metrics_text, features=features).routes
 
 
 async def _metrics_text() -> str:

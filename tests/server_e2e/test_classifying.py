@@ -36,6 +36,9 @@ model-id = "tokens"
 model-id = "texts"
 """
 
+# by parts: tests/server/requests/test_token_labels.py, tests/engine/transformers
+pytestmark = pytest.mark.full
+
 
 def save(folder: Path, name: str) -> None:
     torch.manual_seed(1)

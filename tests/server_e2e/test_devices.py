@@ -10,19 +10,11 @@ from numpy.typing import NDArray
 
 from engine.selftest.fidelity import SENTENCES
 from tests.engine.machine.test_cuda_driver import driver
-from tests.server_e2e.expected import FAKE, minilm
+from tests.server_e2e.expected import minilm
 from tests.server_e2e.running import Server, serving
-from tests.server_e2e.test_refusals_at_start import start
+from tests.server_e2e.test_refusals_at_start import refusal
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
-
-
-def line_of(*flags: str, folder: Path) -> str:
-    """What a start says that is refused; it must be one line, in the end."""
-    ended = start(*flags, folder=folder)
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.full
@@ -30,50 +22,21 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "libcuda.so.1").write_text("")  # found before the machine's own, if it has one
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     missing = "there is no CUDA driver here (libcuda.so.1 can't be loaded)"
-    assert line_of("--devices", "cuda:0", folder=tmp_path) == (
+    assert refusal("--devices", "cuda:0", folder=tmp_path) == (
         f"embedline: --devices cuda:0: {missing}; docker run --gpus all gives a container those that there are; "
         "--devices cpu serves most models, by openvino or transformers"
     )
-    assert missing in line_of("--devices", "cuda", folder=tmp_path)
+    assert missing in refusal("--devices", "cuda", folder=tmp_path)
     for flag in ("--engine", "fused"), ("--quantization", "fp8"):
-        assert missing in (line := line_of(*flag, folder=tmp_path))
+        assert missing in (line := refusal(*flag, folder=tmp_path))
         assert " ".join(flag) in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--devices", "cuda:2"), "--devices cuda:2: there is no such GPU, only cuda:0, cuda:1"),
-        (("--devices", "cuda:0,cpu"), "--devices: cpu can't be combined with other devices"),
-        (("--devices", "tpu"), "--devices takes auto, cpu, cuda"),
-    ],
-)
-def test_devices_beside_a_driver(
-    flags: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver is a stand-in with an H200 and a T4; the torch of engines is taken to be another interpreter's."""
-    shutil.move(driver(tmp_path), tmp_path / "libcuda.so.1")
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    python = str(tmp_path / "python")
-    Path(python).write_text("""#!/bin/sh\necho '{"version": [3, 11], "has": ["numpy"]}'\n""")
-    Path(python).chmod(0o755)
-    assert line_of(*flags, "--engine-python", python, folder=tmp_path).startswith(f"embedline: {words}")
 
 
 @pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="the torch that is installed here has CUDA")
 def test_a_gpu_that_torch_is_not_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.move(driver(tmp_path), tmp_path / "libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert "there is a GPU, but torch" in line_of("--devices", "cuda:0", folder=tmp_path)
-
-
-def test_info_has_the_device_of_each_engine(tmp_path: Path) -> None:
-    with serving(*FAKE, "--devices", "cuda:0,cuda:1", folder=tmp_path) as server:
-        server.log.wait_for("gets the device cuda:0, cuda:1")
-        server.log.wait_for("engine 0 is ready")
-        server.log.wait_for("engine 1 is ready")
-        (model,) = server.request("GET", "/info").json()["models"]
-    assert model["devices"] == ["cuda:0", "cuda:1"]
+    assert "there is a GPU, but torch" in refusal("--devices", "cuda:0", folder=tmp_path)
 
 
 @pytest.mark.full
@@ -91,7 +54,6 @@ def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.holds("Engines on a GPU")
 def test_fp8_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     """Rows are those of plain weights but for what FP8 costs; /info has what the gate found, also of a later start."""
     texts = list(SENTENCES[:12])

@@ -1,11 +1,8 @@
 """The command line with a model from the hub: a server that starts from it and answers, another that starts without
 it, and refusals in one line. The hub is a small one on this machine."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,8 @@ import pytest
 
 from tests.engine.store.local_hub import COMMIT, MODEL, LocalHub, serving_hub
 from tests.server_e2e.expected import FAKE, minilm, rows_of
-from tests.server_e2e.running import PATIENCE, ROOT, Server, serving
+from tests.server_e2e.running import PATIENCE, Server, serving
+from tests.server_e2e.test_refusals_at_start import refusal
 from tests.tiers import full
 
 TEXTS = ["hello world", "embed this"]
@@ -96,17 +94,6 @@ def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path:
 )
 def test_what_the_hub_refuses(hub: LocalHub, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     hub.needs_token = "hf_right"
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "embedline", "serve", "--port", "0", "--prometheus-port", "0", *FAKE, *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment(hub, tmp_path / "cache")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-    assert ended.returncode == 2, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if " INFO " not in line]
-    assert len(lines) == 1, lines
-    assert words in lines[0]
+    told = refusal(*FAKE, *flags, folder=tmp_path, environment=environment(hub, tmp_path / "cache"))
+    assert words in told
+    assert "\n" not in told

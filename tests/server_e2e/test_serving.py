@@ -1,6 +1,8 @@
 """A whole server with the fake engine: every text gets its own row, in every form, and nothing is left behind."""
 
+import contextlib
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,14 +115,20 @@ def test_metrics_count_what_both_frontends_answered(server: Server) -> None:
     assert answered() == 20
 
 
-@pytest.mark.holds("No process outlives the supervisor", "Shutdown")
-def test_sigterm_ends_everything(tmp_path: Path) -> None:
-    with serving(*FAKE, folder=tmp_path) as server:
+@pytest.mark.holds("No process outlives the supervisor", "Shutdown answers open requests", "Shutdown")
+def test_sigterm_answers_open_requests_and_ends_everything(tmp_path: Path) -> None:
+    with serving(*FAKE, "--fake-cost-ms", "700", "--frontends", "1", folder=tmp_path) as server:
         pids = list(server.processes().values())
         assert len(list(server.runtime.glob("embedline-*/*.sock"))) == 3
+        with contextlib.closing(server.connect()) as connection:
+            connection.request("POST", "/v1/embeddings", b'{"input": "hold on"}')
+            both = b'embedline_open_requests{process="frontend 0"} 2.0'  # ours, and the one that asks
+            while both not in server.request("GET", "/metrics").body:
+                pass
 
-        assert server.stop() == 0
+            assert server.stop() == 0
 
+            assert connection.getresponse().status == 200
         assert not any(is_running(pid) for pid in pids)
         assert list(server.runtime.iterdir()) == []
         assert not [line for line in server.log.lines if " ERROR " in line or "Traceback" in line]
@@ -147,8 +155,6 @@ def test_no_process_outlives_the_supervisor(tmp_path: Path) -> None:
 
 def wait_for_exit(pidfd: int) -> bool:
     """Whether the process ends in time; closes the descriptor."""
-    import select
-
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     ended = bool(poll.poll(PATIENCE * 1000))

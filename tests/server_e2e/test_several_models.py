@@ -1,7 +1,6 @@
 """A whole server with two models out of a file: each name answers with its own rows, lengths and limits."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ batch-managers = 2
 model-id = "sentence-transformers/all-MiniLM-L6-v2"
 served-model-name = "small"
 fake-dim = 8
+devices = "cpu"
 max-input-length = 16
 auto-truncate = false
 
@@ -28,6 +28,7 @@ auto-truncate = false
 model-id = "sentence-transformers/all-MiniLM-L6-v2"
 served-model-name = "large"
 fake-dim = 96
+devices = "cuda:0,cuda:1"
 default-prompt = "query: "
 """
 
@@ -36,7 +37,7 @@ default-prompt = "query: "
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "embedline.toml").write_text(CONFIG)
-    with serving("--config", "embedline.toml", folder=folder) as running:
+    with serving("--config", "embedline.toml", folder=folder, environment={"EMBEDLINE_DEVICES": ""}) as running:
         yield running
 
 
@@ -106,17 +107,11 @@ def test_each_has_its_own_readiness(server: Server) -> None:
     assert [model["info"]["is_padded"] for model in server.request("GET", "/info").json()["models"]] == [False] * 2
 
 
-@pytest.mark.full
-def test_models_of_the_command_line(tmp_path: Path) -> None:
-    """Each --model-id is a model, and the flags around them hold for both."""
-    model = "sentence-transformers/all-MiniLM-L6-v2"
-    names = ("--model-id", model, "--served-model-name", "a", "--model-id", model, "--served-model-name", "b")
-    with serving("--engine", "fake", "--fake-dim", "8", *names, folder=tmp_path) as running:
-        for name in ("a", "b"):
-            reply = running.embed("hello", model=name).json()
-            assert (reply["model"], len(reply["data"][0]["embedding"])) == (name, 8)
-        assert running.embed("hello", model=model).status == 404
-
-
-def test_each_has_an_engine_of_its_own(server: Server) -> None:
-    assert {"engine 0", "engine 1", "batch manager 0", "batch manager 1"} <= set(server.processes())
+@pytest.mark.holds("Engines on a GPU")
+def test_each_has_engines_of_its_own_and_info_their_devices(server: Server) -> None:
+    for number in range(3):
+        server.log.wait_for(f"engine {number} is ready")
+    assert {"engine 0", "engine 1", "engine 2", "batch manager 0", "batch manager 1"} <= set(server.processes())
+    assert any("gets the device cuda:0, cuda:1" in line for line in server.log.lines)
+    devices = [model["devices"] for model in server.request("GET", "/info").json()["models"]]
+    assert devices == [["cpu"], ["cuda:0", "cuda:1"]]

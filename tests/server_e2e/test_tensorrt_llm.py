@@ -17,11 +17,13 @@ from tests.engine.tensorrt_llm.machine import machine
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring
 from tests.engine.tiny_models import arbitrary
 from tests.server_e2e.running import PATIENCE, Reply, Server, serving
+from tests.server_e2e.test_refusals_at_start import refusal
 
 QUERY, *SEQUENCES = arbitrary((4, 17, 1, 30, 9), first=10)
 TEXTS = [text_of(sequence) for sequence in SEQUENCES]
 NOT_FINITE = 3  # a token that spoils a row where it is there twice in succession
 TOLERANCE = 1e-5
+pytestmark = pytest.mark.full  # in one process: tests/engine/tensorrt_llm
 RESTARTS = ("--engine-restart-grace", "60")  # a request waits for the next engine
 
 
@@ -62,7 +64,6 @@ def test_embeddings_are_transformers(server: Server, embedder: Model) -> None:
     assert model["devices"] == ["cuda:0"]
 
 
-@pytest.mark.full
 def test_a_row_that_is_not_finite_is_refused_alone(server: Server) -> None:
     reply = server.embed([TEXTS[0], text_of([9, NOT_FINITE, NOT_FINITE, 8]), TEXTS[1]])
     assert reply.status == 500
@@ -94,7 +95,6 @@ def test_a_gpu_that_fails_while_serving(server: Server, embedder: Model, trap: P
     assert np.abs(rows_of(ask(server)) - expected).max() <= TOLERANCE
 
 
-@pytest.mark.full
 @pytest.mark.holds("TensorRT-LLM")
 def test_a_gpu_that_does_not_come_back(embedder: Model, tmp_path: Path) -> None:
     """The next engine finds it lost too: requests are told to come again, and the log has the reason."""
@@ -115,7 +115,6 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return answering("qwen3", tmp_path_factory.mktemp("reranker") / "m", max_position_embeddings=128)
 
 
-@pytest.mark.full
 def test_a_generative_reranker(reranker: Model, tmp_path: Path) -> None:
     here = machine(tmp_path / "machine")
     template = model_folder.read(reranker.folder).template
@@ -134,7 +133,6 @@ def test_a_generative_reranker(reranker: Model, tmp_path: Path) -> None:
     assert np.abs(found - reranker.expected(pairs)[:, 0]).max() <= TOLERANCE * 10
 
 
-@pytest.mark.full
 def test_a_classifier_with_graphs(tmp_path: Path) -> None:
     classifier = scoring("mistral", tmp_path / "m")
     here = machine(tmp_path / "machine")
@@ -145,3 +143,12 @@ def test_a_classifier_with_graphs(tmp_path: Path) -> None:
     assert reply.status == 200, reply.body
     found = np.frombuffer(reply.body, "<f4").reshape(len(TEXTS), -1)
     assert np.abs(found - classifier.expected(SEQUENCES)).max() <= TOLERANCE * 10
+
+
+@pytest.mark.holds("TensorRT-LLM")
+def test_a_library_that_is_too_old_is_said_in_one_line(embedder: Model, tmp_path: Path) -> None:
+    """What else is refused: tests/engine/tensorrt_llm/planning."""
+    here = machine(tmp_path / "machine", version="1.2.1")
+    flags = (*here.flags, "--model-id", str(embedder.folder), "--pooling", "mean")
+    told = refusal(*flags, folder=tmp_path, environment=here.environment)
+    assert "tensorrt_llm 1.2.1 is too old: LLM.encode came to the 1.3.0 release candidates" in told

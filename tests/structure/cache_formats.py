@@ -37,8 +37,8 @@ class Kind:
 
 
 KINDS = {
-    "compiled model": Kind("engine/cpu/keys.py", _CONVERSION),
-    "compiled model for other machines": Kind("engine/cpu/exported.py", _CONVERSION),
+    "compiled model": Kind("engine/cpu/loading.py", _CONVERSION),
+    "compiled model for other machines": Kind("engine/cpu/portable.py", _CONVERSION),
     "quantized model": Kind(
         "engine/fused/quantization/cache.py", (*_MODEL, "fused/**/*.py", "transformers/configuration.py")
     ),
@@ -54,7 +54,7 @@ KINDS = {
     ),
     "converted copy": Kind(
         "server/features/convert/start.py",
-        tuple(f"convert/{name}.py" for name in ("child", "conversion", "pickle_to_safetensors", "plan")),
+        tuple(f"convert/{name}.py" for name in ("process", "conversion", "pickle_to_safetensors", "plan")),
     ),
 }
 

@@ -103,7 +103,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
             'cu_seqlens[1:] if self.pooling == "last"',
         )
     ],
-    ("engine/fused", "tests/engine/fused/kernels/test_norm.py"): [
+    ("engine/fused", "tests/engine/fused/kernels/test_kernels.py"): [
         ("A kernel takes RMS norms for layer norms", '        IS_RMS=norm.kind == "rms",', "        IS_RMS=False,")
     ],
     ("engine/fused", "tests/engine/fused/model/test_fp8_linear.py"): [
@@ -143,8 +143,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ],
     (
         "engine/tensorrt_llm",
-        "tests/engine/tensorrt_llm/test_engine_rows.py tests/engine/tensorrt_llm/test_engine_encoders.py "
-        "tests/engine/tensorrt_llm/test_engine_serving.py",
+        "tests/engine/tensorrt_llm/test_engine_rows.py tests/engine/tensorrt_llm/test_engine_serving.py",
     ): [
         ("TensorRT-LLM: a causal mask where tokens see each other", "if not self.head.is_causal:", "if False:"),
         (
@@ -325,7 +324,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
             "if batch.is_suspect:",
         ),
     ],
-    ("engine", "tests/engine/selftest/test_canary.py"): [
+    ("engine", "tests/engine/selftest/test_warmup.py"): [
         ("A canary that differs passes", "if not difference <= self._tolerance:", "if difference != difference:")
     ],
     ("batch_manager", "tests/batch_manager/test_quarantine.py"): [
@@ -345,8 +344,8 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("embedline", "tests/embedline/client/test_embed.py"): [
         (
             "The client takes rows for other texts than they are for",
-            "return self._place(batch.start, batch.stop, width)",
-            "return self._place(0, len(batch.items), width)",
+            "return self._rows_for(batch.start, batch.stop, width)",
+            "return self._rows_for(0, len(batch.items), width)",
         )
     ],
     ("embedline", "tests/embedline/client/test_wrong_servers.py"): [

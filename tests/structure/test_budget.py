@@ -20,23 +20,24 @@ from tests.structure.budget import (
 from tests.structure.on_the_way import FRONTEND, Ran, imported, on_the_way
 from tests.structure.sources import Source, is_within, sources
 
-# The most lines and tokens of code: without docstrings, comments and empty lines.
+# The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
+# raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (27_130, 239_800),
-    "engine": (17_540, 164_950),
-    "batch_manager": (2_170, 21_100),
-    "tokenizer_pool": (2_400, 22_450),
-    "wire": (910, 8_550),
-    "embedline": (3_970, 35_500),
-    "core": (34_670, 321_200),  # all of them without features, fused, TensorRT-LLM and the tools
+    "server": (27_040, 239_200),
+    "engine": (17_580, 165_300),
+    "batch_manager": (2_180, 21_200),
+    "tokenizer_pool": (2_390, 22_300),
+    "wire": (910, 8_560),
+    "embedline": (3_980, 35_500),
+    "core": (34_640, 320_900),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 99_720,
-    "files of the product": 394,
+    "lines of the tests": 96_200,
+    "files of the product": 395,
     "folders of the product": 50,
-    "files with one importer that no registry names": 46,
+    "files with one importer that no registry names": 51,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
@@ -50,12 +51,13 @@ LIMITS_OF_RUNNING = {
 # Of the files with one importer, those that are a subject of their own, and why.
 SUBJECTS = {
     "batch_manager.engine_link": "one engine's connection, and whether its rows are those of the batch",
+    "batch_manager.scheduling.backlog": "how the two classes share a model, and what comes back from engines",
     "batch_manager.in_flight": "which requests are one because they ask for the same, and their rows so far",
     "batch_manager.scheduling.scheduler": "the state machine, which a simulator drives as well",
-    "embedline.bench.load": "closed and open loops, and exact percentiles",
+    "embedline.bench.report": "what a run of bench found, as text with a histogram and as JSON",
     "embedline.client.embed": "the forms of embeddings, and the array into which their rows are written",
     "engine.cpu.engine": "threads and mini-batches, whatever compiled the model",
-    "engine.cpu.exported": "what `embedline compile` writes for other machines",
+    "engine.cpu.portable": "what `embedline compile` writes for other machines",
     "engine.cpu.tracing": "the one file of this engine that imports torch, and only to convert",
     "engine.fused.checkpoint": "tensors by name out of one file, several or a module",
     "engine.fused.quantization.cache": "quantized models on the disk, with a format of their own",
@@ -72,6 +74,7 @@ SUBJECTS = {
     "engine.convert.pickle_to_safetensors": "the one file that calls torch.load",
     "engine.transformers.heads": "which head makes which output",
     "engine.transformers.selftest": "how a model may be run, tried at load and kept",
+    "server.dialects.lines": "what a line of texts may be, and its answer, as OpenAI's route has them",
     "server.features.grpc.calls": "how an RPC is admitted, read, reported and refused, whatever its method",
     "server.features.grpc.methods": "text-embeddings-inference's methods: a list",
     "server.features.jobs.batches.run": "one batch, line by line, from its file of inputs to its files of results",
@@ -89,6 +92,9 @@ SUBJECTS = {
     "server.http.get_routes": "the routes on FastAPI: health, models, metrics, the OpenAPI page",
     "server.http.line_streams": "bodies of lines without end",
     "server.http.protocol": "HTTP/1.1 as bytes, and what is refused of it",
+    "server.metrics.gauges": "gauges that are read from the shared page when /metrics is asked",
+    "server.metrics.registry": "what all processes counted, added up in the supervisor",
+    "server.metrics.tei": "text-embeddings-inference's names for our metrics",
     "server.supervisor.ports": "the ports of one server, wherever they come from",
     "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
     "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",

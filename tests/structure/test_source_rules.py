@@ -92,6 +92,32 @@ def test_only_one_default_listens_on_every_interface() -> None:
     assert sum(naming.values()) <= 1, naming
 
 
+def hiding_locals(source: Source) -> Iterator[str]:
+    """Names that a function gives to something of its own, though its module means something else by them."""
+    tree = source.tree()
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    known = {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    known |= {node.name for node in tree.body if isinstance(node, functions | ast.ClassDef)}
+    for function in (node for node in ast.walk(tree) if isinstance(node, functions)):
+        given = {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        bound = [alias for node in ast.walk(function) if isinstance(node, ast.ImportFrom) for alias in node.names]
+        given |= {alias.asname or alias.name for alias in bound} & {function.name}
+        yield from (f"{function.name}: {name}" for name in sorted(given & known))
+
+
+def test_no_local_name_hides_one_of_the_module() -> None:
+    assert {str(source.path): found for source in sources() if (found := [*hiding_locals(source)])} == {}
+
+
+@pytest.mark.parametrize("hiding", ["os = 1", "[print(g) for g in ()]", "from ray import f"])
+def test_a_planted_local_name_that_hides_is_found(hiding: str) -> None:
+    text = f"import os\n\ndef g():\n    pass\n\ndef f(os):\n    {hiding}"
+    assert len([*hiding_locals(Source(Path("engine/a.py"), text))]) == 1
+
+
 @pytest.mark.holds("Pickles are read only by one isolated process")
 def test_pickles_are_read_in_one_place_by_one_process() -> None:
     module = ".".join(READS_PICKLES.with_suffix("").parts)
@@ -99,9 +125,9 @@ def test_pickles_are_read_in_one_place_by_one_process() -> None:
     (reading,) = [source for source in sources() if source.path == READS_PICKLES]
     calls = [node for node in ast.walk(reading.tree()) if isinstance(node, ast.Call)]
     assert sum(map(loads_weights_only, calls)) == 1
-    assert importing == {"engine/convert/child.py"}
+    assert importing == {"engine/convert/process.py"}
     imported = {name for source in sources() for name in source.imports()}
-    assert "engine.convert.child" not in imported  # it is started, as a process of its own
+    assert "engine.convert.process" not in imported  # it is started, as a process of its own
 
 
 def test_messages_between_processes_are_frozen() -> None:

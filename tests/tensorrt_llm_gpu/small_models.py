@@ -1,6 +1,5 @@
 """Random models of sizes that the library has kernels for, in folders: heads of 64, all sizes multiples of 128."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging
+
+from tests.engine.folder_files import change, write
+from tests.engine.model.detection.shapes import MODULE, QWEN3_CHAT, modules
 
 HIDDEN_SIZE = 256
 YES, NO = 11, 7
@@ -35,8 +37,6 @@ _OF_ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {},
     **{encoder: {"pad_token_id": 1, "max_position_embeddings": 514} for encoder in ENCODERS},
 }
-# What its chat template is known by, see engine/model/detection/scores.py
-_CHAT = 'Note that the answer can only be "yes" or "no".'
 _ADDED = ("o_proj.weight", "down_proj.weight")  # products whose rows are added to the stream
 # How the two kinds of models are scaled, so that the last row has much of the embedding in it, as in trained ones. With
 # the first, bf16 costs a cosine of up to 4e-4, and a wrong mask 4e-2 and more; with the second FP8 costs 1e-3.
@@ -86,7 +86,7 @@ def save(name: str, folder: Path) -> Path:
     made = _purpose(model.kind).from_config(config, dtype=torch.float32)
     _randomize(made, is_tame=model.is_tame)
     made.save_pretrained(folder)
-    _note(folder / "config.json", **model.config)  # a class may leave out what it does not know
+    change(folder / "config.json", **model.config)  # a class may leave out what it does not know
     if model.kind == "embed":
         _save_chain(folder, model.pooling)
     if model.kind == "answer":
@@ -116,19 +116,20 @@ def _randomize(model: nn.Module, *, is_tame: bool) -> None:
 
 def _save_chain(folder: Path, pooling: str) -> None:
     """As sentence-transformers writes it."""
-    _save_modules(folder, "Transformer", "Pooling", "Normalize")
+    kinds = {"root": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules(folder, **{path: MODULE + kind for path, kind in kinds.items()})
     modes = {f"pooling_mode_{name}": kind == pooling for kind, name in _POOLINGS.items()}
-    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": HIDDEN_SIZE, **modes})
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": HIDDEN_SIZE, **modes})
 
 
 def _save_answer(folder: Path) -> None:
     """A generative reranker, as its CrossEncoder writes it."""
-    _save_modules(folder, "Transformer", "cross_encoder.modules.logit_score.LogitScore")
-    where = json.loads((folder / "modules.json").read_text())[1]["path"]
-    _write(folder / where / "config.json", {"true_token_id": YES, "false_token_id": NO})
-    _write(folder / "sentence_bert_config.json", {"transformer_task": "text-generation"})
-    _write(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
-    (folder / "chat_template.jinja").write_text(_CHAT)
+    kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
+    modules(folder, root=f"{MODULE}Transformer", s1=kind)
+    write(folder / "s1" / "config.json", {"true_token_id": YES, "false_token_id": NO})
+    write(folder / "sentence_bert_config.json", {"transformer_task": "text-generation"})
+    write(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    (folder / "chat_template.jinja").write_text(QWEN3_CHAT)
 
 
 @torch.no_grad()
@@ -140,30 +141,7 @@ def _save_reward(folder: Path) -> None:
         tensors[f"{name}.bias"] = torch.randn(size) / 16
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     name = "Qwen2ForRewardModel"
-    _note(folder / "config.json", architectures=[name], auto_map={"AutoModel": f"modeling_qwen2_rm.{name}"})
-
-
-def _save_modules(folder: Path, *kinds: str) -> None:
-    modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{kind.rpartition('.')[2]}" if number else "",
-            "type": f"sentence_transformers.{kind}" if "." in kind else f"sentence_transformers.models.{kind}",
-        }
-        for number, kind in enumerate(kinds)
-    ]
-    _write(folder / "modules.json", modules)
-    for module in modules[1:]:
-        (folder / str(module["path"])).mkdir()
-
-
-def _note(file: Path, **config: Any) -> None:
-    _write(file, json.loads(file.read_text()) | config)
-
-
-def _write(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content))
+    change(folder / "config.json", architectures=[name], auto_map={"AutoModel": f"modeling_qwen2_rm.{name}"})
 
 
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -48,8 +48,8 @@ def report_in(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("only", "num_checks"),
     [
-        ("window", 2),
         *full(
+            ("window", 2),
             ("FP8 against bf16 in the same engine: qwen3", 1),
             ("qwen3, all see all", 3),
             ("roberta", 6),
@@ -147,59 +147,53 @@ def test_the_reference_is_no_engine_of_ours(tmp_path: Path) -> None:
     assert np.abs(causal.rows - both.rows).max() > 0.01
 
 
-def verdict_of(judge: Judge, *outcomes: Outcome) -> Verdict:
-    return judged(Check("s", "t", (), judge), list(outcomes))
-
-
 def noisy(share: float) -> Outcome:
     return Outcome(rows=ROWS + share * np.random.default_rng(1).normal(size=ROWS.shape).astype(np.float32))
 
 
-@pytest.mark.parametrize(("share", "has_passed"), [(0.0, True), (0.01, True), (0.2, False)])
-def test_cosines(share: float, has_passed: bool) -> None:
-    assert verdict_of(cosines(0.999), noisy(share), Outcome(rows=ROWS)).has_passed is has_passed
-
-
-def test_one_bad_row_among_many_is_found_by_the_least_and_the_percentile() -> None:
+def with_bad_rows() -> Outcome:
     rows = ROWS.copy()
     rows[7:11] *= -1
-    median_alone, with_percentile = cosines(-1.0, median=0.998), cosines(-1.0, median=0.998, first_percentile=0.995)
-
-    assert verdict_of(median_alone, Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
-    assert not verdict_of(with_percentile, Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
-    assert not verdict_of(cosines(0.999), Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
+    return Outcome(rows=rows)
 
 
-@pytest.mark.parametrize(("factor", "has_passed"), [(1.0, True), (1.01, True), (1.2, False)])
-def test_scores_count_by_their_size(factor: float, has_passed: bool) -> None:
-    assert verdict_of(scores(0.05), Outcome(rows=ROWS * factor), Outcome(rows=ROWS)).has_passed is has_passed
+RIGHT, SERVED = Outcome(rows=ROWS), Outcome(rows=ROWS, max_num_tokens=4096)
+NO_MEMORY = Outcome(failure="DeviceTrouble: runs out of memory")
+FALLEN, SHORT, NAN = Outcome(failure="it fell"), Outcome(rows=ROWS[:3]), Outcome(rows=np.full_like(ROWS, np.nan))
+LEAST, MEDIAN = cosines(0.999), cosines(-1.0, median=0.998)
+PERCENTILE = cosines(-1.0, median=0.998, first_percentile=0.995)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "words"),
+    ("judge", "outcomes", "has_passed", "words"),
     [
-        (Outcome(failure="it fell over"), "it fell over"),
-        (Outcome(rows=ROWS[:3]), "rows of shape"),
-        (Outcome(rows=np.full_like(ROWS, np.nan)), "not finite"),
+        (LEAST, [noisy(0.0), RIGHT], True, ""),
+        (LEAST, [noisy(0.01), RIGHT], True, ""),
+        (LEAST, [noisy(0.2), RIGHT], False, ""),
+        (MEDIAN, [with_bad_rows(), RIGHT], True, ""),
+        (PERCENTILE, [with_bad_rows(), RIGHT], False, ""),
+        (LEAST, [with_bad_rows(), RIGHT], False, ""),
+        (scores(0.05), [RIGHT, RIGHT], True, ""),
+        (scores(0.05), [Outcome(rows=ROWS * 1.01), RIGHT], True, ""),
+        (scores(0.05), [Outcome(rows=ROWS * 1.2), RIGHT], False, ""),
+        *(
+            (judge, [outcome, RIGHT], False, words)
+            for judge in (cosines(0.9), scores(0.9))
+            for outcome, words in ((FALLEN, "it fell"), (SHORT, "rows of shape"), (NAN, "not finite"))
+        ),
+        (refused("--max-input-length"), [Outcome(failure="… --max-input-length 64 …")], True, ""),
+        (refused("--max-input-length"), [SERVED], False, "served"),
+        (refused("--max-input-length"), [FALLEN], False, "it fell"),
+        (served_or("out of memory"), [SERVED], True, "batches of 4096 tokens"),
+        (served_or("out of memory"), [NO_MEMORY], True, ""),
+        (served_or("out of memory"), [Outcome(failure="ended with -11")], False, ""),
+        (speeds, [NO_MEMORY], False, ""),
     ],
 )
-@pytest.mark.parametrize("judge", [cosines(0.9), scores(0.9)])
-def test_without_rows_nothing_passes(judge: Judge, outcome: Outcome, words: str) -> None:
-    verdict = verdict_of(judge, outcome, Outcome(rows=ROWS))
-    assert not verdict.has_passed
+def test_how_outcomes_are_judged(judge: Judge, outcomes: list[Outcome], has_passed: bool, words: str) -> None:
+    verdict = judged(Check("s", "t", (), judge), outcomes)
+    assert verdict.has_passed is has_passed
     assert words in verdict.found
-
-
-def test_refusals_and_memory() -> None:
-    served, no_memory = Outcome(rows=ROWS, max_num_tokens=4096), Outcome(failure="DeviceTrouble: runs out of memory")
-
-    assert verdict_of(refused("--max-input-length"), Outcome(failure="… --max-input-length 64 …")).has_passed
-    assert not verdict_of(refused("--max-input-length"), served).has_passed
-    assert not verdict_of(refused("--max-input-length"), Outcome(failure="something else")).has_passed
-    assert verdict_of(served_or("out of memory"), served).found == "batches of 4096 tokens"
-    assert verdict_of(served_or("out of memory"), no_memory).has_passed
-    assert not verdict_of(served_or("out of memory"), Outcome(failure="ended with -11")).has_passed
-    assert not verdict_of(speeds, no_memory).has_passed
 
 
 def test_a_report_names_what_failed(tmp_path: Path) -> None:

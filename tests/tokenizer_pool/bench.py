@@ -1,20 +1,25 @@
 """A worker in the test's own process: over a tokenizer that takes notes, asked by frontends that never wait."""
 
+import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from tests.tokenizer_pool.scripted import until
+from tests.tokenizer_pool.scripted import num_live, until
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, TextRefusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
+from tokenizer_pool.tasks import TokenizedPiece, TokenizePiece, encode_tokenize
 from tokenizer_pool.tokenizer import Tokenizer
-from tokenizer_pool.worker import Worker
+from tokenizer_pool.worker import Worker, serve_frontends
 from wire import frames
+from wire.child import Child
 from wire.connection import serve
+from wire.control import Json
 from wire.frames import FrameParser
 from wire.metrics import Recorder
 from wire.vocabulary import RequestClass
@@ -52,7 +57,7 @@ class RawFrontend:
         self._socket.sendall(b"".join(frames.hello()))
 
     def ask(self, frame_id: int, text: str, request_class: RequestClass, *, prompt: str = "") -> None:
-        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text], prompt))
+        payload = encode_tokenize(TokenizePiece(0, request_class, Truncation.RIGHT, [text], prompt))
         self._socket.sendall(b"".join(frames.frame(messages.TOKENIZE, frame_id, payload)))
 
     def read(self) -> list[tuple[int, int]]:
@@ -93,3 +98,36 @@ class Bench:
         self._frontends.append(frontend)
         await until(lambda: (messages.READY, 0) in frontend.read())
         return frontend
+
+
+class FakeChild(Child):
+    """A child without a supervisor."""
+
+    is_ready = False
+
+    def ready(self, info: Json | None = None) -> None:
+        self.is_ready = True
+
+
+def start_of(folder: Path, *specs: TokenizerSpec) -> TokenizerStart:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "worker.sock"))
+    names = [f"model {index}" for index in range(len(specs))]
+    return TokenizerStart(listener_fd=listener.detach(), models=names, tokenizers=list(specs))
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, *specs: TokenizerSpec) -> AsyncIterator[tuple[TokenizerPool, Child]]:
+    """The real role, in this process, and a pool of this one worker."""
+    child = FakeChild()
+    role = asyncio.ensure_future(serve_frontends(child, start_of(folder, *specs)))
+    pool = TokenizerPool([str(folder / "worker.sock")], max_seqlens=[spec.max_seqlen for spec in specs])
+    pool.open()
+    try:
+        yield pool, child
+        child.stopping.set()
+        await role
+        await until(lambda: num_live(pool) == 0)
+    finally:
+        role.cancel()
+        pool.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertModel
 
 from tests.tokenizer_pool.samples import SAMPLES
 
@@ -104,3 +105,18 @@ def bert_folder(folder: Path, *, lowercase: bool = True, **config: Any) -> Path:
     write_json(folder / "config.json", {"model_type": "bert"})
     write_json(folder / "tokenizer_config.json", config)
     return folder
+
+
+def folder_of(
+    folder: Path, backend: tokenizers.Tokenizer, name: str, *, model_type: str = "bert", **flags: Any
+) -> Path:
+    backend.save(str(folder / "tokenizer.json"))
+    write_json(folder / "config.json", {"model_type": model_type})
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": name, **flags})
+    return folder
+
+
+def save_tiny_bert(folder: Path, vocab_size: int) -> None:
+    """A model for libraries that load one beside its tokenizer."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=vocab_size, **sizes)).save_pretrained(folder)

@@ -1,5 +1,14 @@
-"""Texts that tokenizers trip over."""
+"""Texts that tokenizers trip over, and why a text is refused."""
 # ruff: noqa: RUF001 - unusual characters are what this file is for
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tokenizer_pool.messages import TextRefusal, TextRefused
+from tokenizer_pool.tasks import TokenizedPiece
+from tokenizer_pool.token_ids import TokenizedTexts
 
 SAMPLES = {
     "blank": "",
@@ -26,3 +35,17 @@ SAMPLES = {
     "punctuation": "!!!...((a))--b__c @#$%^&*",
     "numbers": "3.14159 1,000,000 ½ ²",
 }
+
+
+def refusal(call: Callable[[], object]) -> tuple[TextRefusal, int]:
+    with pytest.raises(TextRefused) as caught:
+        call()
+    return caught.value.reason, caught.value.index
+
+
+def lists(piece: TokenizedPiece | TokenizedTexts) -> list[list[int]]:
+    """The ids of each text."""
+    assert piece.token_ids.dtype == piece.offsets.dtype == np.int32
+    assert piece.truncated.dtype == np.uint8
+    assert len(piece.offsets) == len(piece.truncated) + 1
+    return [ids.tolist() for ids in np.split(piece.token_ids, piece.offsets[1:-1])]

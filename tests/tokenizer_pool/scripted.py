@@ -4,28 +4,31 @@ the text of ids is their sum."""
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
+from tests.server_e2e.running import PATIENCE
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts, TokenizerPool
-from tokenizer_pool.messages import TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import (
     BY_KIND,
     CODECS,
     AnyAnswer,
-    DecodedPiece,
     DecodePiece,
     DetailedPiece,
     DetailPiece,
     ScannedPiece,
     ScanPiece,
+    TextsPiece,
     Token,
+    TokenizedPiece,
 )
 from wire.connection import FrameConnection, serve
 from wire.vocabulary import RequestClass
@@ -56,9 +59,9 @@ class Asked:
     frame_id: int
 
     def answer(self) -> None:
-        task = CODECS[type(self.piece)]
+        codec = CODECS[type(self.piece)]
         seconds = 1e-6 * (self.piece.num_chars + 20 * self.piece.num_items)  # as the client guesses at first
-        self.connection.send(task.answered, self.frame_id, task.encode_answer(answer_to(self.piece, seconds)))
+        self.connection.send(codec.answered, self.frame_id, codec.encode_answer(answer_to(self.piece, seconds)))
 
     def refuse(self, refused: TextRefused) -> None:
         self.connection.send(messages.REFUSED, self.frame_id, messages.encode_refused(refused))
@@ -68,7 +71,7 @@ def answer_to(piece: Any, seconds: float) -> AnyAnswer:
     """What a piece of any task is answered with."""
     if isinstance(piece, DecodePiece):
         bounds = pairwise(piece.offsets.tolist())
-        return DecodedPiece([str(piece.token_ids[start:stop].sum()) for start, stop in bounds], seconds)
+        return TextsPiece([str(piece.token_ids[start:stop].sum()) for start, stop in bounds], seconds)
     if isinstance(piece, ScanPiece):
         num_tokens = len(piece.text)
         return ScannedPiece(num_tokens, 0 if piece.is_end else num_tokens, 0, seconds)
@@ -167,3 +170,9 @@ async def answer_all(workers: Sequence[ScriptedWorker], request: asyncio.Task[Re
 
 def numbers(asked: Asked) -> list[int]:
     return [int(text) for text in asked.piece.texts]
+
+
+async def refusal_of(asked: Awaitable[object]) -> tuple[TextRefusal, int]:
+    with pytest.raises(TextRefused) as caught:
+        await asyncio.wait_for(asked, PATIENCE)
+    return caught.value.reason, caught.value.index

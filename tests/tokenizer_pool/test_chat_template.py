@@ -10,9 +10,7 @@ from transformers import AutoTokenizer
 
 from tokenizer_pool.chat_template import ChatTemplate
 from tokenizer_pool.messages import TextRefusal, TextRefused
-from tokenizer_pool.tasks import Chat, ChatPiece, RenderedPiece, decode_chat, decode_rendered, encode_chat
-from tokenizer_pool.tasks import encode_rendered as encode
-from wire.vocabulary import RequestClass
+from tokenizer_pool.tasks import Chat
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -105,11 +103,3 @@ def test_a_template_that_fails_or_reaches_out_refuses_the_chat(tmp_path: Path, t
     with pytest.raises(TextRefused) as refused:
         own.render([json.dumps(TALK)], Chat())
     assert (refused.value.reason, refused.value.index) == (TextRefusal.FAILED, 0)
-
-
-def test_frames() -> None:
-    piece = ChatPiece(3, RequestClass.BULK, ['[{"role":"user","content":"é"}]', "[]"], Chat(True, False))
-    payload = memoryview(b"".join(map(bytes, encode_chat(piece))))
-    assert decode_chat(payload) == piece
-    rendered = RenderedPiece(["a", "ü"], 0.5)
-    assert decode_rendered(memoryview(b"".join(map(bytes, encode(rendered))))) == rendered

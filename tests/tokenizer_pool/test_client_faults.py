@@ -4,14 +4,24 @@ import asyncio
 import gc
 import struct
 import weakref
+from typing import Any
 
 import pytest
 
-from tests.server_e2e.running import PATIENCE
-from tests.tokenizer_pool.scripted import MANY, ScriptedWorker, answer_all, ask, num_live, numbers, scripted_pool, until
+from tests.tokenizer_pool.scripted import (
+    MANY,
+    ScriptedWorker,
+    answer_all,
+    ask,
+    num_live,
+    numbers,
+    refusal_of,
+    scripted_pool,
+    until,
+)
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts
-from tokenizer_pool.messages import TextRefusal, TextRefused
+from tokenizer_pool.messages import TextRefusal
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.faults
@@ -27,6 +37,14 @@ UNREADABLE = [
     (messages.REFUSED, b""),
     (messages.REFUSED, struct.pack("<BiII", 99, 0, 0, 0)),  # for no known reason
     (0x02FF, struct.pack("<dI3i2iH", 0.1, 2, 0, 1, 2, 7, 8, 0)),
+]
+UNREADABLE_DETAILS = [
+    (messages.DETAILED, b""),
+    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, 9)),  # the tokens are missing
+    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, -9)),
+    (messages.DETAILED, struct.pack("<dI3i", 0.1, 2, 0, 0, 0)),  # a text too many
+    (messages.DECODED, struct.pack("<dII", 0.1, 1, 0)),  # to another task
+    (messages.TOKENIZED, struct.pack("<dI2iiB", 0.1, 1, 0, 1, 7, 0)),
 ]
 
 
@@ -78,9 +96,7 @@ async def test_a_text_that_takes_three_workers_down_is_refused_and_the_others_ar
             assert worker.asked.get_nowait().piece.texts == ["666"]
             worker.die()
             await until(lambda: num_live(pool) == 0)
-        with pytest.raises(TextRefused) as caught:
-            await poison
-        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 0)
+        assert await refusal_of(poison) == (TextRefusal.FAILED, 0)
         for number, innocent in enumerate(innocents):
             assert (await answer_all([worker], innocent)).token_ids.tolist() == [number]
         assert (await answer_all([worker], bulk)).token_ids.tolist() == list(range(2048))
@@ -97,9 +113,7 @@ async def test_a_bulk_piece_that_takes_workers_down_is_refused_though_queries_ne
             deaths += 1
             await until(lambda: num_live(pool) == 0)
             await answer_queries(worker, query)
-        with pytest.raises(TextRefused) as caught:
-            await poison
-        assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, -1)
+        assert await refusal_of(poison) == (TextRefusal.FAILED, -1)
         assert deaths == 3
 
 
@@ -174,15 +188,24 @@ async def test_who_leaves_with_a_piece_in_a_workers_hands_leaves_nothing_else_be
         assert kept() is None
 
 
-async def test_an_answer_that_cannot_be_read_fails_its_request_and_no_other() -> None:
-    for kind, payload in UNREADABLE:
+@pytest.mark.parametrize(
+    ("asks_details", "unreadable"), [(False, UNREADABLE), (True, UNREADABLE_DETAILS)], ids=["ids", "details"]
+)
+async def test_an_answer_that_cannot_be_read_fails_its_request_and_no_other(
+    asks_details: bool, unreadable: list[tuple[int, bytes]]
+) -> None:
+    for kind, payload in unreadable:
         async with scripted_pool(1) as (pool, (worker,)):
-            request, other = ask(pool, ["1", "2"]), ask(pool, ["3"])
+            request: asyncio.Future[Any]
+            if asks_details:
+                request = asyncio.ensure_future(pool.tokenize_details(["1"], model=0, request_class=INTERACTIVE))
+            else:
+                request = ask(pool, ["1", "2"])
+            await asyncio.sleep(0)
+            other = ask(pool, ["3"])
             asked = await worker.asked.get()
             asked.connection.send(kind, asked.frame_id, [payload])
-            with pytest.raises(TextRefused) as caught:
-                await asyncio.wait_for(request, PATIENCE)
-            assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, -1)
+            assert await refusal_of(request) == (TextRefusal.FAILED, -1)
             assert (await answer_all([worker], other)).token_ids.tolist() == [3]
             assert (await answer_all([worker], ask(pool, ["4"]))).token_ids.tolist() == [4]
 

@@ -1,18 +1,16 @@
 """Tokens one by one and texts of ids go the same way as ids: split, joined, tried again, refused."""
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.server_e2e.running import PATIENCE
-from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, scripted_pool, until
-from tokenizer_pool import client, messages
+from tests.tokenizer_pool.scripted import MANY, answer_all, ask, num_live, refusal_of, scripted_pool, until
+from tokenizer_pool import client
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
-from tokenizer_pool.messages import TextRefusal, TextRefused
+from tokenizer_pool.messages import TextRefusal
 from tokenizer_pool.tasks import DecodePiece, DetailPiece, Token
 from wire.vocabulary import RequestClass
 
@@ -32,12 +30,6 @@ def decode(
     return asyncio.get_running_loop().create_task(
         pool.decode(token_ids, model=0, request_class=request_class, **options)
     )
-
-
-async def refusal(request: asyncio.Task[Any]) -> TextRefused:
-    with pytest.raises(TextRefused) as caught:
-        await asyncio.wait_for(request, PATIENCE)
-    return caught.value
 
 
 async def test_what_was_asked_for_reaches_the_worker() -> None:
@@ -63,18 +55,6 @@ async def test_many_come_back_in_order_beside_each_other(request_class: RequestC
         assert (await answer_all(workers, asked[2])).token_ids.tolist() == list(range(2048))
 
 
-async def test_what_a_dead_worker_owes_goes_to_another() -> None:
-    async with scripted_pool(2) as (pool, workers):
-        for dying, other in (workers, reversed(workers)):
-            tokens, texts = details(pool, ["1"], BULK), decode(pool, [[number] for number in range(2048)], BULK)
-            await until(lambda: workers[0].asked.qsize() + workers[1].asked.qsize() == 4)
-            dying.die()
-            await until(lambda: num_live(pool) == 1)
-            assert await answer_all([other], tokens) == [[Token(1, "1", False, 0, 1)]]
-            assert await answer_all(workers, texts) == MANY
-            await until(lambda: num_live(pool) == 2)
-
-
 @pytest.mark.parametrize("start", [lambda pool: details(pool, ["1"]), lambda pool: decode(pool, [[1]])])
 async def test_what_takes_workers_down_is_refused(start: Any) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
@@ -83,24 +63,14 @@ async def test_what_takes_workers_down_is_refused(start: Any) -> None:
             await until(lambda: not worker.asked.empty())
             worker.die()
             await until(lambda: num_live(pool) == 0)
-        refused = await refusal(poison)
-        assert (refused.reason, refused.index) == (TextRefusal.FAILED, 0)
+        assert await refusal_of(poison) == (TextRefusal.FAILED, 0)
         assert (await answer_all([worker], ask(pool, ["7"]))).token_ids.tolist() == [7]
-
-
-async def test_a_refusal_names_the_item_of_the_request() -> None:
-    async with scripted_pool(1) as (pool, (worker,)):
-        request = decode(pool, [[number] for number in range(2048)], BULK)
-        _, second = await worker.asked.get(), await worker.asked.get()
-        second.refuse(TextRefused(TextRefusal.OUT_OF_VOCABULARY, 3))
-        assert (await refusal(request)).index == second.piece.token_ids[3]
 
 
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**63, -(2**80)])
 async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
-        refused = await refusal(decode(pool, [[], [2, bad], []]))
-        assert (refused.reason, refused.index) == (TextRefusal.OUT_OF_VOCABULARY, 1)
+        assert await refusal_of(decode(pool, [[], [2, bad], []])) == (TextRefusal.OUT_OF_VOCABULARY, 1)
         assert worker.asked.empty()
 
 
@@ -109,59 +79,31 @@ async def test_more_than_one_request_may_have_is_refused() -> None:
     async with scripted_pool(1) as (pool, workers):
         text = "1" * (MAX_DETAIL_CHARS // 32 - 1)
         too_much = details(pool, [text] * 32, prompt="pp"), decode(pool, [[1] * MAX_DECODE_IDS, [1]])
-        assert [(await refusal(one)).reason for one in too_much] == [TextRefusal.TOO_MUCH] * 2
+        assert [(await refusal_of(one))[0] for one in too_much] == [TextRefusal.TOO_MUCH] * 2
         assert workers[0].asked.empty()
         assert len(await answer_all(workers, details(pool, [text] * 32, prompt="p"))) == 32
         assert await answer_all(workers, decode(pool, [[1] * MAX_DECODE_IDS])) == [str(MAX_DECODE_IDS)]
 
 
 @pytest.mark.holds("Limits")
-async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("texts", "prompt", "too_much"),
+    [(["1" * 15] * 2, "", ["1", "22"]), (["1", "2"], "p" * 14, ["1", "2"])],
+    ids=["query", "instruction"],
+)
+async def test_it_counts_with_each_of_the_documents(
+    texts: list[str], prompt: str, too_much: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "MAX_REPEATED_CHARS", 32)
     async with scripted_pool(1) as (pool, workers):
-        ask_pairs = partial(pool.tokenize, model=0, request_class=BULK)
-        with pytest.raises(TextRefused) as caught:
-            await ask_pairs(["1" * 15] * 2, pair_texts=["1", "22"])
-        assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_MUCH, -1)
+        asked = partial(pool.tokenize, texts, model=0, request_class=BULK)
+        over: dict[str, Any] = {"pair_texts": too_much, "prompt": prompt + "p" * (prompt != "")}
+        assert await refusal_of(asked(**over)) == (TextRefusal.TOO_MUCH, -1)
         assert workers[0].asked.empty()
-        request = asyncio.get_running_loop().create_task(ask_pairs(["1" * 15] * 2, pair_texts=["1", "2"]))
-        assert len((await answer_all(workers, request)).truncated) == 2
-
-
-@pytest.mark.holds("Limits")
-async def test_an_instruction_counts_with_each_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_REPEATED_CHARS", 32)
-    async with scripted_pool(1) as (pool, workers):
-        ask_pairs = partial(pool.tokenize, ["1", "2"], model=0, request_class=BULK, pair_texts=["1", "2"])
-        with pytest.raises(TextRefused) as caught:
-            await ask_pairs(prompt="p" * 15)
-        assert (caught.value.reason, caught.value.index) == (TextRefusal.TOO_MUCH, -1)
-        assert workers[0].asked.empty()
-        request = asyncio.get_running_loop().create_task(ask_pairs(prompt="p" * 14))
+        request = asyncio.get_running_loop().create_task(asked(pair_texts=["1", "2"], prompt=prompt))
         assert len((await answer_all(workers, request)).truncated) == 2
 
 
 async def test_a_lone_surrogate_is_refused_with_its_index() -> None:
     async with scripted_pool(1) as (pool, _):
-        refused = await refusal(details(pool, ["1", "\ud800"]))
-        assert (refused.reason, refused.index) == (TextRefusal.FAILED, 1)
-
-
-UNREADABLE = [
-    (messages.DETAILED, b""),
-    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, 9)),  # the tokens are missing
-    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, -9)),
-    (messages.DETAILED, struct.pack("<dI3i", 0.1, 2, 0, 0, 0)),  # a text too many
-    (messages.DECODED, struct.pack("<dII", 0.1, 1, 0)),  # to another task
-    (messages.TOKENIZED, struct.pack("<dI2iiB", 0.1, 1, 0, 1, 7, 0)),
-]
-
-
-async def test_an_answer_that_cannot_be_read_fails_its_request() -> None:
-    for kind, payload in UNREADABLE:
-        async with scripted_pool(1) as (pool, (worker,)):
-            request = details(pool, ["1"])
-            asked = await worker.asked.get()
-            asked.connection.send(kind, asked.frame_id, [payload])
-            refused = await refusal(request)
-            assert (refused.reason, refused.index) == (TextRefusal.FAILED, -1)
+        assert await refusal_of(details(pool, ["1", "\ud800"])) == (TextRefusal.FAILED, 1)

@@ -1,84 +1,112 @@
 """What frontends and workers say to each other survives the way."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import engine.types
 from tokenizer_pool import messages
-from tokenizer_pool.messages import (
-    Piece,
-    TextRefusal,
-    TextRefused,
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
+from tokenizer_pool.tasks import (
+    CODECS,
+    Chat,
+    ChatPiece,
+    DecodePiece,
+    DetailedPiece,
+    DetailPiece,
+    ScannedPiece,
+    ScanPiece,
+    TextsPiece,
+    Token,
     TokenizedPiece,
-    Truncation,
+    TokenizePiece,
+    encode_tokenize,
+    encode_tokenized,
 )
 from tokenizer_pool.token_ids import PROMPT_TOKEN
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
+
+BULK, QUERY = RequestClass.BULK, "what is a pair? 👍"
+ODD = ["", "zwölf 👍", "\x00", "x" * 70_000]
+SPECIAL = Token(101, "[CLS]", True, None, None)
+WORDS = [Token(7, "zwölf", False, 0, 5), Token(8, "", False, 5, 5), Token(9, "👍", False, 5, 6, is_subword=True)]
 
 
 def sent(parts: list[Buffer]) -> memoryview:
     return memoryview(b"".join(bytes(part) for part in parts))
 
 
-@pytest.mark.parametrize("texts", [["one"], ["", "zwölf 👍", "\x00", "x" * 70_000]])
-def test_a_piece(texts: list[str]) -> None:
-    piece = Piece(3, RequestClass.BULK, Truncation.LEFT, texts, "prömpt: ")
-    assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
+def array(*values: int, dtype: Any = np.int32) -> Any:
+    return np.array(values, dtype)
 
 
-QUERY = "what is a pair? 👍"
+def tokenized(types: Any) -> TokenizedPiece:
+    return TokenizedPiece(array(101, 7, 102), array(0, 1, 3), array(1, 0, dtype=np.uint8), 0.25, types)
 
 
-@pytest.mark.parametrize("texts", [[QUERY] * 3, [QUERY, "", QUERY], ["", "", ""]])
-def test_a_piece_of_pairs(texts: list[str]) -> None:
-    pairs = ["", "zwölf", "x" * 70_000]
-    piece = Piece(3, RequestClass.BULK, Truncation.LEFT, texts, "prömpt: ", pairs)
-    assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
+def fields(piece: Any) -> dict[str, Any]:
+    values = {name: getattr(piece, name) for name in piece.__slots__}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
-def test_the_limit_of_a_request_and_texts_without_special_tokens() -> None:
-    piece = Piece(
-        3, RequestClass.BULK, Truncation.LEFT, ["a"], max_tokens=70_000, add_special_tokens=False, is_prompted=True
-    )
-    assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
+@pytest.mark.parametrize(
+    "piece",
+    [
+        TokenizePiece(3, RequestClass.INTERACTIVE, Truncation.NONE, ["one"]),
+        TokenizePiece(3, BULK, Truncation.LEFT, ODD, "prömpt: ", (), 70_000, False, True),
+        TokenizePiece(3, BULK, Truncation.RIGHT, [QUERY], "", ["a document"]),
+        *(
+            TokenizePiece(3, BULK, Truncation.LEFT, firsts, "prömpt: ", ODD[1:])
+            for firsts in ([QUERY] * 3, [QUERY, "", QUERY], ["", "", ""])
+        ),
+        DetailPiece(3, BULK, ["one"]),
+        DetailPiece(3, BULK, ODD, "prömpt: ", False),
+        DecodePiece(3, BULK, array(7, 8, 9), array(0, 2, 2, 3), False),
+        *(
+            ChatPiece(3, BULK, ['[{"role":"user","content":"é"}]', "[]"], Chat(adds, not adds))
+            for adds in (True, False)
+        ),
+        *(
+            ScanPiece(3, BULK, "é 👍", 7, flag == "end", flag == "pair", flag == "keep", 2)
+            for flag in ("end", "pair", "keep")
+        ),
+    ],
+    ids=lambda piece: type(piece).__name__,
+)
+def test_a_piece(piece: Any) -> None:
+    codec = CODECS[type(piece)]
+    assert fields(codec.decode_piece(sent(codec.encode_piece(piece)))) == fields(piece)
 
 
-def test_a_single_pair() -> None:
-    piece = Piece(3, RequestClass.INTERACTIVE, Truncation.RIGHT, [QUERY], "", ["a document"])
-    assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (TokenizePiece, tokenized(None)),
+        (TokenizePiece, tokenized(array(0, 1, PROMPT_TOKEN))),
+        (DetailPiece, DetailedPiece([[]], 0.25)),
+        (DetailPiece, DetailedPiece([[SPECIAL, *WORDS], [], [WORDS[2], SPECIAL]], 0.25)),
+        *((asked, TextsPiece(["", "zwölf 👍"], 0.5)) for asked in (DecodePiece, ChatPiece)),
+        (ScanPiece, ScannedPiece(5, 4, 3, 0.5, "kürzer")),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, type) else value.__name__,
+)
+def test_an_answer(asked: Any, answer: Any) -> None:
+    codec = CODECS[asked]
+    assert fields(codec.decode_answer(sent(codec.encode_answer(answer)))) == fields(answer)
 
 
 def test_the_query_of_many_documents_is_sent_once() -> None:
     documents = [str(number) for number in range(1000)]
-    piece = Piece(0, RequestClass.BULK, Truncation.RIGHT, [QUERY] * 1000, "", documents)
-    assert bytes(sent(messages.encode_piece(piece))).count(QUERY.encode()) == 1
-
-
-def test_a_tokenized_piece() -> None:
-    ids = np.array([101, 7, 102, 101, 102], np.int32)
-    piece = TokenizedPiece(ids, np.array([0, 3, 5], np.int32), np.array([1, 0], np.uint8), 0.25)
-    decoded = messages.decode_tokenized(sent(messages.encode_tokenized(piece)))
-    assert decoded.token_ids.tolist() == ids.tolist()
-    assert decoded.offsets.tolist() == [0, 3, 5]
-    assert decoded.truncated.tolist() == [1, 0]
-    assert decoded.seconds == 0.25
-    assert decoded.token_type_ids is None
-
-
-def test_types_of_tokens() -> None:
-    ids, types = np.array([101, 7, 102], np.int32), np.array([0, 1, PROMPT_TOKEN], np.int32)
-    piece = TokenizedPiece(ids, np.array([0, 1, 3], np.int32), np.array([1, 0], np.uint8), 0.25, types)
-    decoded = messages.decode_tokenized(sent(messages.encode_tokenized(piece)))
-    assert decoded.token_type_ids is not None
-    assert decoded.token_type_ids.tolist() == types.tolist()
-    assert (decoded.token_ids.tolist(), decoded.truncated.tolist()) == (ids.tolist(), [1, 0])
+    piece = TokenizePiece(0, BULK, Truncation.RIGHT, [QUERY] * 1000, "", documents)
+    assert bytes(sent(encode_tokenize(piece))).count(QUERY.encode()) == 1
 
 
 def test_types_that_are_all_zero_cost_one_byte() -> None:
     """A frame of one text, as nearly all are: what it had before there were types, and a byte that says so."""
-    piece = TokenizedPiece(np.zeros(20, np.int32), np.array([0, 20], np.int32), np.zeros(1, np.uint8), 0.25)
-    assert len(sent(messages.encode_tokenized(piece))) == 12 + 4 * 2 + 4 * 20 + 1 + 1
+    piece = TokenizedPiece(np.zeros(20, np.int32), array(0, 20), array(0, dtype=np.uint8), 0.25)
+    assert len(sent(encode_tokenized(piece))) == 12 + 4 * 2 + 4 * 20 + 1 + 1
 
 
 def test_engines_have_the_same_number_for_a_token_of_a_prompt() -> None:
@@ -89,9 +117,5 @@ def test_engines_have_the_same_number_for_a_token_of_a_prompt() -> None:
 def test_a_refusal(index: int) -> None:
     refused = TextRefused(TextRefusal.TOO_LONG, index, num_tokens=300, max_tokens=256)
     decoded = messages.decode_refused(sent(messages.encode_refused(refused)))
-    assert (decoded.reason, decoded.index, decoded.num_tokens, decoded.max_tokens) == (
-        TextRefusal.TOO_LONG,
-        index,
-        300,
-        256,
-    )
+    found = (decoded.reason, decoded.index, decoded.num_tokens, decoded.max_tokens)
+    assert found == (TextRefusal.TOO_LONG, index, 300, 256)

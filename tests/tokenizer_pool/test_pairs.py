@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from tests.tokenizer_pool.builders import (
     DEBERTA_V2_TOKENS,
     bert_folder,
+    folder_of,
     qwen,
     roberta,
     unigram,
@@ -24,23 +25,17 @@ from tests.tokenizer_pool.builders import (
     word_piece,
     write_json,
 )
-from tests.tokenizer_pool.samples import SAMPLES
+from tests.tokenizer_pool.samples import SAMPLES, refusal
 from tokenizer_pool import guarded
 from tokenizer_pool import pairs as pairs_module
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
+from tokenizer_pool.tasks import TokenizedPiece
 from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 24
 SIDES = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
 
 Row = tuple[list[int], list[int]]  # ids and types
-
-
-def folder_of(folder: Path, backend: Any, model_type: str, **config: Any) -> Path:
-    backend.save(str(folder / "tokenizer.json"))
-    write_json(folder / "config.json", {"model_type": model_type})
-    write_json(folder / "tokenizer_config.json", config)
-    return folder
 
 
 def saved_anew(folder: Path) -> Path:
@@ -70,7 +65,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     ),
     "distilbert": lambda folder: bert_folder(folder, tokenizer_class="DistilBertTokenizer"),
     "electra": lambda folder: folder_of(
-        folder, word_piece(lowercase=True), "electra", tokenizer_class="ElectraTokenizerFast"
+        folder, word_piece(lowercase=True), "ElectraTokenizerFast", model_type="electra"
     ),
     "types are switched off": lambda folder: bert_folder(
         folder, tokenizer_class="BertTokenizer", model_input_names=["input_ids", "attention_mask"]
@@ -80,21 +75,21 @@ KINDS: dict[str, Callable[[Path], Path]] = {
         tokenizer_class="PreTrainedTokenizerFast",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ),
-    "roberta": lambda folder: folder_of(folder, roberta(), "roberta", tokenizer_class="RobertaTokenizer"),
+    "roberta": lambda folder: folder_of(folder, roberta(), "RobertaTokenizer", model_type="roberta"),
     "xlm-roberta": lambda folder: saved_anew(
-        folder_of(folder, unigram(), "xlm-roberta", tokenizer_class="XLMRobertaTokenizer")
+        folder_of(folder, unigram(), "XLMRobertaTokenizer", model_type="xlm-roberta")
     ),
     "deberta-v2": lambda folder: saved_anew(
         folder_of(
             folder,
             unigram_of_deberta(),
-            "deberta-v2",
-            tokenizer_class="DebertaV2Tokenizer",
+            "DebertaV2Tokenizer",
+            model_type="deberta-v2",
             **DEBERTA_V2_TOKENS,
         )
     ),
     "decoder": lambda folder: saved_anew(
-        folder_of(folder, qwen(), "qwen3", tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>")
+        folder_of(folder, qwen(), "PreTrainedTokenizerFast", model_type="qwen3", eos_token="<|endoftext|>")
     ),
 }
 
@@ -178,7 +173,7 @@ def test_pairs_equal_transformers(
 def test_pairs_of_a_folder_that_transformers_4_saved(
     name: str, backend: Callable[[], Any], ids: list[int], second: int, tmp_path: Path
 ) -> None:
-    folder = folder_of(tmp_path, backend(), "bert", tokenizer_class=name)
+    folder = folder_of(tmp_path, backend(), name, model_type="bert")
     piece = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN)).encode(
         ["the harbour"], pair_texts=["ferry at"]
     )
@@ -187,7 +182,7 @@ def test_pairs_of_a_folder_that_transformers_4_saved(
 
 
 def test_a_model_of_one_type_gets_no_other(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, words_of_bert(), "roberta", tokenizer_class="PreTrainedTokenizerFast")
+    folder = folder_of(tmp_path, words_of_bert(), "PreTrainedTokenizerFast", model_type="roberta")
     write_json(folder / "config.json", {"model_type": "roberta", "type_vocab_size": 1})
     piece = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=9)).encode(["the"], pair_texts=["at"])
     assert piece.token_type_ids is None
@@ -205,12 +200,11 @@ def test_the_longer_text_is_cut_first(
     assert piece.truncated.tolist() == [num_tokens(library, first, second) > MAX_SEQLEN, 0]
 
 
-def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer, library: Any) -> None:
+def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["1", "1 " * 20], pair_texts=["2", "2 " * 20], truncation=Truncation.NONE)
     refused = caught.value
     assert (refused.reason, refused.index, refused.max_tokens) == (TextRefusal.TOO_LONG, 1, MAX_SEQLEN)
-    assert refused.num_tokens == num_tokens(library, "1 " * 20, "2 " * 20)
 
 
 def test_two_texts_far_too_long_cost_no_more_than_their_lengths(tokenizer: Tokenizer) -> None:
@@ -255,12 +249,12 @@ def test_the_second_text_of_bert_has_a_type_of_its_own(tmp_path: Path) -> None:
 def test_a_pair_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:
     spec = TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN)
     highest = int(Tokenizer(spec).encode(["a"], pair_texts=["harbour"]).token_ids.max())
-    with pytest.raises(TextRefused) as caught:
-        Tokenizer(replace(spec, vocab_size=highest)).encode(["a", "a"], pair_texts=["a", "harbour"])
-    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 1)
+    found = refusal(
+        lambda: Tokenizer(replace(spec, vocab_size=highest)).encode(["a", "a"], pair_texts=["a", "harbour"])
+    )
+    assert found == (TextRefusal.OUT_OF_VOCABULARY, 1)
 
 
 def test_a_pair_that_the_library_cannot_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
-    with pytest.raises(TextRefused) as caught:
-        tokenizer.encode(["a", "a", "a"], pair_texts=["fine", "not \ud800 fine", "fine"])
-    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
+    found = refusal(lambda: tokenizer.encode(["a", "a", "a"], pair_texts=["fine", "not \ud800 fine", "fine"]))
+    assert found == (TextRefusal.FAILED, 1)

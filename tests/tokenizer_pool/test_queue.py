@@ -3,16 +3,19 @@
 import heapq
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.worker import MAX_STRETCH_SECONDS, PieceQueue
+from tokenizer_pool.tasks import Chat, ChatPiece
+from tokenizer_pool.worker import MAX_STRETCH_SECONDS, PieceQueue, QueuedPiece
+from wire.connection import FrameConnection
 from wire.vocabulary import RequestClass
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
-ME = object()
+ME = cast(FrameConnection, object())
 PIECE_SECONDS = 0.005
 
 
@@ -23,41 +26,46 @@ class Arrival:
     seconds: float  # what it takes
 
 
+def queued(number: int, request_class: RequestClass, connection: FrameConnection = ME) -> QueuedPiece:
+    return QueuedPiece(ChatPiece(0, request_class, (), Chat()), connection, number)
+
+
 def simulate(arrivals: list[Arrival], *, num_workers: int = 1) -> dict[Arrival, float]:
     """When each piece was begun. A worker takes what has arrived by the time its last piece ended."""
     coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
-    queue: PieceQueue[Arrival] = PieceQueue()
-    free_at = [0.0] * num_workers
+    queue, free_at = PieceQueue(), [0.0] * num_workers
+    arrived: list[Arrival] = []
     begun: dict[Arrival, float] = {}
     while coming or queue:
         now = heapq.heappop(free_at)
         if not queue:
             now = max(now, coming[0].at)
         while coming and coming[0].at <= now:
-            arrival = coming.popleft()
-            queue.push(arrival, arrival.request_class, owner=ME)
-        piece = queue.pop()
+            queue.push(queued(len(arrived), coming[0].request_class))
+            arrived.append(coming.popleft())
+        piece = arrived[queue.pop().frame_id]
         begun[piece] = now
         queue.spent(piece.request_class, piece.seconds)
         heapq.heappush(free_at, now + piece.seconds)
     return begun
 
 
-def order(queue: PieceQueue[str]) -> list[str]:
+def order(queue: PieceQueue) -> list[int]:
     taken = []
     while queue:
-        taken.append(queue.pop())
-        queue.spent(BULK if taken[-1].startswith("bulk") else INTERACTIVE, PIECE_SECONDS)
+        asked = queue.pop()
+        queue.spent(asked.piece.request_class, PIECE_SECONDS)
+        taken.append(asked.frame_id)
     return taken
 
 
 @pytest.mark.holds("Two classes of work")
 def test_interactive_goes_first_and_each_class_in_order() -> None:
-    queue: PieceQueue[str] = PieceQueue()
-    for name, request_class in [("bulk 1", BULK), ("query 1", INTERACTIVE), ("bulk 2", BULK), ("query 2", INTERACTIVE)]:
-        queue.push(name, request_class, owner=ME)
+    queue = PieceQueue()
+    for number, request_class in enumerate([BULK, INTERACTIVE, BULK, INTERACTIVE]):
+        queue.push(queued(number, request_class))
     assert len(queue) == 4
-    assert order(queue) == ["query 1", "query 2", "bulk 1", "bulk 2"]
+    assert order(queue) == [1, 3, 0, 2]
 
 
 @pytest.mark.holds("A query waits for at most one running tokenizer piece")
@@ -85,34 +93,33 @@ def test_bulk_has_its_turn_while_interactive_never_ends() -> None:
 
 
 def test_interactive_work_counts_only_while_bulk_waits() -> None:
-    queue: PieceQueue[str] = PieceQueue()
-    queue.push("query 0", INTERACTIVE, owner=ME)
+    queue = PieceQueue()
+    queue.push(queued(0, INTERACTIVE))
     queue.pop()
     queue.spent(INTERACTIVE, 100.0)
-    queue.push("bulk", BULK, owner=ME)
-    queue.push("query 1", INTERACTIVE, owner=ME)
-    assert order(queue) == ["query 1", "bulk"]
+    queue.push(queued(1, BULK))
+    queue.push(queued(2, INTERACTIVE))
+    assert order(queue) == [2, 1]
 
 
 def test_dropping_an_owner_leaves_the_others_in_order() -> None:
-    queue: PieceQueue[str] = PieceQueue()
-    gone = object()
+    queue, gone = PieceQueue(), cast(FrameConnection, object())
     for index in range(6):
-        queue.push(f"bulk {index}", BULK, owner=gone if index % 2 else ME)
-        queue.push(f"query {index}", INTERACTIVE, owner=gone if index % 3 else ME)
+        queue.push(queued(index, BULK, gone if index % 2 else ME))
+        queue.push(queued(10 + index, INTERACTIVE, gone if index % 3 else ME))
     queue.drop(gone)
-    assert order(queue) == ["query 0", "query 3", "bulk 0", "bulk 2", "bulk 4"]
+    assert order(queue) == [10, 13, 0, 2, 4]
     assert not queue
 
 
 @given(st.lists(st.tuples(st.sampled_from(RequestClass), st.floats(0, 0.005)), min_size=1, max_size=60))
 def test_everything_comes_out_once_and_in_its_class_order(pieces: list[tuple[RequestClass, float]]) -> None:
-    queue: PieceQueue[int] = PieceQueue()
+    queue = PieceQueue()
     for index, (request_class, _) in enumerate(pieces):
-        queue.push(index, request_class, owner=ME)
+        queue.push(queued(index, request_class))
     taken = []
     while queue:
-        taken.append(queue.pop())
+        taken.append(queue.pop().frame_id)
         queue.spent(*pieces[taken[-1]])
     for request_class in RequestClass:
         expected = [index for index, piece in enumerate(pieces) if piece[0] is request_class]

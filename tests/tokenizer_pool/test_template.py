@@ -5,16 +5,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.builders import byte_level, write_json
-from tests.tokenizer_pool.samples import SAMPLES
+from tests.tokenizer_pool.samples import SAMPLES, lists, refusal
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 96
@@ -54,13 +53,6 @@ def library(folder: Path) -> Any:
 def ids_of(library: Any, text: str) -> list[int]:
     ids: list[int] = library.encode(text, add_special_tokens=False)
     return ids
-
-
-def lists(piece: TokenizedPiece) -> list[list[int]]:
-    assert piece.token_ids.dtype == piece.offsets.dtype == np.int32
-    assert piece.truncated.dtype == np.uint8
-    assert piece.token_type_ids is None
-    return [ids.tolist() for ids in np.split(piece.token_ids, piece.offsets[1:-1])]
 
 
 def recipe(library: Any, query: str, document: str, instruction: str = INSTRUCTION) -> list[int]:
@@ -185,19 +177,17 @@ def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer) -> None
         tokenizer.encode(["q", "q"], pair_texts=["d", "d " * 200], truncation=Truncation.NONE)
     refused = caught.value
     assert (refused.reason, refused.index, refused.max_tokens) == (TextRefusal.TOO_LONG, 1, MAX_SEQLEN)
-    assert refused.num_tokens > 200
 
 
 def test_a_pair_that_the_library_cannot_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
-    with pytest.raises(TextRefused) as caught:
-        tokenizer.encode(["q", "q"], pair_texts=["d", "\ud800"])
-    assert (caught.value.reason, caught.value.index) == (TextRefusal.FAILED, 1)
+    assert refusal(lambda: tokenizer.encode(["q", "q"], pair_texts=["d", "\ud800"])) == (TextRefusal.FAILED, 1)
 
 
 def test_a_pair_without_any_token_is_refused(spec: TokenizerSpec) -> None:
-    with pytest.raises(TextRefused) as caught:
-        Tokenizer(replace(spec, template=("{query}", "{document}"))).encode(["q", ""], pair_texts=["d", ""])
-    assert (caught.value.reason, caught.value.index) == (TextRefusal.EMPTY, 1)
+    found = refusal(
+        lambda: Tokenizer(replace(spec, template=("{query}", "{document}"))).encode(["q", ""], pair_texts=["d", ""])
+    )
+    assert found == (TextRefusal.EMPTY, 1)
 
 
 def test_an_id_that_the_model_has_no_row_for_is_refused(spec: TokenizerSpec, library: Any) -> None:

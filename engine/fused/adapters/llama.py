@@ -74,7 +74,7 @@ def layout(linears: Names, norms: Names, *, biased: Collection[str] = (), plus: 
     return recipes
 
 
-def whole_heads(config: PretrainedConfig) -> None:
+def check_whole_heads(config: PretrainedConfig) -> None:
     """Raises ModelError if only a part of each head is rotated, which most architectures do not support."""
     if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
         raise NotForFused(f"the fused engine does not compute partial_rotary_factor for {config.model_type}")
@@ -87,7 +87,7 @@ def _norms(norms: Names, plus: float) -> Recipes:
 
 
 def _llama(config: PretrainedConfig) -> Spec:
-    whole_heads(config)
+    check_whole_heads(config)
     return common_spec(config, activation=config.hidden_act)
 
 
@@ -117,12 +117,12 @@ def _smollm3(config: PretrainedConfig) -> Spec:
     return dataclasses.replace(spec, layers=layers)
 
 
-def _with_any_biases(norms: Names) -> tuple[Layout, ...]:
-    kinds = ((*_OF_ATTENTION, *_OF_MLP), _OF_ATTENTION, _OF_MLP, ())
-    return tuple(layout(LINEARS, norms, biased=biased) for biased in kinds)
+def _layouts(norms: Names, *biased: Collection[str], plus: float = 0.0) -> tuple[Layout, ...]:
+    return tuple(layout(LINEARS, norms, biased=each, plus=plus) for each in biased)
 
 
-_ANY_BIASES = _with_any_biases(NORMS)
+_BIASES = ((*_OF_ATTENTION, *_OF_MLP), _OF_ATTENTION, _OF_MLP, ())
+_ANY_BIASES = _layouts(NORMS, *_BIASES)
 
 _LLAMA = {
     "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive_angles),
@@ -131,7 +131,7 @@ _LLAMA = {
     "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
     "ministral": Adapter(_by_layer_types, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
     "qwen2": Adapter(_by_layer_types, (layout(LINEARS, NORMS, biased=("qkv",)),), PREFIXES, derive_angles),
-    "qwen3": Adapter(_by_layer_types, _with_any_biases(NORMS | HEAD_NORMS), PREFIXES, derive_angles),
+    "qwen3": Adapter(_by_layer_types, _layouts(NORMS | HEAD_NORMS, *_BIASES), PREFIXES, derive_angles),
     "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive_angles),
 }
 
@@ -149,15 +149,15 @@ def _scaled(config: PretrainedConfig, *, activation: str) -> Spec:
 
 
 def _gemma(config: PretrainedConfig) -> Spec:
-    # In transformers it depends on the attention function and on padding whether these two obey it.
+    # In transformers it depends on the attention function and on padding whether Gemma 1 and 2 obey it.
     require(config, use_bidirectional_attention=(False,))
-    whole_heads(config)
+    check_whole_heads(config)
     return _scaled(config, activation=config.hidden_act)
 
 
 def _gemma2(config: PretrainedConfig) -> Spec:
     require(config, use_bidirectional_attention=(False,))
-    whole_heads(config)
+    check_whole_heads(config)
     spec = dataclasses.replace(
         _scaled(config, activation=config.hidden_activation),
         scaling=config.query_pre_attn_scalar**-0.5,
@@ -178,14 +178,13 @@ def _gemma3(config: PretrainedConfig) -> Spec:
     )
 
 
-def _layouts(norms: Names) -> tuple[Layout, ...]:
-    return tuple(layout(LINEARS, norms, biased=biased, plus=1.0) for biased in (("qkv", "o"), ()))
-
-
+_GEMMA_BIASES = (_OF_ATTENTION, ())
 _GEMMA = {
-    "gemma": Adapter(_gemma, _layouts(NORMS), PREFIXES, derive_angles),
-    "gemma2": Adapter(_gemma2, _layouts(_SANDWICH), PREFIXES, derive_angles),
-    "gemma3_text": Adapter(_gemma3, _layouts(_SANDWICH | HEAD_NORMS), PREFIXES, derive_by_type),
+    "gemma": Adapter(_gemma, _layouts(NORMS, *_GEMMA_BIASES, plus=1.0), PREFIXES, derive_angles),
+    "gemma2": Adapter(_gemma2, _layouts(_SANDWICH, *_GEMMA_BIASES, plus=1.0), PREFIXES, derive_angles),
+    "gemma3_text": Adapter(
+        _gemma3, _layouts(_SANDWICH | HEAD_NORMS, *_GEMMA_BIASES, plus=1.0), PREFIXES, derive_by_type
+    ),
 }
 
 ADAPTERS = _LLAMA | _GEMMA

@@ -55,7 +55,7 @@ class Blocks:
         )
 
     def norm(self, name: str) -> Norm:
-        """ "embedding_norm", "layers.0.attention_norm", …"""
+        """The norm of this name, such as "layers.0.attention_norm"."""
         return self._norms[name]
 
     def has(self, name: str) -> bool:
@@ -86,7 +86,7 @@ class Blocks:
         return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), spec.q_size))
 
     def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
-        """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, at the price of theirs."""
+        """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, computed for these alone."""
         spec = self.spec
         qkv = self._weights.linears[f"layers.{layer}.qkv"]
         rows = self._quantized_for(qkv, rows)
@@ -165,8 +165,8 @@ def linear_input(normed: NormedRows) -> Rows:
     return normed.rows
 
 
-class Forward:
-    """One model."""
+class FusedForward:
+    """The forward of one family; subclasses are called."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -186,7 +186,7 @@ class Forward:
         return self._blocks.attention(layer, rows, inputs), residual
 
 
-class BertForward(Forward):
+class BertForward(FusedForward):
     """x = norm(embeddings); for each layer: x = norm(x + attention(x)), x = norm(x + mlp(x))."""
 
     def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
@@ -203,7 +203,7 @@ class BertForward(Forward):
             blocks.embed(inputs),
             None,
             blocks.norm("embedding_norm"),
-            outputs=NormOutputs.ROWS if has_projection else self._rows_for("layers.0.qkv"),
+            outputs=NormOutputs.ROWS if has_projection else self._outputs_for("layers.0.qkv"),
         )
         if not has_projection:
             return normed
@@ -216,22 +216,22 @@ class BertForward(Forward):
         assert normed.rows is not None
         attended, residual = self._attended(layer, normed, normed.rows, inputs, is_pruned=is_pruned)
         between = blocks.ops.add_norm(
-            attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.gate_up")
+            attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._outputs_for(f"{name}.gate_up")
         )
         is_last = layer + 1 == self._num_layers
         return blocks.ops.add_norm(
             blocks.mlp(layer, linear_input(between)),
             between.rows,
             blocks.norm(f"{name}.mlp_norm"),
-            outputs=NormOutputs.ROWS if is_last else self._rows_for(f"layers.{layer + 1}.qkv"),
+            outputs=NormOutputs.ROWS if is_last else self._outputs_for(f"layers.{layer + 1}.qkv"),
         )
 
-    def _rows_for(self, linear: str) -> NormOutputs:
-        """The rows that the next sum adds to, and the input of this linear layer."""
+    def _outputs_for(self, linear: str) -> NormOutputs:
+        """The outputs of a norm before this linear layer: rows that the next sum adds to, and the layer's input."""
         return NormOutputs.ROWS | NormOutputs.QUANTIZED if self._blocks.is_quantized(linear) else NormOutputs.ROWS
 
 
-class LlamaForward(Forward):
+class LlamaForward(FusedForward):
     """For each layer: x += attention(norm(x)), x += mlp(norm(x)); then norm(x)."""
 
     def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
@@ -290,6 +290,6 @@ class LlamaForward(Forward):
         )
 
 
-def forward_of(blocks: Blocks) -> Forward:
+def forward_of(blocks: Blocks) -> FusedForward:
     """The forward of the model's family."""
     return BertForward(blocks) if blocks.spec.family == "bert" else LlamaForward(blocks)

@@ -171,7 +171,7 @@ class Fp8Linear:
         return product
 
     def _checked(self) -> Self:
-        """Raises ValueError."""
+        """The layer itself. Raises ValueError if its shapes don't fit."""
         weight, scales, bias = self.weight, self.scales, self.bias
         if weight.dim() != 2 or any(size == 0 or size % FP8_MULTIPLE for size in weight.shape):
             raise ValueError(f"the sizes of a weight {list(weight.shape)} are not multiples of {FP8_MULTIPLE}")

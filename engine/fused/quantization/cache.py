@@ -23,7 +23,7 @@ from engine.fused.readers import Reader, reader_for
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import read_as
-from engine.model.weights import weights_files
+from engine.model.weights import step_files
 from engine.registry import FUSED
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry
@@ -128,7 +128,7 @@ def _key(chosen: FusedConfig, requested: str) -> str:
         "max_seqlen": folder.max_seqlen,  # rows of the tables of angles
         "do_lower_case": folder.do_lower_case,
     }
-    others = weights_files(folder.path, folder.steps)
+    others = step_files(folder.path, folder.steps)
     return fingerprint.key(folder.path, format_number=_FORMAT, packages=_PACKAGES, choices=choices, others=others)
 
 
@@ -150,7 +150,7 @@ def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
 
 
 def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
-    """Raises one of _MALFORMED where the entry is not one of ours."""
+    """The model of an entry. Raises one of _MALFORMED where the entry is not one of ours."""
     facts, file = entry.facts, entry.folder / _FILE
     spec, outcome = from_json(Spec, facts["spec"]), from_json(Outcome, facts["outcome"])
     tensors = {name: reader.read(file, name) for name in reader.names(file)}

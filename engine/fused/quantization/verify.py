@@ -44,7 +44,8 @@ class Verified:
 
 
 def verify(name: str, options: LoadOptions) -> Verified:
-    """Raises ModelError where the model can't be loaded with these options, whose quantization is not "none"."""
+    """What quantizing does to the rows. Raises ModelError where the model can't be loaded with these options, whose
+    quantization is not "none"."""
     if options.cache_dir:
         loading.keep_kernels(Path(options.cache_dir), os.environ)
     loaded = loading.load(Phases(), name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
@@ -74,7 +75,7 @@ def _noise_floor(chosen: FusedConfig) -> Fidelity | None:
 
 
 def _plain_rows(chosen: FusedConfig, dtype: torch.dtype) -> gate.Rows:
-    """Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
+    """The rows of the plain model. Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
     chosen = dataclasses.replace(chosen, dtype=dtype)
     folder = chosen.folder
     source = weights.open_model(chosen).source

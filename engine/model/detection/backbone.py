@@ -14,7 +14,7 @@ from engine.model.detection.detected import Files
 from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.modules import Chain
 from engine.model.sentence_files import SentenceFiles
-from engine.model.weights import check_weights, shapes_in, weights_files
+from engine.model.weights import check_weights, shapes_in, step_files
 from engine.types import ModelError
 
 _TABLES = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
@@ -65,7 +65,7 @@ class Backbone:
 
 
 def read_backbone(files: Files) -> Backbone:
-    """Raises ModelError if it can't be served, or weights are missing."""
+    """The transformer inside the folder. Raises ModelError if it can't be served, or weights are missing."""
     return _static(files) if files.chain is Chain.STATIC else _transformer(files)
 
 
@@ -74,7 +74,7 @@ def _transformer(files: Files) -> Backbone:
     architecture = str(config["model_type"])
     if files.needs_weights:
         check_weights(folder)
-        for file in weights_files(files.folder, files.sentence.steps):
+        for file in step_files(files.folder, files.sentence.steps):
             check_weights(file.parent)
     padding_idx = padding_idx_of(architecture, config)
     length = length_of(folder, config, files.sentence, padding_idx=padding_idx)
@@ -148,7 +148,7 @@ def padding_idx_of(architecture: str, config: Json) -> int | None:
 
 
 def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: int | None) -> Length:
-    """Raises ModelError if no position is left for a token."""
+    """How many tokens a text may have, and who says so. Raises ModelError if no position is left for one."""
     limit, why = _num_positions(config, padding_idx)
     asked, source = files.max_seqlen, files.max_seqlen_source
     if asked is None:

@@ -16,7 +16,7 @@ from engine.model.json_files import Json, check_known, number_in, object_in, rea
 from engine.model.modules import TOKEN_ROWS, Chain, Module, read_steps
 from engine.model.sentence_files import CONFIG, read_prompts
 from engine.model.tasks import Dense, LateInteraction, Normalize, Task, TokenVectors, output_size
-from engine.model.weights import check_weights, shapes_in, weight_files, weights_files
+from engine.model.weights import check_weights, checkpoint_files, shapes_in, step_files
 from engine.types import ModelError
 
 _STANFORD = "HF_ColBERT"
@@ -138,7 +138,7 @@ def _stanford_step(files: Files, artifact: Json) -> Dense:
     file = "model.safetensors"
     shape: tuple[int, ...] = (number_in(artifact, "dim", file=_STANFORD_FILE) or 0, hidden_size)
     if files.needs_weights:
-        found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.backbone_folder)}
+        found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in checkpoint_files(files.backbone_folder)}
         file, shape = next(((name, each) for name, each in found.items() if each), ("", ()))
     if len(shape) != 2 or shape[1] != hidden_size or not shape[0]:
         raise ModelError(f"the weights have no {_STANFORD_LAYER!r} for rows of {hidden_size} numbers")
@@ -149,7 +149,7 @@ def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], n
     steps = read_steps(files.folder, files.sentence.modules[1:], row=TOKEN_ROWS)
     is_last = bool(steps) and isinstance(steps[-1], Normalize)
     steps = steps[:-1] if is_last else steps
-    for file in weights_files(files.folder, steps) if files.needs_weights else ():
+    for file in step_files(files.folder, steps) if files.needs_weights else ():
         check_weights(file.parent)
     hidden_size = number_in(files.config, *WIDTHS) or 0
     head = TokenVectors(steps=steps, dimensions=output_size(steps, hidden_size), normalize=normalizes or is_last)

@@ -28,7 +28,7 @@ from engine.model.json_files import Json, check_known, number_in, object_in, rea
 from engine.model.modules import Chain
 from engine.model.sentence_files import CONFIG, read_prompts
 from engine.model.tasks import Activation, AnswerScore, PairTemplate, SequenceScores, Task, TokenScores
-from engine.model.weights import shapes_in, weight_files
+from engine.model.weights import checkpoint_files, shapes_in
 from engine.types import ModelError
 
 # names of the last layer of heads in transformers' classes
@@ -110,7 +110,7 @@ def check_head(folder: Path, num_labels: int) -> None:
 
     Heads with other names of layers are not checked here.
     """
-    for file in weight_files(folder):
+    for file in checkpoint_files(folder):
         for name, shape in shapes_in(file).items():
             if name in _LAST_LAYERS and (found := shape[0] if shape else 0) != num_labels:
                 raise ModelError(
@@ -277,7 +277,7 @@ def _of_logit_score(files: Files) -> Detected:
 
 
 def _of_chat(files: Files) -> PairTemplate:
-    """Raises ModelError if nothing says whose template it is."""
+    """The template of the model's family. Raises ModelError if nothing says whose it is."""
     if files.template and files.template != NO_TEMPLATE:
         return asked_for(files.template).template
     told = _told(files)

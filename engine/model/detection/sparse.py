@@ -30,8 +30,8 @@ from engine.types import ModelError
 
 _SPLITS = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # in tokenizer.json
 _CONFIG_KEYS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # in tokenizer_config.json
-SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
-PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
+_VECTORS_FILE = "colbert_linear.safetensors"
+PICKLED_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 _ARCHITECTURE = "xlm-roberta"
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens, which never have a weight
 
@@ -91,14 +91,14 @@ def side_heads(files: Files) -> Iterator[Detected]:
     folder = files.folder
     if files.config.get("model_type") != _ARCHITECTURE:
         return
-    there = [name for name in (SPARSE, VECTORS) if (folder / name).is_file()]
+    there = [name for name in (TOKEN_WEIGHTS_FILE, _VECTORS_FILE) if (folder / name).is_file()]
     if not there:
-        if any((folder / name).is_file() for name in PICKLED):
+        if any((folder / name).is_file() for name in PICKLED_FILES):
             yield Detected(task=Task.EMBED, source="no head that can be read", notes=(_not_read(folder),))
         return
     hidden_size = number_in(files.config, "hidden_size") or 0
-    sparse = (_token_weights(files, hidden_size),) if SPARSE in there else ()
-    vectors = (_token_vectors(folder, hidden_size),) if VECTORS in there else ()
+    sparse = (_token_weights(files, hidden_size),) if TOKEN_WEIGHTS_FILE in there else ()
+    vectors = (_token_vectors(folder, hidden_size),) if _VECTORS_FILE in there else ()
     yield Detected(
         task=Task.EMBED,
         source=f"{' and '.join(there)} beside the model",
@@ -108,7 +108,7 @@ def side_heads(files: Files) -> Iterator[Detected]:
 
 
 def _not_read(folder: Path) -> str:
-    found = " and ".join(name for name in PICKLED if (folder / name).is_file())
+    found = " and ".join(name for name in PICKLED_FILES if (folder / name).is_file())
     return (
         f"{found} can run code and so is not read: dense rows alone; "
         f"embedline convert {shlex.quote(str(folder))} OUT makes files of them that are"
@@ -116,7 +116,7 @@ def _not_read(folder: Path) -> str:
 
 
 def _token_weights(files: Files, hidden_size: int) -> TokenWeights:
-    file = files.folder / SPARSE
+    file = files.folder / TOKEN_WEIGHTS_FILE
     shapes = shapes_in(file)
     _check_layer(file, shapes, out_features=1, in_features=hidden_size)
     vocabulary = Vocabulary(files.backbone_folder)
@@ -125,11 +125,11 @@ def _token_weights(files: Files, hidden_size: int) -> TokenWeights:
 
 
 def _token_vectors(folder: Path, hidden_size: int) -> TokenVectors:
-    shapes = shapes_in(folder / VECTORS)
+    shapes = shapes_in(folder / _VECTORS_FILE)
     out_features = (shapes.get("weight") or (0,))[0]
-    _check_layer(folder / VECTORS, shapes, out_features=out_features, in_features=hidden_size)
+    _check_layer(folder / _VECTORS_FILE, shapes, out_features=out_features, in_features=hidden_size)
     step = Dense(
-        folder=VECTORS,
+        folder=_VECTORS_FILE,
         in_features=hidden_size,
         out_features=out_features,
         has_bias="bias" in shapes,

@@ -14,16 +14,16 @@ _NAMES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassifi
 _NTK = frozenset(("type", "rope_type", "factor", "mixed_b"))
 
 
-def _translate(said: Json, own: Json) -> Json:
+def _translate(raw: Json, config: Json) -> Json:
     """NTKScalingRotaryEmbedding multiplies the base, and divides each frequency, whatever the length of the text.
 
     A division of each is what transformers calls linear.
     """
-    theta, scaling = said["rope_theta"], object_in(said, "rope_scaling")
+    theta, scaling = raw["rope_theta"], object_in(raw, "rope_scaling")
     if not isinstance(theta, int | float):
         raise ModelError("'rope_theta' in config.json is not a number")
     if not scaling:
-        return {**own, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+        return {**config, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     factor = scaling.get("factor")
     is_ntk = scaling.get("type", scaling.get("rope_type")) == "ntk" and scaling.get("mixed_b") is None
     if not is_ntk or not isinstance(factor, int | float) or factor < 1 or not _NTK.issuperset(scaling):
@@ -31,9 +31,9 @@ def _translate(said: Json, own: Json) -> Json:
             f"'rope_scaling' in config.json is {scaling!r}, which only the model's own code computes; it is never run, "
             "and 'gte' computes the type 'ntk' with a factor and without mixed_b"
         )
-    head_size = needed_number(own, "hidden_size") // needed_number(own, "num_attention_heads")
+    head_size = needed_number(config, "hidden_size") // needed_number(config, "num_attention_heads")
     rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": float(factor) ** (2 / head_size)}
-    return {**own, "rope_parameters": rope}
+    return {**config, "rope_parameters": rope}
 
 
 NEW = KnownCode(

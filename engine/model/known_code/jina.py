@@ -36,7 +36,7 @@ JINA_BERT_QK = replace(
     JINA_BERT,
     source="jinaai/jina-bert-v2-qk-post-norm, modeling_bert.py",
     repositories=frozenset(("jinaai/jina-bert-v2-qk-post-norm",)),
-    translate=lambda _, own: {**own, "has_qk_norm": True},
+    translate=lambda _, config: {**config, "has_qk_norm": True},
 )
 JINA_BERT_FLASH = KnownCode(
     source="jinaai/jina-bert-flash-implementation",
@@ -73,17 +73,17 @@ _FLASH = KnownCode(
 )
 
 
-def _checked(said: Json, own: Json, *more: str) -> Json:
+def _checked(raw: Json, config: Json, *more: str) -> Json:
     """Versions of the code differ in their defaults, and all published models say these keys."""
     for key in (*_SIZES, "layer_norm_eps", "type_vocab_size", *more):
-        if key not in said:
+        if key not in raw:
             raise ModelError(f"config.json has no {key!r}")
-    return own
+    return config
 
 
-def _rotary(said: Json, own: Json) -> Json:
-    _checked(said, own, "rotary_emb_base")
-    return {**own, "rope_parameters": {"rope_type": "default", "rope_theta": said["rotary_emb_base"]}}
+def _rotary(raw: Json, config: Json) -> Json:
+    _checked(raw, config, "rotary_emb_base")
+    return {**config, "rope_parameters": {"rope_type": "default", "rope_theta": raw["rotary_emb_base"]}}
 
 
 JINA_ROTARY = replace(
@@ -107,11 +107,11 @@ JINA_ABSOLUTE = replace(
 _ADAPTERS = frozenset(("lora_adaptations", "lora_alpha", "lora_rank"))
 
 
-def _with_adapters(said: Json, own: Json) -> Json:
-    names = said.get("lora_adaptations")
+def _with_adapters(raw: Json, config: Json) -> Json:
+    names = raw.get("lora_adaptations")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ModelError("'lora_adaptations' in config.json is not a list of names")
-    return {**_checked(said, own, "rotary_emb_base"), "rope_theta": said["rotary_emb_base"]}
+    return {**_checked(raw, config, "rotary_emb_base"), "rope_theta": raw["rotary_emb_base"]}
 
 
 JINA_ADAPTERS = replace(

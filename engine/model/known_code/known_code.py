@@ -66,7 +66,8 @@ class KnownCode:
     defaults: Json = field(default_factory=dict)  # what the code takes for keys that config.json lacks
     # without modules.json: the mean of the rows of a text without its prompt, scaled to length 1
     pools_text_alone: bool = False
-    # The last step: of config.json with the defaults, and what the fields above make of it. May raise ModelError.
+    # The last step: of config.json with the defaults (raw), and of what the fields above make of it (config). May raise
+    # ModelError.
     translate: Callable[[Json, Json], Json] | None = None
     instead: str = ""  # if nothing here computes the same: what can be served instead
 
@@ -99,16 +100,16 @@ def translated(code: KnownCode, config: Json, trusted: Collection[str] = ()) -> 
     for key, why in refusals.items():
         if key not in trusted:
             raise ModelError(why)
-    said = _with_defaults(code, {key: value for key, value in config.items() if key not in trusted})
-    own = {key: said[key] for key in said.keys() & (COMMON | code.same) - _WITHOUT_CODE}
+    raw = _with_defaults(code, {key: value for key, value in config.items() if key not in trusted})
+    made = {key: raw[key] for key in raw.keys() & (COMMON | code.same) - _WITHOUT_CODE}
     for key, other in code.renamed.items():
-        if key in said:
-            own = _put(own, other, said[key], key=key)
+        if key in raw:
+            made = _put(made, other, raw[key], key=key)
     names = [code.classes.get(name, name) for name in config.get("architectures") or ()]
-    own = {**own, "model_type": code.architecture, "architectures": names}
+    made = {**made, "model_type": code.architecture, "architectures": names}
     if code.pools_text_alone:
-        own = {**own, POOLS_TEXT_ALONE: True}
-    return code.translate(said, own) if code.translate else own
+        made = {**made, POOLS_TEXT_ALONE: True}
+    return code.translate(raw, made) if code.translate else made
 
 
 def _refusals(code: KnownCode, config: Json) -> Iterator[tuple[str, str]]:
@@ -119,21 +120,21 @@ def _refusals(code: KnownCode, config: Json) -> Iterator[tuple[str, str]]:
             f"{key!r} in config.json may change rows: it is none of the keys that are known of the model's own code "
             f"({code.source}), which is never run; if it changes nothing, say so by {TRUST} {key}",
         )
-    said = _with_defaults(code, config)
+    raw = _with_defaults(code, config)
     for key, computed in {**USUAL, **code.fixed}.items():
-        if said.get(key) not in (None, *computed):
+        if raw.get(key) not in (None, *computed):
             yield (
                 key,
-                f"{key!r} in config.json is {said[key]!r}, which only the model's own code computes; it is never run, "
+                f"{key!r} in config.json is {raw[key]!r}, which only the model's own code computes; it is never run, "
                 f"and {code.architecture!r} computes {' or '.join(map(repr, computed)) or 'without it'}",
             )
 
 
 def _with_defaults(code: KnownCode, config: Json) -> Json:
     """config.json without empty keys, and what the code takes where it is silent."""
-    said = {key: value for key, value in config.items() if value is not None}
-    left_out = {key: value for key, value in code.defaults.items() if code.renamed.get(key) not in said}
-    return {**left_out, **said}
+    raw = {key: value for key, value in config.items() if value is not None}
+    left_out = {key: value for key, value in code.defaults.items() if code.renamed.get(key) not in raw}
+    return {**left_out, **raw}
 
 
 def _put(config: Json, name: str, value: object, *, key: str) -> Json:

@@ -30,23 +30,23 @@ _TRANSLATED = (
 _NAMES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
-def _translate(said: Json, own: Json) -> Json:
-    if "rotary_emb_base" not in said:  # versions of the code differ in its default
+def _translate(raw: Json, config: Json) -> Json:
+    if "rotary_emb_base" not in raw:  # versions of the code differ in its default
         raise ModelError("config.json has no 'rotary_emb_base'")
-    size, heads = needed_number(own, "hidden_size"), needed_number(own, "num_attention_heads")
-    if own.get("head_dim", size // heads) != size // heads:
+    size, heads = needed_number(config, "hidden_size"), needed_number(config, "num_attention_heads")
+    if config.get("head_dim", size // heads) != size // heads:
         raise ModelError("'head_dim' in config.json is not n_embd / n_head, as in the model's own code")
-    rope = {"rope_type": "default", "rope_theta": said["rotary_emb_base"]}
-    if {**rope, **own["rope_parameters"]} != rope:
+    rope = {"rope_type": "default", "rope_theta": raw["rotary_emb_base"]}
+    if {**rope, **config["rope_parameters"]} != rope:
         raise ModelError("'rope_parameters' in config.json says more than the model's own code, which only has a base")
-    positions = needed_number(said, "n_positions")
-    if said.get("rotary_scaling_factor"):  # longer texts would change the angles, and so the rows, of their batch
-        positions = min(positions, number_in(said, "max_trained_positions") or 2048)
-    width = number_in(said, "n_inner") or 8 * size // 3
+    positions = needed_number(raw, "n_positions")
+    if raw.get("rotary_scaling_factor"):  # longer texts would change the angles, and so the rows, of their batch
+        positions = min(positions, number_in(raw, "max_trained_positions") or 2048)
+    width = number_in(raw, "n_inner") or 8 * size // 3
     return {
-        **own,
+        **config,
         "intermediate_size": _rounded_up(width, _MULTIPLE),
-        "vocab_size": _rounded_up(needed_number(own, "vocab_size"), number_in(said, "pad_vocab_size_multiple") or 1),
+        "vocab_size": _rounded_up(needed_number(config, "vocab_size"), number_in(raw, "pad_vocab_size_multiple") or 1),
         "max_position_embeddings": positions,
         "rope_parameters": rope,
     }
@@ -106,10 +106,10 @@ NOMIC_BERT = KnownCode(
 )
 
 
-def _of_mixtures(said: Json, own: Json) -> Json:
-    if needed_number(said, "moe_top_k") > needed_number(said, "num_experts"):
+def _translate_moe(raw: Json, config: Json) -> Json:
+    if needed_number(raw, "moe_top_k") > needed_number(raw, "num_experts"):
         raise ModelError("'moe_top_k' in config.json is more than 'num_experts'")
-    width, translated = needed_number(said, "n_inner"), _translate(said, own)  # an expert's width is not rounded
+    width, translated = needed_number(raw, "n_inner"), _translate(raw, config)  # an expert's width is not rounded
     rope = translated.pop("rope_parameters")
     return {**translated, "intermediate_size": width, "rope_theta": float(rope["rope_theta"])}
 
@@ -131,5 +131,5 @@ NOMIC_MOE = replace(
     },
     without_effect=NOMIC_BERT.without_effect | {"moe_impl", "moe_resid_pdrop", "router_aux_loss_coef"},
     defaults={**NOMIC_BERT.defaults, "ffn_div": 1},
-    translate=_of_mixtures,
+    translate=_translate_moe,
 )

@@ -11,15 +11,15 @@ _SIZES = (
 _RERANKER = "LlamaBidirectionalForSequenceClassification"
 
 
-def _llama(said: Json, own: Json) -> Json:
+def _llama(raw: Json, config: Json) -> Json:
     """transformers' own Llama gives the rows of tokens; the reranker's head is a module of ours."""
-    own = {**own, "is_causal": False}
-    if _RERANKER not in own["architectures"]:
-        return {**own, "model_type": "llama"}
-    temperature = said["temperature"]
+    config = {**config, "is_causal": False}
+    if _RERANKER not in config["architectures"]:
+        return {**config, "model_type": "llama"}
+    temperature = raw["temperature"]
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature > 0:
         raise ModelError("'temperature' in config.json is not a number above 0, and the scores are divided by it")
-    return {**own, "score_temperature": float(temperature)}  # transformers drops `temperature`
+    return {**config, "score_temperature": float(temperature)}  # transformers drops `temperature`
 
 
 LLAMA_BIDIREC = KnownCode(
@@ -47,18 +47,18 @@ _LATENT = {
 _OTHERS = frozenset(("model_type", "output_normalize"))
 
 
-def _nv_embed(said: Json, own: Json) -> Json:
-    given = object_in(said, "latent_attention_config")
+def _nv_embed(raw: Json, config: Json) -> Json:
+    given = object_in(raw, "latent_attention_config")
     for key in sorted(given.keys() - _LATENT.keys() - _OTHERS):
         raise ModelError(f"{key!r} in latent_attention_config of config.json is no key of NV-Embed's code")
     if given.get("output_normalize", True) is not True:
         raise ModelError("'output_normalize' in latent_attention_config of config.json is not true, as in NV-Embed")
     latent = {key: number_in(given, key) if key in given else usual for key, usual in _LATENT.items()}
     for key in ("hidden_dim", "latent_dim"):
-        if latent[key] != own["hidden_size"]:
+        if latent[key] != config["hidden_size"]:
             raise ModelError(f"{key!r} in config.json is {latent[key]}: such rows can't be added to the transformer's")
     return {
-        **own,
+        **config,
         "is_causal": False,
         "sliding_window": None,  # the code's mask leaves out padding alone
         "num_latents": latent["num_latents_value"],

@@ -18,10 +18,10 @@ _KALM_CLASS = "modeling.Qwen2Model"
 REWARD = "Qwen2ForRewardModel"  # transformers lacks it; engine.tensorrt_llm.planning.plan
 
 
-def _translate(said: Json, own: Json) -> Json:
-    if not isinstance(said.get("is_causal"), bool):
+def _translate(raw: Json, config: Json) -> Json:
+    if not isinstance(raw.get("is_causal"), bool):
         raise ModelError("config.json has no 'is_causal', and versions of the model's own code differ without it")
-    return own
+    return config
 
 
 # Qwen2Model of transformers 4.41 with is_causal, which leaves out the causal mask: transformers 5 has the same key.
@@ -43,8 +43,8 @@ def _is_kalm(config: Json) -> bool:
     return config.get("is_causal") is False and object_in(config, "auto_map").get("AutoModel") == _KALM_CLASS
 
 
-def _both_ways(_: Json, own: Json) -> Json:
-    return {**own, "is_causal": False}
+def _both_ways(_: Json, config: Json) -> Json:
+    return {**config, "is_causal": False}
 
 
 QWEN2_KALM = KnownCode(

@@ -52,9 +52,9 @@ _SIZES = (
 )
 
 
-def _both_ways(_: Json, own: Json) -> Json:
+def _both_ways(_: Json, config: Json) -> Json:
     """GritLM.encode calls the code with is_causal=False, and its mask leaves out padding alone, not far tokens."""
-    return {**own, "is_causal": False, "sliding_window": None}
+    return {**config, "is_causal": False, "sliding_window": None}
 
 
 GRITLM = KnownCode(

@@ -25,8 +25,8 @@ _ROPE_TYPES = {
 }
 _OF_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _NUM_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # if config.json does not say
-_WINDOW = 4096  # the same
-_MAX_WINDOW_LAYERS = 28  # the same: layers before the first with a window
+_WINDOW = 4096  # if config.json does not say
+_MAX_WINDOW_LAYERS = 28  # layers before the first with a window, if config.json does not say
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = frozenset(("full_attention", _SLIDING))
 _ALWAYS_WINDOWED = "mistral"
@@ -101,12 +101,12 @@ def _check_rope(config: Json, model_type: str) -> None:
     kind = str(rope.get("rope_type") or rope.get("type") or _PLAIN)
     if kind not in _ROPE_TYPES[model_type]:
         raise refusal(f"does not compute rope_type {kind[:40]!r} for {model_type} as transformers does")
-    missing = [name for name in _OF_LLAMA3 if _number_in({**rope, **config}, name) is None]
+    missing = [name for name in _OF_LLAMA3 if _float_in({**rope, **config}, name) is None]
     if kind == _LLAMA3 and missing:
         raise refusal(f"has another default for {missing[0]} of rope_type {_LLAMA3!r}, which config.json lacks")
 
 
-def _number_in(config: Json, name: str) -> float | None:
+def _float_in(config: Json, name: str) -> float | None:
     """The value, or None if it is missing or of another type."""
     value = config.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -115,8 +115,8 @@ def _number_in(config: Json, name: str) -> float | None:
 _COMPUTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _DECODING = ("is_decoder", "add_cross_attention")  # transformers' layers then see only what comes before a token
 _NUM_LAYERS = 12  # if config.json does not say
-_NUM_BERT_POSITIONS = 512  # likewise
-_PADDING_IDX = 1  # likewise
+_NUM_BERT_POSITIONS = 512  # if config.json does not say
+_PADDING_IDX = 1  # if config.json does not say
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 _LAYER = (
     "attention.self.query",

@@ -20,7 +20,7 @@ from engine.model.json_files import Json, read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
-from engine.model.weights import StoredTensor, described, weight_files
+from engine.model.weights import StoredTensor, checkpoint_files, stored_tensors
 from engine.tensorrt_llm.planning.backbone import ROBERTA_PREFIX, backbone_names, weight_and_bias
 from engine.tensorrt_llm.planning.families import FAMILIES, refusal, unreadable
 from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, Algorithm, ExcludedModules, algorithm_of
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def classify(folder: ModelFolder) -> Checkpoint:
-    """Raises ModelError if the library can't read the weights, or would read them wrongly."""
+    """What kind of weights these are. Raises ModelError if the library can't read them, or would read them wrongly."""
     algorithm = algorithm_of(folder.path)
     family = FAMILIES.get(folder.architecture)  # None = for a class of the library's own
     if family is None or family.is_encoder:
@@ -149,7 +149,7 @@ def tensors_in(folder: Path) -> Tensors:
     """
     found: dict[str, StoredTensor] = {}
     others = {file for file in folder.glob("*.safetensors") if _PASSED_OVER not in file.name}
-    for tensor in itertools.chain.from_iterable(map(described, sorted(others | set(weight_files(folder))))):
+    for tensor in itertools.chain.from_iterable(map(stored_tensors, sorted(others | set(checkpoint_files(folder))))):
         name = tensor.name.removeprefix(_PREFIX)
         if name in found:
             raise refusal(f"reads every safetensors file of a folder, and two of them have the tensor {name!r}")

@@ -52,7 +52,7 @@ _KNOWN = frozenset(one.model_type for one in ARCHITECTURES)
 
 
 def family_of(model_type: str) -> Family:
-    """Raises ModelError for an architecture without a class, naming the engine and the image that serve it."""
+    """The family of an architecture. Raises ModelError if it has none, naming the engine and image that serve it."""
     family = FAMILIES.get(model_type)
     if family is not None:
         return family

@@ -64,7 +64,7 @@ def check_config(folder: ModelFolder) -> None:
 
 
 def head_of(folder: ModelFolder) -> PlannedHead:
-    """Raises ModelError with one line if the engine can't serve the model, or its rows would be wrong.
+    """The head of a model. Raises ModelError with one line if the engine can't serve it, or its rows would be wrong.
 
     `folder.max_seqlen` may have been shortened: a window that no sequence reaches is none.
     """

@@ -21,13 +21,13 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The installed package."""
+    """An installed tensorrt_llm."""
 
     version: str  # "" if its files do not say
 
 
 def find() -> Package:
-    """Raises ModelError if it is missing or too old.
+    """The installed package. Raises ModelError if it is missing or too old.
 
     Newer versions than we know are accepted; `check_features` decides when it is imported.
     """

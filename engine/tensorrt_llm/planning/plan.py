@@ -155,7 +155,7 @@ _BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
 
 
 def stock(folder: ModelFolder) -> ModelClass:
-    """Raises ModelError if upstream has no class for the model, or its rows would be wrong."""
+    """Upstream's class for a model. Raises ModelError if it has none, or its rows would be wrong."""
     if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
         return _bert(folder)
     if folder.architectures[:1] == (REWARD,):

@@ -20,8 +20,8 @@ import torch
 from engine.convert.plan import copied_files
 from engine.model import quantization
 from engine.model.json_files import Json, read_object
-from engine.model.weights import weight_files
-from engine.store.tensor_file import Described, NewHeader, Place, new_header, places
+from engine.model.weights import checkpoint_files
+from engine.store.tensor_file import ByteRange, Described, NewHeader, byte_ranges, new_header
 from engine.types import ModelError
 
 BLOCK = 128  # rows and columns
@@ -45,7 +45,7 @@ _TRANSPOSED = frozenset(("gpt2", "openai-gpt"))
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selection among all tensors of a model."""
+    """Which tensors become FP8."""
 
     quantized: frozenset[str]  # tensors
     not_converted: tuple[str, ...]  # modules, as "modules_to_not_convert" names them
@@ -53,7 +53,7 @@ class Selection:
 
 
 def select(tensors: Mapping[str, Described]) -> Selection:
-    """`tensors` by name."""
+    """Choose the tensors that become FP8."""
     linear = {name for name, tensor in tensors.items() if _is_linear(name, tensor)}
     plain = {name for name in linear if any(size % BLOCK or not size for size in tensors[name].shape)}
     quantized = frozenset(linear - plain - _joined_with(plain, linear))
@@ -117,7 +117,7 @@ class Source:
     """A file of the model as it is."""
 
     file: Path
-    places: dict[str, Place]  # by tensor
+    places: dict[str, ByteRange]  # by tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class PlannedTensor:
     """A tensor, and what becomes of it."""
 
     name: str
-    source: Place
+    source: ByteRange
     begin: int  # bytes from the beginning of the new file
     scales_begin: int | None  # the same of its scales; None = it is copied
 
@@ -152,7 +152,7 @@ def scale_name(weight: str) -> str:
 
 
 def layout(source: Source, quantized: frozenset[str]) -> Layout:
-    """The new file of this one."""
+    """Where each tensor will be in the new file."""
     header = new_header(dict(_new_tensors(source, quantized)))
     pieces = tuple(
         PlannedTensor(name, source.places[name], begin, header.begins[scale_name(name)] if name in quantized else None)
@@ -180,11 +180,11 @@ class QuantizePlan:
     layouts: dict[str, Layout]
     copied: dict[str, Path]  # relative name, with / -> the file itself
     written: dict[str, str]  # the same -> text
-    left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
+    left_plain: tuple[str, ...]  # see Selection
 
 
 def plan(folder: Path) -> QuantizePlan:
-    """Raises ModelError with one line where the model can't be quantized."""
+    """Plan the folder's quantized copy. Raises ModelError with one line where the model can't be quantized."""
     files = copied_files(folder)
     sources = _sources(folder, files)
     config = read_object(folder / CONFIG)
@@ -204,7 +204,7 @@ def plan(folder: Path) -> QuantizePlan:
 
 def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
     found = {}
-    for file in weight_files(folder):
+    for file in checkpoint_files(folder):
         name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
         if name not in files or "/" in name:
             raise ModelError(
@@ -212,7 +212,7 @@ def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
                 "(embedline convert makes them of pytorch_model.bin)"
             )
         try:
-            found[name] = Source(files[name], places(files[name]))
+            found[name] = Source(files[name], byte_ranges(files[name]))
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(f"{file} is not a safetensors file") from error
     return found

@@ -145,7 +145,7 @@ def _places(field: str) -> Iterator[str]:
 
 
 def text_of(item: TextObject, place: str) -> str:
-    """Raises InvalidRequest for an object without a text, or with more than that."""
+    """The object's text. Raises InvalidRequest for an object without a text, or with more than that."""
     for name in item.__struct_fields__:
         value = getattr(item, name)
         if name != "text" and value is not UNSET and is_given(value):

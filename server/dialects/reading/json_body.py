@@ -80,7 +80,8 @@ def check_utf_8(json: bytes) -> None:
 def parse(
     decoder: Decoder[_Parsed], data: bytes | msgspec.Raw, field: str | None = None, *, form: str = JSON
 ) -> _Parsed:
-    """Raises MalformedBody for what is not of this form, and InvalidRequest, naming the field, for other fields.
+    """The value of JSON. Raises MalformedBody for what is not of this form, and InvalidRequest, naming the field, for
+    other fields.
 
     Messages name types and places, never values.
     """
@@ -244,8 +245,8 @@ def _members(value: bytes, kind: _Fields) -> Iterable[tuple[str, msgspec.Raw, in
     tag, forbids = getattr(kind, "tag_field", None), getattr(kind, "forbid_unknown_fields", False)
     if tag is not None:
         kinds[tag] = inspect.AnyType()
-    values = msgspec.structs.astuple(_raw_members(tuple(kinds), forbids).decode(value))
-    for (name, each), member in zip(kinds.items(), values, strict=True):
+    members = msgspec.structs.astuple(_raw_members(tuple(kinds), forbids).decode(value))
+    for (name, each), member in zip(kinds.items(), members, strict=True):
         if member is not UNSET:
             yield name, member, each
 

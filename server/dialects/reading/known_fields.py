@@ -92,7 +92,7 @@ _PLAIN = msgspec.inspect.type_info(bool | int)
 _LONGEST = 1 + max(len(value) for values in _NEUTRAL.values() for value in values)
 
 
-class BodyReader(Generic[_Body]):
+class FieldsReader(Generic[_Body]):
     """Reads the JSON bodies of one route, or objects in them."""
 
     def __init__(self, body: type[_Body]) -> None:
@@ -106,7 +106,8 @@ class BodyReader(Generic[_Body]):
         self._foreign = msgspec.json.Decoder(msgspec.defstruct("Foreign", foreign))
 
     def read(self, body: bytes | msgspec.Raw, field: str | None = None) -> _Body:
-        """Raises MalformedBody and InvalidRequest. `field` is the name of the object, None for the whole body.
+        """The fields of a body. `field` is the name of the object, None for the whole body. Raises MalformedBody and
+        InvalidRequest.
 
         A large body has been through `check_large` before.
         """

@@ -1,10 +1,11 @@
 """The fields that say which rows an answer has, by the names of OpenAI, TEI, vLLM, Voyage, Jina and Mixedbread.
 
 `read_form` says how rows are written, `read_dimensions` and `read_normalize` which numbers they have, and
-`read_on_error` what stands for an input that can't be embedded. Several names of one option may be given
+`read_allows_errors` what stands for an input that can't be embedded. Several names of one option may be given
 together if they agree.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -19,11 +20,9 @@ _FORMATS: dict[str, tuple[Encoding | None, DType | None]] = {
 }
 _DTYPES = {"float": DType.FLOAT32, **{dtype.value: dtype for dtype in DType}}  # float is Voyage's and Cohere's word
 _ENDIANNESS = {"native": Endianness.LITTLE, **{order.value: order for order in Endianness}}
-FORMAT_WORDS, DTYPE_WORDS, ENDIANNESS_WORDS = (
-    tuple(_FORMATS),
-    tuple(_DTYPES),
-    tuple(_ENDIANNESS),
-)  # for the OpenAPI page
+FORMAT_WORDS = tuple(_FORMATS)  # for the OpenAPI page, as the next three
+DTYPE_WORDS = tuple(_DTYPES)
+ENDIANNESS_WORDS = tuple(_ENDIANNESS)
 LISTED_WORDS = frozenset(name for name, (encoding, _) in _FORMATS.items() if encoding not in BYTES)
 _Value = TypeVar("_Value")
 _HAVE_NAN = frozenset((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16))
@@ -44,13 +43,15 @@ def read_form(
             beside = {"embedding_type": embedding_type, "endianness": endianness, **dtypes}
             return _read_several(encoding_format, beside)
         encoding_format = encoding_format[0]
-    encoding, dtype = _read_format(encoding_format, "encoding_format")
+    encoding, dtype = None, None
+    if encoding_format is not None:
+        encoding, dtype = _one_of(_FORMATS, encoding_format, "encoding_format")
     if embedding_type is not None:
         encoding, dtype = _with_jinas(embedding_type, encoding, dtype)
     for field, name in dtypes.items():
         if name is not None:
-            dtype = _same(dtype, read_dtype(name, field), field)
-    order = Endianness.LITTLE if endianness is None else _read_endianness(endianness)
+            dtype = _agreed(dtype, read_dtype(name, field), field)
+    order = Endianness.LITTLE if endianness is None else _one_of(_ENDIANNESS, endianness, "endianness")
     if encoding is None and dtype is None and order is Endianness.LITTLE:
         return FLOATS
     container = Container.RAW if encoding in BYTES else Container.JSON
@@ -58,18 +59,14 @@ def read_form(
 
 
 def read_dtype(name: str, field: str) -> DType:
-    """Raises InvalidRequest."""
-    if name not in _DTYPES:
-        raise InvalidRequest(f"{field} must be one of {', '.join(_DTYPES)}", param=field)
-    return _DTYPES[name]
+    """The type of this name. Raises InvalidRequest."""
+    return _one_of(_DTYPES, name, field)
 
 
-def _read_format(name: str | None, field: str) -> tuple[Encoding | None, DType | None]:
-    if name is None:
-        return None, None
-    if name not in _FORMATS:
-        raise InvalidRequest(f"{field} must be one of {', '.join(_FORMATS)}", param=field)
-    return _FORMATS[name]
+def _one_of(table: Mapping[str, _Value], name: str, field: str) -> _Value:
+    if name not in table:
+        raise InvalidRequest(f"{field} must be one of {', '.join(table)}", param=field)
+    return table[name]
 
 
 def _check_list(names: tuple[str, ...]) -> None:
@@ -91,24 +88,18 @@ def _read_several(names: tuple[str, ...], beside: dict[str, str | None]) -> RowF
     return RowForm(several=tuple((name, read_form(name)) for name in dict.fromkeys(names)))
 
 
-def _read_endianness(name: str) -> Endianness:
-    if name not in _ENDIANNESS:
-        raise InvalidRequest(f"endianness must be one of {', '.join(_ENDIANNESS)}", param="endianness")
-    return _ENDIANNESS[name]
-
-
 def _with_jinas(name: str, encoding: Encoding | None, dtype: DType | None) -> tuple[Encoding | None, DType | None]:
     """`float` is taken for a type here: SDKs put `encoding_format: base64` beside it unasked."""
     field = "embedding_type"
     if name == "float":
-        return encoding, _same(dtype, DType.FLOAT32, field)
-    other_encoding, other_dtype = _read_format(name, field)
+        return encoding, _agreed(dtype, DType.FLOAT32, field)
+    other_encoding, other_dtype = _one_of(_FORMATS, name, field)
     if other_encoding is not None and encoding not in (None, other_encoding):
         raise InvalidRequest("embedding_type and encoding_format ask for different encodings", param=field)
-    return encoding or other_encoding, dtype if other_dtype is None else _same(dtype, other_dtype, field)
+    return encoding or other_encoding, dtype if other_dtype is None else _agreed(dtype, other_dtype, field)
 
 
-def _same(dtype: DType | None, other: DType, field: str) -> DType:
+def _agreed(dtype: DType | None, other: DType, field: str) -> DType:
     if dtype not in (None, other):
         raise InvalidRequest(f"{field} asks for another type than the field beside it", param=field)
     return other
@@ -127,7 +118,7 @@ def read_one(**values: _Value | None) -> _Value | None:
 
 
 def read_dimensions(wanted: int | None, own: int, *, field: str = "dimensions") -> int | None:
-    """Raises InvalidRequest."""
+    """The number of dimensions that is asked for, None if none is. Raises InvalidRequest."""
     if wanted is not None and not 1 <= wanted <= own:
         raise InvalidRequest(f"{field} must be from 1 to {own} for this model", param=field)
     return wanted
@@ -138,12 +129,10 @@ def read_output_dimension(dimensions: int | None, output_dimension: int | None, 
 
     Raises InvalidRequest.
     """
-    dimensions = dimensions or None
     if output_dimension is None:
-        return read_dimensions(dimensions, own)
-    if dimensions is not None and dimensions != output_dimension:
-        raise InvalidRequest("output_dimension differs from dimensions", param="output_dimension")
-    return read_dimensions(output_dimension, own, field="output_dimension")
+        return read_dimensions(dimensions or None, own)
+    wanted = read_one(dimensions=dimensions or None, output_dimension=output_dimension)
+    return read_dimensions(wanted, own, field="output_dimension")
 
 
 def read_normalize(normalize: bool | None, normalized: bool | None, use_activation: bool | None) -> bool | None:
@@ -153,15 +142,15 @@ def read_normalize(normalize: bool | None, normalized: bool | None, use_activati
     return read_one(normalize=normalize, normalized=normalized, use_activation=use_activation)
 
 
-def read_on_error(wanted: str | None, call: Call, *, are_ragged: bool = False) -> bool:
-    """Whether a wrong input has an error of its own and null for its row; NaN in answers of rows alone, and no rows of
-    tokens where these `are_ragged`. The call's form must be set. Raises InvalidRequest.
+def read_allows_errors(wanted: str | None, call: Call, *, are_ragged: bool = False) -> bool:
+    """Whether a wrong input fails alone: with an error of its own, and null (or NaN among raw numbers, or no rows of
+    tokens if `are_ragged`) in place of its row. The call's form must be set. Raises InvalidRequest.
     """
     if wanted is None or wanted == "fail":
         return False
     if wanted != "null":
         raise InvalidRequest("on_error must be fail or null", param="on_error")
-    if call.form and call.form.has_rows_alone and call.form.dtype not in _HAVE_NAN and not are_ragged:
+    if call.form.has_rows_alone and call.form.dtype not in _HAVE_NAN and not are_ragged:
         raise InvalidRequest(
             f"on_error can't be null with raw {call.form.dtype.value}, which has no number for a wrong input",
             param="on_error",

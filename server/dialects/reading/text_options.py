@@ -17,7 +17,6 @@ from typing import TypedDict
 import msgspec
 
 from engine.types import OutputKind
-from server.dialects.reading.inputs import Inputs
 from server.dialects.reading.json_body import WORDS
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
@@ -34,10 +33,26 @@ _DIRECTIONS = {
 DIRECTION_WORDS = tuple(_DIRECTIONS)  # for the OpenAPI page
 _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RIGHT}  # Cohere names what is cut off
 END_WORDS = tuple(_ENDS)  # for the OpenAPI page
-_NOT_GIVEN = (None,) * 6
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
 _CHUNKINGS = {"truncate": Chunking.NONE, "chunk_average": Chunking.WINDOWS}
 LONG_TEXT_WORDS = tuple(_CHUNKINGS)  # for the OpenAPI page
+_MAX_CHARS_PER_TOKEN = 8  # of a literal prompt; more would leave no room for the text
+_NEWEST = "latest"  # what Ollama's clients have behind a name
+_PURPOSES = {
+    "query": Purpose.QUERY,
+    "search_query": Purpose.QUERY,
+    "retrieval.query": Purpose.QUERY,
+    "document": Purpose.DOCUMENT,
+    "passage": Purpose.DOCUMENT,
+    "search_document": Purpose.DOCUMENT,
+    "retrieval.passage": Purpose.DOCUMENT,
+    "classification": Purpose.CLASSIFICATION,
+    "clustering": Purpose.CLUSTERING,
+    "separation": Purpose.CLUSTERING,
+    "text-matching": Purpose.SIMILARITY,
+}
+_SIDES = (Purpose.QUERY, Purpose.DOCUMENT)
+PROMPT_FIELDS = ("prompt_name", "prompt", "input_type", "task")
 
 
 class TruncationFields(msgspec.Struct, kw_only=True):
@@ -62,13 +77,14 @@ def read_cut(fields: TruncationFields, model: ServedModel) -> Cut:
     """The end that is cut off, if any, and the most tokens of each text, special ones included; None = as many as the
     model takes. Raises InvalidRequest."""
     sides = fields.truncation_direction, fields.truncation_side
-    if (fields.truncate, fields.truncation, *sides, fields.truncate_prompt_tokens, fields.max_tokens) == _NOT_GIVEN:
+    given = (fields.truncate, fields.truncation, *sides, fields.truncate_prompt_tokens, fields.max_tokens)
+    if given.count(None) == len(given):
         return {"truncation": model.truncation, "max_tokens": None}  # nearly always
     return {"truncation": _truncation(fields, model), "max_tokens": _max_tokens(fields, model)}
 
 
 def _truncation(fields: TruncationFields, model: ServedModel) -> Truncation:
-    """Raises InvalidRequest."""
+    """The end that is cut off. Raises InvalidRequest."""
     asked, wanted, direction = fields.truncate_prompt_tokens, fields.truncate, _direction(fields)
     if wanted is None:
         wanted = fields.truncation
@@ -86,7 +102,7 @@ def _truncation(fields: TruncationFields, model: ServedModel) -> Truncation:
 
 
 def _max_tokens(fields: TruncationFields, model: ServedModel) -> int | None:
-    """Raises InvalidRequest."""
+    """The most tokens of each text; None = as many as the model takes. Raises InvalidRequest."""
     asked, limit = fields.truncate_prompt_tokens, fields.max_tokens
     if asked is None:
         if limit is not None and limit < 1:
@@ -105,7 +121,7 @@ def _max_tokens(fields: TruncationFields, model: ServedModel) -> int | None:
 
 
 def _direction(fields: TruncationFields) -> Truncation | None:
-    """Raises InvalidRequest."""
+    """The end that either field names, None if none is given. Raises InvalidRequest."""
     if fields.truncation_direction is None and fields.truncation_side is None:
         return None
     name, word = "truncation_direction", fields.truncation_direction
@@ -140,7 +156,8 @@ def read_chunking(
     are_texts: bool,
     allows_errors: bool,
 ) -> Chunking:
-    """Raises InvalidRequest and UnsupportedTask, naming the field. `are_texts` is False for token ids and chats."""
+    """How sequences are made of the texts. `are_texts` is False for token ids and chats. Raises InvalidRequest and
+    UnsupportedTask, naming the field."""
     if long_text is None and not late_chunking:
         return Chunking.NONE  # nearly always
     field, chunking = ("late_chunking", Chunking.LATE) if late_chunking else ("long_text", _read_word(long_text))
@@ -163,26 +180,6 @@ def _read_word(word: str | None) -> Chunking:
     return _CHUNKINGS[word]
 
 
-_MAX_CHARS_PER_TOKEN = 8  # of a literal prompt; more would leave no room for the text
-
-_NEWEST = "latest"  # what Ollama's clients have behind a name
-_PURPOSES = {
-    "query": Purpose.QUERY,
-    "search_query": Purpose.QUERY,
-    "retrieval.query": Purpose.QUERY,
-    "document": Purpose.DOCUMENT,
-    "passage": Purpose.DOCUMENT,
-    "search_document": Purpose.DOCUMENT,
-    "retrieval.passage": Purpose.DOCUMENT,
-    "classification": Purpose.CLASSIFICATION,
-    "clustering": Purpose.CLUSTERING,
-    "separation": Purpose.CLUSTERING,
-    "text-matching": Purpose.SIMILARITY,
-}
-_SIDES = (Purpose.QUERY, Purpose.DOCUMENT)
-PROMPT_FIELDS = ("prompt_name", "prompt", "input_type", "task")
-
-
 class PromptFields(TruncationFields, kw_only=True):
     """How texts become tokens."""
 
@@ -199,7 +196,7 @@ def purpose_words(model: ServedModel) -> list[str]:
 
 
 def side_words() -> list[str]:
-    """The words that they may be where they say on which side of a search the texts are."""
+    """The words for queries and documents."""
     return [word for word, purpose in _PURPOSES.items() if purpose in _SIDES]
 
 
@@ -208,10 +205,29 @@ def max_prompt_chars(model: ServedModel) -> int:
     return _MAX_CHARS_PER_TOKEN * model.max_seqlen
 
 
-def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name: str | None = None) -> str:
-    """The prompt before each text. `name` is the request's `model`.
+class Prompts(TypedDict, total=False):
+    """The way in which a request for rows says what goes before its texts, and which adapter computes them."""
 
-    `prompt` and `prompt_name` outrank the purpose, and fields the word behind the name. Raises InvalidRequest.
+    prompt: str
+    adapter: int
+
+
+NO_PROMPT: Prompts = {}
+
+
+def read_prompts(
+    fields: PromptFields, model: ServedModel, *, name: str | None = None, are_ids: bool = False
+) -> Prompts:
+    """The prompt and the adapter, as `read_prompt` and `read_adapter` choose them. Raises InvalidRequest."""
+    prompt = read_prompt(fields, model, name=name, are_ids=are_ids)
+    return {"prompt": prompt, "adapter": read_adapter(fields, model, name=name)}
+
+
+def read_prompt(fields: PromptFields, model: ServedModel, *, name: str | None = None, are_ids: bool = False) -> str:
+    """The prompt before each text. `name` is the request's `model`, `are_ids` whether token ids are among the items.
+
+    `prompt` and `prompt_name` go before `input_type` and `task`, and these before a word behind the model's name.
+    Raises InvalidRequest.
     """
     field, word = _purpose_word(fields, model, name)
     prompt = model.default_prompt if word is None else _for_word(word, model, field)
@@ -221,7 +237,7 @@ def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name
         if fields.prompt_name is not None:
             raise InvalidRequest("prompt can't be given with prompt_name", param="prompt")
         field, prompt = "prompt", _literal(fields.prompt, model)
-    if field and prompt and given.token_ids is not None and not model.decodes_ids:
+    if field and prompt and are_ids and not model.decodes_ids:
         raise InvalidRequest(f"{field} can't be given with token ids, which are used as they are", param=field)
     return prompt
 
@@ -292,14 +308,14 @@ def _for_word(word: str, model: ServedModel, field: str) -> str:
 
 
 def _named(name: str, model: ServedModel) -> str:
-    """Raises InvalidRequest."""
+    """The model's own prompt of this name. Raises InvalidRequest."""
     if name not in model.prompts:
         raise InvalidRequest(f"prompt_name is not one of the model's prompts ({_names(model)})", param="prompt_name")
     return model.prompts[name]
 
 
 def _literal(prompt: str, model: ServedModel) -> str:
-    """Raises InvalidRequest."""
+    """The prompt, if it is not too long. Raises InvalidRequest."""
     max_chars = max_prompt_chars(model)
     if len(prompt) > max_chars:
         raise InvalidRequest(f"prompt has more than {max_chars} characters", param="prompt")

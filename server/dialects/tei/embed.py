@@ -15,15 +15,14 @@ import numpy as np
 from engine.types import OutputKind
 from server.dialects.reading.inputs import TEXT_LIST, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.row_options import read_dimensions, read_form, read_on_error
+from server.dialects.reading.known_fields import FieldsReader
+from server.dialects.reading.row_options import read_allows_errors, read_dimensions, read_form
 from server.dialects.reading.text_options import (
     PromptFields,
-    read_adapter,
     read_chunking,
     read_cut,
     read_is_query,
-    read_prompt,
+    read_prompts,
 )
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import (
@@ -99,10 +98,10 @@ class SimilarityBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_EMBED = BodyReader(EmbedBody)
-_EMBED_ALL = BodyReader(EmbedAllBody)
-_SIMILARITY = BodyReader(SimilarityBody)
-_PARAMETERS = BodyReader(PromptFields)
+_EMBED = FieldsReader(EmbedBody)
+_EMBED_ALL = FieldsReader(EmbedAllBody)
+_SIMILARITY = FieldsReader(SimilarityBody)
+_PARAMETERS = FieldsReader(PromptFields)
 _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 
 
@@ -110,7 +109,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed. As all decoders here raises RequestError, naming the field or index."""
     fields = _EMBED.read(body)
     call.set_form(_read_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
-    allows_errors = read_on_error(fields.on_error, call)
+    allows_errors = read_allows_errors(fields.on_error, call)
     request = read_request(call, fields, may_be_empty=allows_errors)
     return replace(
         request,
@@ -127,7 +126,7 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed_all."""
     fields = _EMBED_ALL.read(body)
     call.set_form(_read_form(fields), offers=RAGGED_ONLY)
-    allows_errors = read_on_error(fields.on_error, call, are_ragged=True)
+    allows_errors = read_allows_errors(fields.on_error, call, are_ragged=True)
     request = replace(read_request(call, fields, may_be_empty=allows_errors), allows_errors=allows_errors)
     name = call.models.asked_name(fields.model)
     return for_tokens(request, is_query=lambda: read_is_query(fields, request.model, name=name))
@@ -173,8 +172,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
     return EmbedRequest(
         **call.common(model),
         texts=[inputs.source_sentence, *(given.texts or ())],
-        prompt=read_prompt(parameters, given, model, name=call.models.asked_name(fields.model)),
-        adapter=read_adapter(parameters, model, name=call.models.asked_name(fields.model)),
+        **read_prompts(parameters, model, name=call.models.asked_name(fields.model)),
         **read_cut(parameters, model),
         normalize=True,
         field="inputs.sentences",
@@ -184,7 +182,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Write rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
-    form, ranges, timing = call.form or FLOATS, request.ranges, timing_headers(call.trace)
+    form, ranges, timing = call.form, request.ranges, timing_headers(call.trace)
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
     own = [*headers(embedded, form, ranges), *timing]
@@ -196,10 +194,10 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
 async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Write rows of tokens."""
     timing = timing_headers(call.trace)
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await ragged_answer(embedded, call.form, beside=timing)
-    form = call.form or FLOATS
-    return Answer(200, [*headers(embedded, form), *timing], await as_list_of(token_rows_by_item(embedded, form)))
+    own = [*headers(embedded, call.form), *timing]
+    return Answer(200, own, await as_list_of(token_rows_by_item(embedded, call.form)))
 
 
 async def token_rows_by_item(embedded: Embedded, form: RowForm = FLOATS) -> AsyncIterator[bytes | bytearray]:
@@ -269,11 +267,11 @@ class SparseEntry(msgspec.Struct):
     value: float
 
 
-_EMBED_SPARSE = BodyReader(InputsBody)
+_EMBED_SPARSE = FieldsReader(InputsBody)
 
 
 def decode_embed_sparse(call: Call, body: bytes) -> EmbedRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _EMBED_SPARSE.read(body)
     request = read_request(call, fields)
     call.set_form(offers=RAGGED_ONLY)
@@ -295,7 +293,7 @@ def for_sparse(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
 async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
     return Answer(200, [*headers(embedded), *timing], await as_list_of(sparse_by_item(embedded)))
 
@@ -364,12 +362,12 @@ class HybridItem(msgspec.Struct):
     multi_vector: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 
-_EMBED_HYBRID = BodyReader(EmbedHybridBody)
+_EMBED_HYBRID = FieldsReader(EmbedHybridBody)
 _KIND_NAMES = msgspec.json.Decoder(list[str])
 
 
 def decode_embed_hybrid(call: Call, body: bytes) -> EmbedRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _EMBED_HYBRID.read(body)
     request = read_request(call, fields)
     call.form = FLOATS

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import read_texts_or_pairs
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.text_options import TruncationFields, read_cut
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import ROWS, as_list, headers, rows_alone
@@ -36,11 +36,11 @@ class PredictBody(TruncationFields, kw_only=True):
     model: str | None = None  # ours
 
 
-_BODY = BodyReader(PredictBody)
+_BODY = FieldsReader(PredictBody)
 
 
 def decode(call: Call, body: bytes) -> ClassifyRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
@@ -67,7 +67,7 @@ def prompt_for(model: ServedModel) -> str:
 async def encode(call: Call, request: ClassifyRequest, scored: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(scored, call.form, beside=timing)
     items = await predictions(scored.rows, labels_of(request.model, scored.rows.shape[1]))
     content = items[0] if request.is_single else as_list(items)

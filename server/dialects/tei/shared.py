@@ -10,7 +10,7 @@ import msgspec
 
 from server.dialects.error_shapes import ERROR_NAMES
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
+from server.dialects.reading.text_options import PromptFields, read_cut, read_prompts
 from server.dialects.route import Answer, Call, Headers, error_answer
 from server.requests import errors
 from server.requests.errors import RequestError
@@ -35,8 +35,7 @@ def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) 
         **call.common(model),
         texts=given.texts,
         token_ids=given.token_ids,
-        prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
-        adapter=read_adapter(fields, model, name=call.models.asked_name(fields.model)),
+        **read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=given.token_ids is not None),
         **read_cut(fields, model),
         field="inputs",
         is_single=given.is_single,

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.text_options import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route, json_answer
 from server.dialects.row_answers import as_list
@@ -46,8 +46,8 @@ class TokenInText(msgspec.Struct):
     stop: int | None
 
 
-_TOKENIZE = BodyReader(TokenizeBody)
-_DECODE = BodyReader(DecodeBody)
+_TOKENIZE = FieldsReader(TokenizeBody)
+_DECODE = FieldsReader(DecodeBody)
 
 
 def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
@@ -59,7 +59,7 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     return TokenizeRequest(
         **call.common(model),
         texts=given.texts or (),
-        prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), given, model, name=name),
+        prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), model, name=name),
         add_special_tokens=fields.add_special_tokens,
         is_single=given.is_single,
     )

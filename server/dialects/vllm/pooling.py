@@ -1,7 +1,7 @@
 """vLLM's /pooling: what the model computes for each text, or for each of its tokens, by the name of a task.
 
 Raw rows of tokens have vLLM's layout, one item after the other, if the body asks for bytes, so that vLLM's clients can
-read them. If only the `accept` header asks for them they have ours, with offsets, see writing/rows.py.
+read them. If only the `accept` header asks for them they have ours, with offsets, see row_answers.py.
 """
 
 from collections.abc import AsyncIterator
@@ -15,8 +15,9 @@ import pybase64
 from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
 from server.dialects.error_shapes import error_fields
-from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.row_options import read_form, read_on_error
+from server.dialects.reading.chats import TextOrChatReader, read_items
+from server.dialects.reading.inputs import SCHEMA
+from server.dialects.reading.row_options import read_allows_errors, read_form
 from server.dialects.reading.text_options import PromptFields, read_adapter, read_cut, read_prompt
 from server.dialects.route import Answer, Call, Route
 from server.dialects.row_answers import (
@@ -25,17 +26,16 @@ from server.dialects.row_answers import (
     as_json,
     as_list,
     headers,
+    metadata_header,
     ragged_answer,
     rows_alone,
     rows_or_null,
 )
-from server.dialects.row_forms import FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, Encoding, RowForm
-from server.dialects.vllm.chat import TextOrChatReader, work_of
+from server.dialects.row_forms import RAGGED_ONLY, WITH_ROWS_ONLY, Encoding, RowForm
 from server.dialects.vllm.shared import (
     CommonFields,
     UsageWithCompletion,
     end_of_list,
-    metadata_header,
     start_of_list,
     vllm_error,
 )
@@ -94,39 +94,39 @@ class _Request:
 
 
 def decode(call: Call, body: bytes) -> _Request:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     outputs = _outputs(_BY_MODEL.get(model.task, "embed") if fields.task is None else fields.task, model)
     wanted = read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness)
     call.set_form(wanted, offers=RAGGED_ONLY if outputs & ROWS_OF_TOKENS else WITH_ROWS_ONLY)
-    allows_errors = _read_on_error(fields.on_error, call, outputs)
-    own: dict[str, Any] = {
-        **call.common(model),
-        "outputs": outputs,
-        **read_cut(fields, model),
-    }
-    prompt = ""
-    if chat is not None:
-        own |= work_of(chat, max_items=call.max_items)
-    else:
-        given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
-        own |= {"texts": given.texts, "token_ids": given.token_ids, "is_single": given.is_single}
-        own |= {"add_special_tokens": fields.add_special_tokens}
-        prompt = read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model))
+    allows_errors = _read_allows_errors(fields.on_error, call, outputs)
+    common, cut, name = call.common(model), read_cut(fields, model), call.models.asked_name(fields.model)
+    items, prompt = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors), ""
+    if chat is None:
+        prompt = read_prompt(PromptFields(), model, name=name, are_ids=items["token_ids"] is not None)
     if not outputs & _EMBEDDINGS:
-        return _Request(ClassifyRequest(raw_scores=fields.use_activation is False, **own), wanted)
-    adapter = read_adapter(PromptFields(), model, name=call.models.asked_name(fields.model))
+        raw_scores = fields.use_activation is False
+        return _Request(ClassifyRequest(**common, **cut, **items, outputs=outputs, raw_scores=raw_scores), wanted)
+    adapter = read_adapter(PromptFields(), model, name=name)
     by_model = model.normalize if outputs is OutputKind.TOKENS else None  # vLLM scales rows of tokens too
     normalize = by_model if fields.use_activation is None else fields.use_activation
-    return _Request(
-        EmbedRequest(prompt=prompt, adapter=adapter, normalize=normalize, allows_errors=allows_errors, **own), wanted
+    work = EmbedRequest(
+        **common,
+        **cut,
+        **items,
+        outputs=outputs,
+        prompt=prompt,
+        adapter=adapter,
+        normalize=normalize,
+        allows_errors=allows_errors,
     )
+    return _Request(work, wanted)
 
 
-def _read_on_error(wanted: str | None, call: Call, outputs: OutputKind) -> bool:
-    """Raises InvalidRequest."""
-    allows_errors = read_on_error(wanted, call)
+def _read_allows_errors(wanted: str | None, call: Call, outputs: OutputKind) -> bool:
+    """Whether a wrong input fails alone. Raises InvalidRequest."""
+    allows_errors = read_allows_errors(wanted, call)
     if allows_errors and outputs is not OutputKind.POOLED:
         raise InvalidRequest("on_error can be null only with the task embed", param="on_error")
     return allows_errors
@@ -165,7 +165,7 @@ async def encode(call: Call, request: _Request, embedded: Embedded) -> Answer:
 
 async def write_pooled(call: Call, model: ServedModel, embedded: Embedded, *, wanted: RowForm) -> Answer:
     """Writes the rows; `wanted` is the form by the body alone. Long work is done in slices. Raises InvalidRequest."""
-    form = call.form or FLOATS
+    form = call.form
     if form.has_rows_alone:
         return await _alone(call, model, embedded, wanted)
     values: AsyncIterator[bytes | bytearray]
@@ -193,7 +193,7 @@ async def _of_tokens(embedded: Embedded, form: RowForm) -> AsyncIterator[bytes |
 
 
 async def _alone(call: Call, model: ServedModel, embedded: Embedded, wanted: RowForm) -> Answer:
-    form = call.form or FLOATS
+    form = call.form
     if embedded.offsets is not None and wanted.encoding not in (Encoding.BYTES, Encoding.BYTES_ONLY):
         return await ragged_answer(embedded, form, beside=[])
     answer = await rows_alone(embedded, form)

@@ -9,7 +9,7 @@ import msgspec
 
 from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, is_given
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.text_options import read_cut
 from server.dialects.route import Answer, Call, Route, forms_of
 from server.dialects.row_answers import ROWS, as_list, headers, rows_alone
@@ -40,12 +40,12 @@ class ScoreBody(CommonFields, kw_only=True):
     instruction: str | None = None
 
 
-_BODY = BodyReader(ScoreBody)
+_BODY = FieldsReader(ScoreBody)
 BODIES = forms_of(ScoreBody, *_NAMES)
 
 
 def decode(call: Call, body: bytes) -> RerankRequest:
-    """Raises RequestError, naming the field or index."""
+    """The request of a body. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     queries_field, documents_field = _fields(fields)
@@ -65,8 +65,8 @@ def decode(call: Call, body: bytes) -> RerankRequest:
         raw_scores=fields.use_activation is False,
         instruction=fields.instruction,
         **read_cut(fields, model),
-        queries_field=queries_field,
-        documents_field=documents_field,
+        first_field=queries_field,
+        field=documents_field,
     )
 
 
@@ -84,7 +84,7 @@ def _fields(fields: ScoreBody) -> tuple[str, str]:
 async def encode(call: Call, request: RerankRequest, ranked: Ranked) -> Answer:
     """Scores in the request's order. Long work is done in slices, so that other requests run in between."""
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
-    if call.form and call.form.has_rows_alone:
+    if call.form.has_rows_alone:
         return await rows_alone(scores, call.form)
     items, time_slice = [], TimeSlice()
     for index, number in enumerate(numbers_as_json(ranked.scores)[1:-1].split(b",")):

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from server.dialects.reading.chats import ChatFields, TextOrChatReader, read_chats
 from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
-from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.known_fields import FieldsReader
 from server.dialects.reading.text_options import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route, json_answer
 from server.dialects.row_answers import as_list
-from server.dialects.vllm.chat import ChatFields, TextOrChatReader, read_chats
 from server.dialects.vllm.shared import vllm_error
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -37,7 +37,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 _TOKENIZE = TextOrChatReader(PromptBody, field="prompt")
-_DETOKENIZE = BodyReader(DetokenizeBody)
+_DETOKENIZE = FieldsReader(DetokenizeBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def decode_tokenize(call: Call, body: bytes) -> _Request:
     return _Request(
         **call.common(model),
         texts=given.texts or (),
-        prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
+        prompt=read_prompt(PromptFields(), model, name=call.models.asked_name(fields.model)),
         add_special_tokens=fields.add_special_tokens,
         field="prompt",
         is_single=given.is_single,

@@ -1,4 +1,4 @@
-"""Errors that stop a job. A fault of one row alone is no error: see rows.py."""
+"""Errors that stop a backfill. A row that fails alone is no error."""
 
 from typing import ClassVar
 

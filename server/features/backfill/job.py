@@ -180,7 +180,7 @@ def _refuse_out_inside_in(options: Options) -> None:
 
 
 def _claimed(options: Options) -> Files:
-    """Raises RefusedJob."""
+    """The files of OUT, claimed for this worker. Raises RefusedJob."""
     files = files_at(options.out)
     files.claim("{}-of-{}".format(*options.worker))
     return files

@@ -208,7 +208,7 @@ class Objects:
         pass
 
     def _asked(self, done: str, name: str, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Raises FileNotFoundError as it is; every store's library has errors of its own for the rest."""
+        """What the store answers. Raises FileNotFoundError as it is; libraries have errors of their own."""
         try:
             return ask(*arguments, **options)
         except FileNotFoundError:

@@ -79,7 +79,7 @@ def write(files: Files, plan: Plan, content: Content, put: Callable[[Content], N
 
 
 def _ids(content: Content, plan: Plan) -> pa.Array:
-    """Raises WrongIds. Types are looked at here, for Arrow would make 1 of 1.5."""
+    """The ids as a column. Raises WrongIds. Types are looked at here, for Arrow would make 1 of 1.5."""
     kind, words = (str, "texts") if plan.id_type.endswith("string") else (int, "whole numbers")
     place = next((place for place, key in enumerate(content.ids) if type(key) not in (kind, type(None))), None)
     if place is not None:

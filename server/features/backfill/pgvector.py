@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from psycopg import Cursor, Error, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway
+from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway, in_words
 from server.features.backfill.parts import Content
 from server.features.backfill.plan import Plan
 
@@ -212,7 +212,7 @@ class PgvectorSink:
 
 def _in_a_line(error: psycopg.Error) -> str:
     """The message of the server, or of the library, in one line."""
-    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+    return " ".join((error.diag.message_primary or "").split()) or in_words(error)
 
 
 def binary_copy(content: Content) -> Iterator[bytes]:

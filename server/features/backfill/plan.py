@@ -69,7 +69,7 @@ class Plan:
 
 
 def from_json(text: str) -> Plan:
-    """Raises ValueError, KeyError and TypeError for what is no manifest."""
+    """The plan of a manifest. Raises ValueError, KeyError and TypeError for what is no manifest."""
     fields = json.loads(text)
     job, _ = fields.pop("job"), fields.pop("num_rows")
     plan = Plan(**{**fields, "inputs": tuple(InputFile(**file) for file in fields["inputs"])})

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
-from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway
+from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway, in_words
 from server.features.backfill.parts import Content
 from server.features.backfill.plan import Plan
 
@@ -139,4 +139,4 @@ def _in_a_line(error: Exception) -> str:
     """The message of the server, or of the library, in one line."""
     if isinstance(error, UnexpectedResponse):
         return f"HTTP {error.status_code} {error.content[:200].decode(errors='replace')}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_words(error)

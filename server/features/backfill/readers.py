@@ -133,7 +133,7 @@ class ArrowRows:
 
 
 def _id_type(schema: Any, column: str, id_column: str | None) -> str:
-    """Raises BackfillError for a schema without these columns, or with others than texts and ids in them."""
+    """The type of the ids; "" if there are none. Raises BackfillError where columns lack, or have another type."""
     for name in filter(None, (column, id_column)):
         if schema.get_field_index(name) < 0:
             raise BackfillError(f"has no column {name}, or several: it has {', '.join(schema.names[:20])}")

@@ -71,7 +71,7 @@ def kind_of(out: str) -> str | None:
 
 
 def opened(out: str, table: str | None) -> Sink:
-    """Raises RefusedJob where its library is not installed, and where it can't be reached."""
+    """The database behind OUT. Raises RefusedJob where its library is not installed, and where it can't be reached."""
     kind = kind_of(out)
     assert kind is not None
     if importlib.util.find_spec(_LIBRARIES[kind]) is None:

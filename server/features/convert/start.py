@@ -55,7 +55,7 @@ def without_pickles(found: ResolvedModel, settings: Settings, *, progress: Progr
 
 
 def _cache_dir(folder: Path, names: str, settings: Settings) -> str:
-    """Raises ModelError where there is none."""
+    """The cache for the copy. Raises ModelError where there is none."""
     reason = "--compiled-cache is off" if settings.compiled_cache == "off" else "there is no cache of compiled models"
     try:
         cache_dir = cache_folder(settings.compiled_cache, os.environ)

@@ -8,7 +8,6 @@ https://github.com/huggingface/text-embeddings-inference, router/src/grpc/server
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -23,26 +22,15 @@ from server.dialects.reading.inputs import check_num_items
 from server.dialects.route import Call
 from server.dialects.tei.shared import tei_error, tei_message, timing_headers
 from server.features.grpc.method import Method, Reads
-from server.http.auth import Keys
-from server.http.body import BodyReader, decoded_bytes, to_hold
+from server.http.body import RequestBodies, decoded_bytes, to_hold
 from server.http.headers import read_options, request_id, request_ids
+from server.http.request import SharedByRequests
 from server.requests import errors
-from server.requests.admission import Admission
-from server.requests.concurrency import GAVE_WAY, InOrder, OpenRequest, OpenRequests, gave_way
-from server.requests.errors import (
-    ERRORS,
-    BodyTooSlow,
-    DeadlineExceeded,
-    EmptyInput,
-    EngineFailed,
-    RequestError,
-    stopping,
-)
-from server.requests.models import ServerState
-from server.requests.pipeline import Pipeline
+from server.requests.concurrency import GAVE_WAY, InOrder, OpenRequest, gave_way
+from server.requests.errors import BodyTooSlow, DeadlineExceeded, EmptyInput, RequestError, stopping
 from server.requests.row_memory import SMALL_BYTES, RequestContext
 from server.requests.time_slices import SharedSlice
-from server.requests.trace import CLIENT_LEFT, Trace
+from server.requests.trace import CLIENT_LEFT, Trace, failed
 from wire.vocabulary import RequestClass
 
 # fmt: off
@@ -74,8 +62,6 @@ ROW_BYTES = 1 << 20  # of the rows of such messages, and of the answers with the
 TOKEN_ROW_BYTES = 4 << 20
 
 Handler = Callable[[object, ServicerContext], Awaitable[None]]
-
-logger = logging.getLogger("embedline.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,35 +97,15 @@ class _Reading(NamedTuple):
 
 
 class Calls:
-    """Answers RPCs. `finished` gets the trace of every message that was answered or refused, or whose client left."""
+    """Answers RPCs, and reports every message that was answered or refused, or whose client left."""
 
-    def __init__(
-        self,
-        *,
-        state: ServerState,
-        admission: Admission,
-        pipeline: Pipeline,
-        bodies: BodyReader,
-        max_items: int,
-        keys: Keys,
-        finished: Callable[[Trace], None],
-    ) -> None:
-        self._state = state
-        self._admission = admission
-        self._pipeline = pipeline
-        self._bodies = bodies
-        self._max_items = max_items
-        self._keys = keys
-        self._finished = finished
+    def __init__(self, shared: SharedByRequests) -> None:
+        self._shared = shared
+        self._admission = shared.admission
         self._request_ids = request_ids()
         self._streams = set[InOrder[bytes, _Done]]()
         self._is_stopping = False
         self._slices = SharedSlice()  # in which messages of all streams begin, so that other requests run in between
-
-    @property
-    def streams(self) -> OpenRequests:
-        """The places of streams, those that `Calls` does not answer included."""
-        return self._admission.streams
 
     def handler(self, method: Method) -> Handler:
         """The handler that the library calls for each RPC of the method."""
@@ -234,8 +200,8 @@ class Calls:
         trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
         trace.num_body_bytes = len(message)
         try:
-            with _held(self._bodies.of(context.key), message, before=SMALL_BYTES):
-                parsed = [method.parsed(message, self._max_items)]
+            with _held(self._shared.bodies.of(context.key), message, before=SMALL_BYTES):
+                parsed = [method.parsed(message, self._shared.max_items)]
                 del message
                 answer = await self._answer(method, replace(call, trace=trace, context=context), parsed.pop())
             return _Done(trace, context, answer, None)
@@ -256,9 +222,8 @@ class Calls:
         trace, context = call.trace, call.context
         work = method.decode(call, message)
         del message  # the request has copies of its texts
-        if call.form is not None:
-            trace.encoding = context.encoding = call.form.label
-        result = await method.run(self._pipeline, work, trace)
+        trace.encoding = context.encoding = call.form.label
+        result = await method.run(self._shared.pipeline, work, trace)
         answer = await method.encode(call, work, result)
         trace.num_bytes = len(answer)
         context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer)))
@@ -266,16 +231,16 @@ class Calls:
 
     async def _read(self, method: Method, context: ServicerContext, reading: "_Reading") -> Any:
         """The message, or a list of all of them. Raises RequestError."""
-        trace, bodies = reading.trace, self._bodies.of(reading.key)
+        trace, bodies = reading.trace, self._shared.bodies.of(reading.key)
         began, messages, num_bytes = time.perf_counter(), list[Any](), 0
         while (data := await next_message(context, _MESSAGE_SECONDS, reading.opened)) is not None:
             reading.held.enter_context(_held(bodies, data, before=num_bytes))
             num_bytes += len(data)
             trace.num_body_bytes = num_bytes
-            messages.append(method.parsed(data, self._max_items))
+            messages.append(method.parsed(data, self._shared.max_items))
             if method.reads is Reads.ONE:
                 break
-            check_num_items(len(messages), "the stream", max_items=self._max_items)
+            check_num_items(len(messages), "the stream", max_items=self._shared.max_items)
         if not messages:
             raise EmptyInput("no message came", param="stream")
         reading.opened.let_in(reading.key)  # others were, while it waited
@@ -294,23 +259,23 @@ class Calls:
         opened: OpenRequest,
     ) -> Call:
         """Raises RequestError."""
-        trace.key = context.key = self._keys.check(trace.method, trace.route, headers)
+        trace.key = context.key = self._shared.keys.check(trace.method, trace.route, headers)
         opened.let_in(context.key)
         self._admission.unread.check(context.key)
-        models, options = self._state.models_or_not_ready(), read_options(headers)
+        models, options = self._shared.state.models_or_not_ready(), read_options(headers)
         if (name := headers.get(_MODEL)) is not None:
             models = models.named(name.decode("latin-1"))
         options = replace(options, deadline=min(deadline, options.deadline))
-        return Call(options, models, self._max_items, trace, tei_error, context)
+        return Call(options, models, self._shared.max_items, trace, tei_error, context)
 
     def _interrupted(self, trace: Trace, deadline: float) -> None:
         """Note in the trace that nobody waits for the answer any more."""
         if time.monotonic() >= deadline:
-            _note(DeadlineExceeded("the request's deadline passed"), trace)
-        elif self._state.draining:
-            _note(stopping(), trace)
+            failed(DeadlineExceeded("the request's deadline passed"), trace)
+        elif self._shared.state.draining:
+            failed(stopping(), trace)
         else:
-            trace.status, trace.error = CLIENT_LEFT, "ClientLeft"
+            trace.client_left()
 
     @contextlib.contextmanager
     def _reported(self, trace: Trace, context: RequestContext) -> Iterator[Trace]:
@@ -321,7 +286,7 @@ class Calls:
             context.release()
             trace.status = trace.status or CLIENT_LEFT
             trace.end()
-            self._finished(trace)
+            self._shared.finished(trace)
 
 
 async def next_message(context: ServicerContext, seconds: float, waiting: OpenRequest | None = None) -> bytes | None:
@@ -357,7 +322,7 @@ def initial_metadata(trace: Trace) -> tuple[tuple[str, str], ...]:
     return (*((name.decode(), value.decode()) for name, value in own), ("x-request-id", trace.request_id))
 
 
-def _held(bodies: BodyReader, data: bytes, *, before: int = 0) -> contextlib.AbstractContextManager[None]:
+def _held(bodies: RequestBodies, data: bytes, *, before: int = 0) -> contextlib.AbstractContextManager[None]:
     """Counts a message as what its texts take. Raises Overloaded, unless it is small with what came `before` it."""
     num_bytes = decoded_bytes(data)
     bodies.check(before + num_bytes, held=before)
@@ -375,16 +340,7 @@ def _max_open(method: Method, call: Call) -> int:
 
 def _failed(error: Exception, trace: Trace) -> Refusal:
     """The status of what failed; the trace says why."""
-    if not isinstance(error, RequestError):
-        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
-        error = EngineFailed("the server failed on this request")
-    _note(error, trace)
-    return refusal(error, trace.request_id)
-
-
-def _note(error: RequestError, trace: Trace) -> None:
-    """Statuses in the log and the metrics are those of HTTP."""
-    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
+    return refusal(failed(error, trace), trace.request_id)
 
 
 def refusal(error: RequestError, request_id: str) -> Refusal:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import Inputs, check_num_ids, check_num_items
 from server.dialects.reading.row_options import read_dimensions
-from server.dialects.reading.text_options import PromptFields, read_adapter, read_is_query, read_prompt
+from server.dialects.reading.text_options import PromptFields, read_is_query, read_prompt, read_prompts
 from server.dialects.route import Call
 from server.dialects.row_forms import RAW_FLOATS
 from server.dialects.tei.embed import for_sparse, for_tokens
@@ -22,7 +22,7 @@ from server.http.info import info as describe
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.embeddings import embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.models import ServerState
+from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.time_slices import steps
@@ -76,8 +76,7 @@ def _embed_request(call: Call, message: _Texts) -> EmbedRequest:
     return EmbedRequest(
         **call.common(model),
         texts=given.texts,
-        prompt=read_prompt(fields, given, model, name=call.models.asked_name(None)),
-        adapter=read_adapter(fields, model, name=call.models.asked_name(None)),
+        **read_prompts(fields, model, name=call.models.asked_name(None)),
         truncation=read_truncation(message),
         field="inputs",
         is_single=True,
@@ -121,10 +120,10 @@ def _token_rows(rows: NDArray[np.float32]) -> bytes:
     num_bytes = 4 * rows.shape[1]
     inner = head(_FLOATS, num_bytes)
     before = head(_ROW, len(inner) + num_bytes) + inner
-    written = np.empty((len(rows), len(before) + num_bytes), np.uint8)
-    written[:, : len(before)] = np.frombuffer(before, np.uint8)
-    written[:, len(before) :] = np.ascontiguousarray(rows, "<f4").view(np.uint8)
-    return written.tobytes()
+    messages = np.empty((len(rows), len(before) + num_bytes), np.uint8)
+    messages[:, : len(before)] = np.frombuffer(before, np.uint8)
+    messages[:, len(before) :] = np.ascontiguousarray(rows, "<f4").view(np.uint8)
+    return messages.tobytes()
 
 
 _EMBED_METHODS = (
@@ -164,7 +163,7 @@ def decode_tokenize(call: Call, message: tei_pb2.EncodeRequest) -> TokenizeReque
     return TokenizeRequest(
         **call.common(model),
         texts=given.texts or (),
-        prompt=read_prompt(fields, given, model),
+        prompt=read_prompt(fields, model),
         add_special_tokens=message.add_special_tokens,
         is_single=True,
     )
@@ -327,7 +326,7 @@ def _rerank_request(
         raw_scores=message.raw_scores,
         is_bounded=True,
         truncation=read_truncation(message),
-        documents_field="texts",
+        field="texts",
         has_texts=message.return_text,
     )
 
@@ -372,7 +371,7 @@ def _as_stream(method: Method) -> Method:
 METHODS = (*_ALSO_AS_STREAMS, *map(_as_stream, _ALSO_AS_STREAMS), RERANK, RERANK_STREAM)
 
 
-def info_method(state: ServerState) -> Method:
+def info_method(state: ModelsState) -> Method:
     """The method that describes the first model, if there are several."""
 
     async def run(pipeline: Pipeline, request: None, trace: Trace) -> dict[str, Any]:

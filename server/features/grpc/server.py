@@ -26,10 +26,11 @@ from server.features.grpc.methods import METHODS, info_method
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
 from server.http.auth import Keys
-from server.http.tls import contents, load
+from server.http.request import SharedByRequests
+from server.http.tls import contents, first_of, load
 from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, Unauthorized
-from server.requests.models import ServerState
+from server.requests.models import ModelsState
 from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError
 from wire.child import StartError
@@ -61,30 +62,31 @@ class GrpcServer(Part):
     def __init__(
         self,
         address: str,
-        calls: Calls,
+        shared: SharedByRequests,
         *,
-        state: ServerState,
-        keys: Keys,
-        max_message_bytes: int,
-        max_rpcs: int,
+        payload_limit: int,
+        max_concurrent_requests: int,
         max_connections: int,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """`address` is host:port of a port that other processes of this user may listen on too. `max_rpcs` of
-        a connection and `max_connections` are open at once; `calls` bounds those of each key. Without credentials
+        """`address` is host:port of a port that other processes of this user may listen on too. Of a
+        connection `max_concurrent_requests` are open at once; `Calls` bounds those of each key. Without credentials
         there is no TLS."""
         self._address = address
         self._credentials = credentials
-        self._calls = calls
-        self._health = Health(state)
+        self._calls = calls = Calls(shared)
+        self._health = Health(shared.state)
         self._server: Server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 1),
-                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_receive_message_length", payload_limit),
                 ("grpc.max_send_message_length", -1),  # the requests are limited, and so what they give
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE),
                 ("grpc.max_allowed_incoming_connections", max_connections),
-                ("grpc.max_concurrent_streams", max_rpcs),  # of a connection; a client's further RPCs wait there
+                (
+                    "grpc.max_concurrent_streams",
+                    max_concurrent_requests,
+                ),  # further RPCs wait at the client
                 ("grpc.http2.bdp_probe", 0),  # or up to 16 MiB of each stream would come before anybody reads them
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_MS),
@@ -92,8 +94,8 @@ class GrpcServer(Part):
             ),
         )
         add_HealthServicer_to_server(self._health, self._server)
-        add_ServerReflectionServicer_to_server(Reflection(keys, calls.streams), self._server)
-        self._server.add_generic_rpc_handlers(_handlers(calls, [*METHODS, info_method(state)]))
+        add_ServerReflectionServicer_to_server(Reflection(shared.keys, shared.admission.streams), self._server)
+        self._server.add_generic_rpc_handlers(_handlers(calls, [*METHODS, info_method(shared.state)]))
 
     async def start(self) -> None:
         """Listen, and begin to accept connections. Raises OSError."""
@@ -132,7 +134,7 @@ class Health(HealthServicer):
     Watchers are told of each change.
     """
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ModelsState) -> None:
         self._state = state
         self._next_change = asyncio.Event()
         self._has_ended = False
@@ -240,20 +242,8 @@ def server_credentials(certfile: str, keyfile: str | None, *, copies: Sequence[i
             logger.error("gRPC: %s; the certificate that was read before stays", error)
             return None
 
-    return grpc.dynamic_ssl_server_credentials(_first_certificate(certfile, keyfile, copies), renewed)
-
-
-def _first_certificate(
-    certfile: str, keyfile: str | None, copies: Sequence[int]
-) -> grpc.ServerCertificateConfiguration:
-    try:
-        return _read_certificate(certfile, keyfile)
-    except SettingsError as error:
-        if not copies:
-            raise
-        logger.error("gRPC: %s; the certificate that the server was started with is shown", error)
-        certfile, *keyfiles = (f"/proc/self/fd/{fd}" for fd in copies)
-        return _read_certificate(certfile, keyfiles[0] if keyfiles else None)
+    first = first_of(_read_certificate, (certfile, keyfile), copies, of="gRPC: ")
+    return grpc.dynamic_ssl_server_credentials(first, renewed)
 
 
 def _read_certificate(certfile: str, keyfile: str | None) -> grpc.ServerCertificateConfiguration:
@@ -274,22 +264,11 @@ def make_part(start: FeatureStart, shared: Shared) -> GrpcServer:
             )
         except SettingsError as error:  # the supervisor has read it; so it has changed since
             raise StartError(str(error)) from None
-    calls = Calls(
-        state=shared.state,
-        admission=shared.admission,
-        pipeline=shared.pipeline,
-        bodies=shared.bodies,
-        max_items=limits.max_client_batch_size,
-        keys=shared.keys,
-        finished=shared.finished,
-    )
     return GrpcServer(
         start.port,
-        calls,
-        state=shared.state,
-        keys=shared.keys,
-        max_message_bytes=limits.payload_limit,
-        max_rpcs=limits.max_concurrent_requests,
+        shared,
+        payload_limit=limits.payload_limit,
+        max_concurrent_requests=limits.max_concurrent_requests,
         max_connections=common.max_connections,
         credentials=certificate,
     )

@@ -26,7 +26,7 @@ from server.features.jobs.store.store import (
 )
 from server.features.jobs.types import NewRequest, QueueCounts, RequestView
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules
-from server.features.rpc import Call, Reply
+from server.features.rpc import Reply, RpcCall
 from server.requests.errors import RETRY_AFTER, Conflict, InvalidRequest, NotFound, NotReady, RequestError
 from wire.metrics import Recorder
 
@@ -140,7 +140,7 @@ class Documents:
 
 
 class Holdings:
-    """Shows what each API key holds, for operators: shown, and removed where a key does not do it itself.
+    """Shows operators what each API key holds, and removes it where the key's owner does not.
 
     No route of clients leads here: `embedline jobs` asks, by the socket that frontends have.
     """
@@ -181,11 +181,11 @@ class Holdings:
                 return found
 
 
-def answering(*calls: object) -> Callable[[Call], Awaitable[None]]:
+def answering(*calls: object) -> Callable[[RpcCall], Awaitable[None]]:
     """A function that answers a call by the method that has its name."""
     methods = {name: getattr(one, name) for one in calls for name in vars(type(one)) if not name.startswith("_")}
 
-    async def answer(call: Call) -> None:
+    async def answer(call: RpcCall) -> None:
         given = {**call.fields, "body": call.body} if call.body else call.fields
         try:
             found = await methods[call.what](call.owner, **given)

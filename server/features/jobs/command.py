@@ -34,7 +34,7 @@ def remove(
 
 
 async def _asked(folder: str, what: str, owner: str) -> dict[str, Any]:
-    """Raises SettingsError."""
+    """The value that the server of this folder answers. Raises SettingsError."""
     try:
         path = (Path(folder) / f"{CALLS_AT}{socket.gethostname()}").read_text()
     except OSError as error:

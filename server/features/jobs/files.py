@@ -115,7 +115,7 @@ class Objects:
             part.unlink(missing_ok=True)
 
     async def read(self, file_id: str, offset: int, count: int) -> bytes:
-        """Raises FileNotFoundError."""
+        """A part of the object. Raises FileNotFoundError."""
         size = int(await self._asked(self._filesystem.size, self._key(file_id)))
         if offset >= size:
             return b""
@@ -361,7 +361,7 @@ class Files:
         return _info(document) if document is not None and document.state == _READY else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[FileInfo]:
-        """Raises InvalidRequest where `after` is no file."""
+        """An owner's files behind `after`, the newest first. Raises InvalidRequest where `after` is no file."""
         if after is not None and await self._documents.get(owner, KIND, after) is None:
             raise InvalidRequest("after is not the id of a file", param="after")
         found: list[FileInfo] = []

@@ -29,8 +29,8 @@ class QueueGauges:
         self._store = store
         self._counts = QueueCounts((0,) * NUM_PRIORITIES, 0.0, 0, 0, 0, 0)
         self._read_at = time.monotonic()
-        self._is_old = Signal()
-        self._is_old.set()
+        self._changed = Signal()
+        self._changed.set()
         for priority in range(NUM_PRIORITIES):
             metrics.watch("embedline_jobs_queued", title, str(priority), level=partial(self._queued, priority))
         metrics.watch("embedline_jobs_oldest_age_seconds", title, level=self._oldest_age)
@@ -40,11 +40,11 @@ class QueueGauges:
 
     def changed(self) -> None:
         """Note that something was added, begun or ended."""
-        self._is_old.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await read_when_old(self._is_old, self._read, what="the queue")
+        await read_when_changed(self._changed, self._read, what="the queue")
 
     async def _read(self) -> None:
         self._counts = await self._store.counts(None)
@@ -66,8 +66,8 @@ class BatchGauges:
         self._documents = documents
         self._metrics = metrics
         self._open: Mapping[str, int] = dict.fromkeys(OPEN_STATUSES, 0)
-        self._is_old = Signal()
-        self._is_old.set()
+        self._changed = Signal()
+        self._changed.set()
         metrics.count("embedline_jobs_batch_faults_total", by=0)  # it is there before the first
         for status in OPEN_STATUSES:
             metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._number, status))
@@ -81,11 +81,11 @@ class BatchGauges:
             self._metrics.count("embedline_jobs_batches_total", after.status)
             if any(error.code == SERVER_FAULT for error in after.errors):
                 self._metrics.count("embedline_jobs_batch_faults_total")
-        self._is_old.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await read_when_old(self._is_old, self._read, what="the batches")
+        await read_when_changed(self._changed, self._read, what="the batches")
 
     async def _read(self) -> None:
         self._open = counts_of(await open_batches(self._documents), time.time()).open
@@ -94,11 +94,11 @@ class BatchGauges:
         return self._open[status]
 
 
-async def read_when_old(is_old: Signal, read: Callable[[], Awaitable[None]], *, what: str) -> None:
+async def read_when_changed(changed: Signal, read: Callable[[], Awaitable[None]], *, what: str) -> None:
     """Read numbers from the store after each change, with a pause between two looks. Until cancelled."""
     while True:
-        await is_old.wait(SHARED_SECONDS)
-        is_old.clear()
+        await changed.wait(SHARED_SECONDS)
+        changed.clear()
         try:
             await read()
         except StoreError as error:

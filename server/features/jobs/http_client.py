@@ -149,7 +149,7 @@ class SelfClient:
         Raises ConnectionLost, AnswerTooLarge, and Postponed: before the first attempt too where the server has no room
         and the request may not wait for it.
         """
-        own = [("x-embedline-class", "bulk"), ("x-embedline-jobs", self._secret), ("x-embedline-owner", queue.owner)]
+        own = [("x-embedline-class", "bulk"), ("x-api-key", f"{self._secret}.{queue.owner}")]
         sent = [*headers, *own, ("x-request-id", request_id)]
         attempts, lost, delay = 0, 0, retry.initial_delay_ms / 1000
         while True:

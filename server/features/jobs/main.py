@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from server.features.jobs.batches.batches import Batches, Expiry
@@ -71,22 +70,22 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
         metrics=child.metrics,
         changed=gauges.changed,
     )
-    addresses = AddressRules(allows_private=start.private_webhooks)
+    addresses = AddressRules(allows_private=start.flags.jobs_private_webhooks)
     sender = Sender(addresses, max_connections=MAX_PARALLEL, timeout_s=_WEBHOOK_SECONDS)
     webhooks = Outbox(
         requests,
         sender,
-        secrets=_secrets(start),
+        secrets=_secrets(start.flags.jobs_webhook_secrets),
         model_id="embedline",
         clock=time.time,
         counted=partial(child.metrics.count, "embedline_jobs_webhook_attempts_total"),
         changed=gauges.changed,
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
-    is_shared = start.redis is not None
+    is_shared = start.flags.jobs_redis is not None
     is_ready = bool((await child.request(ControlRequest.STATE))["ready"])  # so this process is started again
-    objects = await asyncio.to_thread(_objects, start, folder, checks=not is_ready)
-    files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared, objects=objects)
+    objects = await asyncio.to_thread(_objects, start.flags.jobs_files, folder, checks=not is_ready)
+    files = Files(folder.path / _FILES, store.documents, is_shared=is_shared, objects=objects)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
     holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
     batches = Batches(files, store.documents, ask=client.ask, saved=batch_gauges.saved, holder=holder)
@@ -95,7 +94,7 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
     holdings = Holdings(requests, files, batches)
     service = Service("jobs", answering(accepting, documents, holdings))
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
-    expiry = Expiry(store.documents, ttl=start.batch_ttl, clock=time.time)
+    expiry = Expiry(store.documents, ttl=start.flags.jobs_batch_ttl, clock=time.time)
     child.holds = lambda: {"running": runner.num_running}
     listener = socket.socket(fileno=start.listener_fd)
     await asyncio.to_thread(folder.note_socket, listener.getsockname())
@@ -113,24 +112,27 @@ async def _serve(child: Child, start: JobsStart, folder: Folder, store: Store) -
     await service.stop()
 
 
-def _objects(start: JobsStart, folder: Folder, *, checks: bool) -> Objects | None:
-    """checks  whether a store that is away is refused; later it only delays. Raises StartError."""
+def _objects(url: str | None, folder: Folder, *, checks: bool) -> Objects | None:
+    """The object store of --jobs-files. Raises StartError.
+
+    checks  whether one that is away is refused; later it only delays
+    """
     try:
-        objects = Objects(start.files) if start.files is not None else None
+        objects = Objects(url) if url is not None else None
         if objects is not None and checks:
             objects.check()
-        folder.check_files(start.files)  # a place that can't be used is not the folder's first
+        folder.check_files(url)  # a place that can't be used is not the folder's first
     except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None
     return objects
 
 
-def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:
+def _secrets(path: str | None) -> Callable[[], list[Secret]]:
     """The secrets that webhooks are signed with now. Raises StartError."""
-    if start.webhook_secrets is None:
+    if path is None:
         return list
     try:
-        return SecretFile(start.webhook_secrets).secrets
+        return SecretFile(path).secrets
     except SettingsError as error:
         raise StartError(str(error)) from None
 
@@ -160,20 +162,22 @@ async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
 
 
 async def _opened(start: JobsStart) -> tuple[Folder, Store]:
-    """Raises StartError."""
+    """The folder of --jobs and the store. Raises StartError."""
+    flags = start.flags
+    assert flags.jobs is not None
     try:
-        folder = await opened(start.folder, waits=start.waits_for_folder, is_shared=start.redis is not None)
+        folder = await opened(flags.jobs, waits=start.waits_for_folder, is_shared=flags.jobs_redis is not None)
         limits = StoreLimits(
-            quota_bytes=start.quota,
-            key_share=start.key_share,
-            result_ttl=start.result_ttl,
+            quota_bytes=flags.jobs_quota,
+            key_share=flags.jobs_key_share,
+            result_ttl=flags.jobs_result_ttl,
             delivery_lease=_WEBHOOK_LEASE,
         )
-        if start.redis is None:
+        if flags.jobs_redis is None:
             return folder, await open_sqlite(folder.path / _STORE, limits)
         from server.features.jobs.store.redis import open_redis  # its library is an extra
 
-        return folder, await open_redis(start.redis, limits, folder_id=folder.shared_id())
+        return folder, await open_redis(flags.jobs_redis, limits, folder_id=folder.shared_id())
     except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None
 

@@ -4,31 +4,21 @@ from server.features.jobs.feature import JOBS, JobsFlags
 from server.features.jobs.messages import JobsStart
 from server.settings.settings import Settings
 from server.supervisor.child import Need, Plan
-from server.supervisor.socket_folder import Sidecar
+from server.supervisor.socket_folder import FeatureSockets
 
 _SHARE = 4  # of --max-concurrent-requests, what jobs may have open at a time …
 _MAX_IN_FLIGHT = 128  # … and never more: enough to fill batches of single texts
 
 
-def plan(settings: Settings, sidecar: Sidecar) -> Plan:
+def plan(settings: Settings, sockets: FeatureSockets) -> Plan:
     """The process's folder may be another server's: once it was ready, requests that somebody waits for need no
     jobs."""
-    flags = settings.of(JobsFlags)
-    assert flags.jobs is not None
     start = JobsStart(
-        listener_fd=sidecar.calls.fd,
-        folder=flags.jobs,
-        redis=flags.jobs_redis,
-        files=flags.jobs_files,
+        listener_fd=sockets.calls.fd,
+        flags=settings.of(JobsFlags),
         waits_for_folder=settings.takeover,
-        quota=flags.jobs_quota,
-        result_ttl=flags.jobs_result_ttl,
-        batch_ttl=flags.jobs_batch_ttl,
-        key_share=flags.jobs_key_share,
-        webhook_secrets=flags.jobs_webhook_secrets,
-        private_webhooks=flags.jobs_private_webhooks,
-        http_path=sidecar.http.path,
-        secret=sidecar.secret,
+        http_path=sockets.http.path,
+        secret=sockets.secret,
         max_in_flight=max(1, min(_MAX_IN_FLIGHT, settings.max_concurrent_requests // _SHARE)),
     )
     return Plan(

@@ -6,7 +6,6 @@ not cost a frontend more than to answer it. All other routes of jobs, those of b
 here; the functions after them say what its OpenAPI page tells of each.
 """
 
-import hmac
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ from server.features.jobs.types import Status
 from server.features.rpc import Caller, Reply
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
-from server.http.auth import Authority
 from server.http.body import IS_HEAD, OWNER, ASGIApp
 from server.http.openapi import errors_of
 from server.http.request import HeaderList, PassOn, Read
@@ -117,7 +115,7 @@ class AsyncPredict:
         return self._answer if (method, path) == PLACE else None
 
     async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
-        """Raises RequestError; then nothing was accepted."""
+        """The id of a new request. Raises RequestError; then nothing was accepted."""
         by_name = dict(headers)
         if int(by_name.get(b"content-length", b"0")) > MAX_BODY_BYTES:
             raise _too_large()
@@ -129,7 +127,7 @@ class AsyncPredict:
 
 
 def _decode(body: bytes) -> AsyncPredictBody:
-    """Raises MalformedBody, InvalidRequest and PayloadTooLarge."""
+    """The fields of the body. Raises MalformedBody, InvalidRequest and PayloadTooLarge."""
     if len(body) > MAX_BODY_BYTES:
         raise _too_large()
     fields = parse(_BODY, body)
@@ -177,19 +175,6 @@ def _too_large() -> PayloadTooLarge:
     return PayloadTooLarge(f"the body has more than the {MAX_BODY_BYTES} bytes of an async request")
 
 
-def acting(secret: str) -> Authority:
-    """Requests of the jobs process carry the secret. It acts for the key that the accepted request had."""
-    expected = secret.encode()
-
-    def owner(headers: Mapping[bytes, bytes]) -> bytes | None:
-        given = headers.get(b"x-embedline-jobs")
-        if given is None:
-            return None
-        return headers.get(b"x-embedline-owner", b"") if hmac.compare_digest(given, expected) else b""
-
-    return owner
-
-
 class JobsPart(Part):
     """Passes requests on to the jobs process, and serves those that it sends itself."""
 
@@ -211,7 +196,7 @@ class JobsPart(Part):
 def make_part(start: FeatureStart, shared: Shared) -> JobsPart:
     """The part of jobs in a frontend."""
     assert start.process is not None
-    shared.keys.let_act(acting(start.process.secret))
+    shared.keys.let_act(start.process.secret)
     return JobsPart(Caller(start.process.path, JOBS.name), [socket.socket(fileno=start.process.listener_fd)])
 
 
@@ -369,10 +354,10 @@ def _of_batches(method: str, path: str) -> Schema:
     if path.endswith("/content"):
         bytes_there = {"schema": {"type": "string", "format": "binary"}}
         responses["200"] = {"description": "The bytes", "content": {"application/octet-stream": bytes_there}}
-    documented = {"parameters": _ids(path), "responses": responses}
+    operation = {"parameters": _ids(path), "responses": responses}
     if method == "POST" and "{" not in path:
-        documented["requestBody"] = {"required": True, "content": _FILE if path == "/v1/files" else _batch()}
-    return documented
+        operation["requestBody"] = {"required": True, "content": _FILE if path == "/v1/files" else _batch()}
+    return operation
 
 
 def _batch() -> Schema:

@@ -182,7 +182,7 @@ class Runner:
             await asyncio.sleep(_STORE_SECONDS)
 
     async def _outcome(self, claimed: Claimed) -> Finished:
-        """Raises Postponed."""
+        """The end of a request. Raises Postponed."""
         try:
             answer = await self._client.ask(
                 self._queues[claimed.owner],

@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    """Raises TypeError."""
+    """The JSON schema of a type of numpy's. Raises TypeError."""
     if isinstance(kind, type) and issubclass(kind, np.ndarray):
         return {"type": "array", "items": {}, "description": "numbers, or lists of equal lengths"}
     if isinstance(kind, type) and issubclass(kind, np.number | np.bool_):
@@ -223,7 +223,8 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 async def check_msgpack(body: bytes) -> None:
-    """Raises MalformedBody. The body may be no msgpack. Lets other runs go on meanwhile."""
+    """Refuse too many values and lists with MalformedBody, and let other runs go on meanwhile. The body may be no
+    msgpack."""
     if len(body) <= LARGE_BYTES:
         return
     time_slice, at, num_values, num_lists = TimeSlice(), 0, 0, 0

@@ -33,7 +33,7 @@ def load(file: str) -> dict[str, Pipeline[..., Any]]:
         for pipeline in found:
             _ = pipeline.graph
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise PipelinesUnusable(f"--pipelines {file}: {_place(error, path)}{_in_words(error)}") from None
+        raise PipelinesUnusable(f"--pipelines {file}: {_line_prefix(error, path)}{_in_words(error)}") from None
     if not found:
         raise PipelinesUnusable(f"--pipelines {file}: it has no pipeline; @pipeline makes one of a function")
     by_name = {pipeline.name: pipeline for pipeline in found}
@@ -42,7 +42,7 @@ def load(file: str) -> dict[str, Pipeline[..., Any]]:
     return by_name
 
 
-def _place(error: BaseException, path: Path) -> str:
+def _line_prefix(error: BaseException, path: Path) -> str:
     """The innermost line of the file that was being run; "" if none was."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"line {error.lineno}: "

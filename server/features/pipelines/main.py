@@ -23,7 +23,7 @@ from embedline.pipelines import InvalidInput, Pipeline, PipelineTimeout, StepFai
 from server.features.pipelines.bodies import Bodies, check_msgpack
 from server.features.pipelines.loading import PipelinesUnusable, load
 from server.features.pipelines.messages import Listed, PipelinesStart, Run
-from server.features.rpc import Call, Service
+from server.features.rpc import RpcCall, Service
 from server.requests.errors import (
     RETRY_AFTER,
     DeadlineExceeded,
@@ -92,22 +92,22 @@ class Runs:
         """The pipelines that this process has."""
         return [bodies.listed for _, bodies in self._pipelines.values()]
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: RpcCall) -> None:
         """Run what a call asks for. Raises RequestError.
 
         For a frontend one answer at a time is made and sent, so that large ones are not all in memory: it counts each
         as held before the next has come. Keys take turns.
         """
-        run = Run(owner=call.owner, body=call.take_body(), **call.fields)
+        asked = Run(owner=call.owner, body=call.take_body(), **call.fields)
         turns = self._turns.setdefault(call.connection, defaultdict(asyncio.Lock))
         try:
-            async with self.run(run) as body, turns[run.owner], turns[None]:
+            async with self.run(asked) as body, turns[asked.owner], turns[None]:
                 call.answer(None, await body())
                 await call.connection.drained()
         except RequestError:
             raise
         except Exception:
-            logger.exception("the pipeline %s failed because of a bug of the server", run.pipeline)
+            logger.exception("the pipeline %s failed because of a bug of the server", asked.pipeline)
             raise EngineFailed("the pipelines process failed on this run") from None
 
     @asynccontextmanager

@@ -4,10 +4,8 @@ POST is a route in front of FastAPI, which passes the body on as it is.
 """
 
 import asyncio
-import hmac
 import socket
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -21,8 +19,7 @@ from server.features.pipelines.messages import Listed, Run
 from server.features.rpc import Caller
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
-from server.http.auth import Authority, given_keys
-from server.http.body import ASGIApp, BodyReader
+from server.http.body import ASGIApp, RequestBodies
 from server.http.headers import read_options
 from server.http.http_server import HttpServer
 from server.http.openapi import errors_of
@@ -91,7 +88,7 @@ class PipelinesPart(Part):
     """Passes runs on to the pipelines process. The requests of their steps come in at a server of their own, which
     stops last: the runs that are open need it."""
 
-    def __init__(self, client: PipelinesClient, bodies: BodyReader, listener: socket.socket) -> None:
+    def __init__(self, client: PipelinesClient, bodies: RequestBodies, listener: socket.socket) -> None:
         self.passed_on = RunPipeline(client, bodies)
         self._client = client
         self._listener = listener
@@ -116,22 +113,9 @@ class PipelinesPart(Part):
 def make_part(start: FeatureStart, shared: Shared) -> PipelinesPart:
     """The part of pipelines in a frontend."""
     assert start.process is not None
-    shared.keys.let_act(acting(start.process.secret))
+    shared.keys.let_act(start.process.secret)
     client = PipelinesClient(start.process.path)
     return PipelinesPart(client, shared.bodies, socket.socket(fileno=start.process.listener_fd))
-
-
-def acting(secret: str) -> Authority:
-    """Requests of steps have the secret, a dot and the owner in place of a key: that of the run's request."""
-    expected = secret.encode()
-
-    def owner(headers: Mapping[bytes, bytes]) -> bytes | None:
-        for given, dot, owner in (key.partition(b".") for key in given_keys(headers)):
-            if dot and hmac.compare_digest(given, expected):
-                return owner
-        return None
-
-    return owner
 
 
 class RunPipeline:
@@ -139,7 +123,7 @@ class RunPipeline:
 
     route = PIPELINES.passed_on
 
-    def __init__(self, pipelines: PipelinesClient, bodies: BodyReader) -> None:
+    def __init__(self, pipelines: PipelinesClient, bodies: RequestBodies) -> None:
         self._pipelines = pipelines
         self._bodies = bodies
 
@@ -150,7 +134,7 @@ class RunPipeline:
         return partial(self._answer, path.removeprefix(_PREFIX))
 
     async def _answer(self, name: str, read: Read, headers: HeaderList, owner: str) -> Answer:
-        """Raises RequestError."""
+        """The answer of a run. Raises RequestError."""
         by_name = dict(headers)
         options = read_options(by_name)
         is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
@@ -176,13 +160,12 @@ def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None = None) 
         """It is answered in front of FastAPI, and stands here for the OpenAPI page."""
         raise AssertionError
 
-    of_listing, of_run = PIPELINES.routes.values()
     app.add_api_route(
-        "/pipelines", listing, methods=["GET"], summary=of_listing,
+        "/pipelines", listing, methods=["GET"], summary=PIPELINES.routes["GET", "/pipelines"],
         operation_id="get_pipelines", openapi_extra={"responses": _responses(NoSuchRoute)},
     )  # fmt: skip
     app.add_api_route(
-        PIPELINES.passed_on, unreached, methods=["POST"], summary=of_run,
+        PIPELINES.passed_on, unreached, methods=["POST"], summary=PIPELINES.routes["POST", PIPELINES.passed_on],
         operation_id="post_pipelines_name", openapi_extra=_run_operation(),
     )  # fmt: skip
 

@@ -186,7 +186,7 @@ class Worker:
         return Job(Options(**self._options))
 
     def _started(self) -> Child:
-        """Raises StartFailed. A GPU may still be taken by a server that has just ended."""
+        """The started server. Raises StartFailed. A GPU may still be taken by a server that has just ended."""
         deadline = time.monotonic() + self._start_seconds
         for num_left in reversed(range(_STARTS)):
             child = Child(self._config, self._arguments)
@@ -200,7 +200,8 @@ class Worker:
         raise AssertionError("the last try returns or raises")
 
     def _servers(self) -> "Servers":
-        """Raises StartFailed. Ray starts a worker that ended again, with what it was told last."""
+        """Its server, as a backfill asks it. Raises StartFailed. Ray starts a worker that ended again, with what it was
+        told last."""
         from embedline.client.preference import CancellationToken
         from server.features.backfill.servers import Servers
 
@@ -269,7 +270,7 @@ def _kept(headers: Any) -> list[tuple[bytes, bytes]]:
 
 
 async def _body(receive: _Receive) -> AsyncIterator[bytes]:
-    """Raises ConnectionError once the client is gone."""
+    """The pieces of a body. Raises ConnectionError once the client is gone."""
     while (message := await receive())["type"] == "http.request":
         yield message.get("body", b"")
         if not message.get("more_body", False):

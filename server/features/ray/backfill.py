@@ -65,7 +65,8 @@ class PlaceWait:
 
 
 class Workers:
-    """Ray places those that find room, now or later, and starts one that ends again, with the work that it had."""
+    """The workers of one backfill. Ray starts each as soon as the cluster has resources for it, and restarts one that
+    died with the shards it had."""
 
     def __init__(self, options: Options, config: RayConfig, token: CancellationToken) -> None:
         import ray
@@ -103,8 +104,8 @@ class Workers:
                 return Served(described["model"], described["dimensions"])
 
     def answers(self) -> Iterator[_Answer]:
-        """The answers of the next second: the shards that a worker was told, or none where it has started, and what it
-        says.
+        """Wait up to a second. Yields for each worker that answered the shards it was given (none if it has just
+        started), and its answer.
 
         Raises BackfillError where nothing is to be hoped for."""
         import ray
@@ -119,7 +120,7 @@ class Workers:
             self._place_wait.check(self._is_computing)
 
     def tell(self, shards: Sequence[int]) -> None:
-        """A worker that is free writes these."""
+        """Give these shards to a free worker."""
         actor = self._ready.pop()
         self._asked[actor.compute.remote(list(shards))] = actor, shards
 

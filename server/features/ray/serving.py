@@ -53,7 +53,7 @@ def serve(path: str) -> int:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # read by Ray as it is imported, here and in its processes
     import ray
-    from ray import serve
+    from ray import serve as ray_serve
 
     stop = threading.Event()
     ray.init(logging_level=logging.WARNING, log_to_driver=False, include_dashboard=False)
@@ -61,10 +61,10 @@ def serve(path: str) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())  # Ray has set its own
         options = {"runtime_env": {"env_vars": {name: os.environ[name] for name in ENVIRONMENT}}}
-        serve.start(http_options=_http(config), controller_options=options)
-        target = serve.RunTarget(application(config), name=APPLICATION)
-        serve.run_many([target], wait_for_applications_running=False)
-        problem = _wait(serve, stop, config.ray)
+        ray_serve.start(http_options=_http(config), controller_options=options)
+        target = ray_serve.RunTarget(application(config), name=APPLICATION)
+        ray_serve.run_many([target], wait_for_applications_running=False)
+        problem = _wait(ray_serve, stop, config.ray)
         if problem:
             print(f"embedline: {problem}", file=sys.stderr)
             return 1
@@ -72,7 +72,7 @@ def serve(path: str) -> int:
         stop.wait()
         return 0
     finally:
-        serve.shutdown()
+        ray_serve.shutdown()
         ray.shutdown()
 
 
@@ -132,7 +132,7 @@ def _http(config: RayConfig) -> dict[str, Any]:
 
 
 def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
-    """Waits until the application is ready or the signal comes; else returns why it is not."""
+    """Wait until the application is ready or the signal comes: "" in both cases, else why it is not ready."""
     seconds = settings.start_seconds * _STARTS + _DEPLOY_SECONDS
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -66,7 +66,7 @@ class RayConfig:
 
 
 def read_ray(path: str) -> RayConfig:
-    """Raises SettingsError that names the file and the key."""
+    """What the file sets. Raises SettingsError that names the file and the key."""
     server = read_config(path)
     for name, reason in _REFUSED.items():
         if name in server.values:

@@ -26,7 +26,7 @@ from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, Outp
 from server.commands.findings import aligned
 from server.commands.model_copies import clean_exit_on_sigterm
 from server.features.verify import library as references
-from server.features.verify.inputs import Inputs, inputs
+from server.features.verify.inputs import VerifyTexts, verify_texts
 from server.features.verify.library import Reference
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -51,11 +51,10 @@ _OUTPUTS = {
     Task.LATE_INTERACTION: OutputKind.MULTI_VECTOR,
 }
 # Compute type -> the least cosine of a row to the library's, and the largest difference over the largest value.
-_BARS = {"float32": (0.999999, 1e-4)}
-_BAR_OF_OTHERS = (0.99, 0.1)
-_BELOW = 1  # exit code
-_ENGINE, _QUANTIZATION = registry.FUSED, "fp8"
-_PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer quantized
+_LIMITS = {"float32": (0.999999, 1e-4)}
+_LIMITS_OF_OTHERS = (0.99, 0.1)
+_FAILED = 1  # exit code
+_QUANTIZATION = "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ def verify(settings: Settings, *, as_json: bool) -> int:
     _check_tokenizer(plan)
     verified = _verified(plan, settings)
     print(_as_json(plan, verified) if as_json else _as_text(plan, verified))
-    return 0 if verified.outcome.passed else _PLAIN_AGAIN
+    return 0 if verified.outcome.passed else _FAILED
 
 
 def _plan(model: ModelSettings, settings: Settings) -> ModelPlan:
@@ -95,10 +94,10 @@ def _plan(model: ModelSettings, settings: Settings) -> ModelPlan:
 
 
 def _asked(model: ModelSettings) -> ModelSettings:
-    """Raises SettingsError for what does not quantize so."""
-    if model.engine not in (registry.AUTO, _ENGINE):
-        raise SettingsError(f"--engine {model.engine} can't be verified with {_QUANTIZATION}; {_ENGINE} can")
-    return dataclasses.replace(model, engine=_ENGINE)
+    """The model on the engine that quantizes so. Raises SettingsError for another --engine."""
+    if model.engine not in (registry.AUTO, registry.FUSED):
+        raise SettingsError(f"--engine {model.engine} can't be verified with {_QUANTIZATION}; {registry.FUSED} can")
+    return dataclasses.replace(model, engine=registry.FUSED)
 
 
 def _check_tokenizer(plan: ModelPlan) -> None:
@@ -210,7 +209,7 @@ def _by_layer(names: Sequence[str]) -> Iterator[str]:
 
 
 def _served(plan: ModelPlan, num_quantized: int, num_layers: int) -> str:
-    on_cpu = f"--engine {_ENGINE} --devices cpu " if plan.devices.names[0] == "cpu" else ""
+    on_cpu = f"--engine {registry.FUSED} --devices cpu " if plan.devices.names[0] == "cpu" else ""
     flags = f"{on_cpu}--quantization {_QUANTIZATION}"
     if not num_quantized:
         return f"with plain weights, also with {flags}"
@@ -219,13 +218,14 @@ def _served(plan: ModelPlan, num_quantized: int, num_layers: int) -> str:
 
 
 def verify_by_library(plan: ModelPlan, settings: Settings, *, as_json: bool) -> int:
-    """Print how near they are; the exit code: 1 where that is below what the compute type lets one expect.
+    """Print how near the rows here are to the library's; the exit code: 1 where that is below what the compute type
+    lets one expect.
 
     Raises ModelError where it can't be found out.
     """
     if plan.engine == "fake":
         raise ModelError(f"there is nothing to verify {plan.name} against")
-    asked = inputs(plan)
+    asked = verify_texts(plan)
     rows, info = _our_rows(plan, settings, asked)
     reference = _of_our_class(plan, settings, asked) if plan.folder.is_translated else references.rows_of(plan, asked)
     found = _compare(rows, reference, info, asked.tokens)
@@ -248,17 +248,17 @@ def verify_by_library(plan: ModelPlan, settings: Settings, *, as_json: bool) -> 
         },
         "largest_difference": found.max_difference,
         "largest_value": found.max_value,
-        "limits": dict(zip(("cosine", "difference"), _bar(info), strict=True)),
+        "limits": dict(zip(("cosine", "difference"), _limits(info), strict=True)),
         "passed": found.passed,
     }
     lines = _lines(plan, info, found, reference, asked.longest)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-    return 0 if found.passed else _BELOW
+    return 0 if found.passed else _FAILED
 
 
 def _lines(plan: ModelPlan, info: ModelInfo, found: Agreement, reference: Reference, longest: str) -> Iterator[str]:
-    cosine, difference = _bar(info)
-    shown = {
+    cosine, difference = _limits(info)
+    facts = {
         "task": plan.folder.task,
         "engine": f"{info.engine} on {info.device} in {info.dtype}",
         "against": f"{reference.library}, in float32 on a CPU, one text at a time",
@@ -272,7 +272,7 @@ def _lines(plan: ModelPlan, info: ModelInfo, found: Agreement, reference: Refere
         "verdict": _verdict(found, reference),
     }
     yield plan.name
-    for label, value in shown.items():
+    for label, value in facts.items():
         yield aligned(label, value)
 
 
@@ -282,11 +282,11 @@ def _verdict(found: Agreement, reference: Reference) -> str:
     return "BELOW the limits" if reference.ids.passed else "OTHER token ids"
 
 
-def _bar(info: ModelInfo) -> tuple[float, float]:
-    return _BARS.get(info.dtype, _BAR_OF_OTHERS)
+def _limits(info: ModelInfo) -> tuple[float, float]:
+    return _LIMITS.get(info.dtype, _LIMITS_OF_OTHERS)
 
 
-def _of_our_class(plan: ModelPlan, settings: Settings, asked: Inputs) -> Reference:
+def _of_our_class(plan: ModelPlan, settings: Settings, asked: VerifyTexts) -> Reference:
     """The rows of a folder whose config.json has words of its own code. No library reads it, so the class that serves
     it does, one text at a time. Raises ModelError.
     """
@@ -306,7 +306,7 @@ def _of_our_class(plan: ModelPlan, settings: Settings, asked: Inputs) -> Referen
     )
 
 
-def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Array, ModelInfo]:
+def _our_rows(plan: ModelPlan, settings: Settings, asked: VerifyTexts) -> tuple[_Array, ModelInfo]:
     """One row a text, or a token; sparse ones spread over the vocabulary, embeddings scaled as they go out."""
     options = _options(plan, settings)
     engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=options)
@@ -318,8 +318,8 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Arra
     if output is OutputKind.SPARSE:
         parts = [Rows(_spread(rows, plan.folder.vocab_size)) for rows in parts]
     rows = np.concatenate([rows.values for rows in parts])
-    if asked.counts is not None:
-        rows = rows[asked.counts]
+    if asked.is_compared is not None:
+        rows = rows[asked.is_compared]
     if output is OutputKind.POOLED and engine.info.normalize:
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
     return rows, engine.info
@@ -367,7 +367,7 @@ def _compare(rows: _Array, reference: Reference, info: ModelInfo, tokens: Tokeni
     difference = float(np.abs(rows - expected).max())
     largest = float(np.abs(expected).max())
     cosines = _cosines(rows, expected) if rows.shape[1] > 1 else _cosines(rows.T, expected.T)
-    cosine, relative = _bar(info)
+    cosine, relative = _limits(info)
     dtype = info.dtype if info.dtype in TOLERANCE else "fp8"  # int8 is measured when it is made
     without_mean = agreement(rows, expected, dtype=dtype)
     return Agreement(

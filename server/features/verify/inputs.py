@@ -9,7 +9,7 @@ us.
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,13 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import LateInteraction, Task
 from engine.selftest.sample_ids import num_layer_parameters
 from engine.types import ModelError
-from server.requests.inputs import LETTER, frame_of
+from server.requests.given_ids import LETTER, surrounding_ids
 from server.requests.late_interaction import Lengths, counted, lengths, shaped
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.topology import tokenizer_spec
 from tokenizer_pool.config_files import TokenizerError
-from tokenizer_pool.messages import TokenizedPiece, Truncation
+from tokenizer_pool.messages import Truncation
+from tokenizer_pool.tasks import TokenizedPiece
 from tokenizer_pool.token_ids import TokenizedTexts, join
 from tokenizer_pool.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ _OF_TEMPLATE = 256  # tokens that a template takes at most; the library does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class VerifyTexts:
     """N texts, or pairs of them."""
 
     texts: Sequence[str]
@@ -42,10 +43,10 @@ class Inputs:
     num_queries: int = 0  # the first of the texts, of a late-interaction model
     longest: str  # how long the longest is, for people
     tokens: TokenizedTexts
-    counts: NDArray[np.bool_] | None = field(default=None)  # [T], of which tokens rows are compared; None = all
+    is_compared: NDArray[np.bool_] | None = None  # [T], of each token's row; None = all are
 
 
-def inputs(plan: ModelPlan) -> Inputs:
+def verify_texts(plan: ModelPlan) -> VerifyTexts:
     """The texts as requests for this model's task have them. Raises ModelError where no tokenizer can be used."""
     texts = list(gate_texts.texts())
     try:
@@ -65,13 +66,13 @@ def inputs(plan: ModelPlan) -> Inputs:
     prompt = folder.template.instruction if folder.template else plan.default_prompt
     side = plan.truncation or Truncation.RIGHT
     tokens = tokenizer.encode(texts, pair_texts=pair_texts, prompt=prompt, truncation=side)
-    return Inputs(texts=texts, pair_texts=pair_texts, tokens=join([tokens]), longest=long.note)
+    return VerifyTexts(texts=texts, pair_texts=pair_texts, tokens=join([tokens]), longest=long.note)
 
 
 def _queries_and_documents(
     plan: ModelPlan, late: LateInteraction, tokenizer: Tokenizer, texts: list[str], *, longest: str
-) -> Inputs:
-    """Half of them are queries."""
+) -> VerifyTexts:
+    """The first half of the texts are queries, the rest documents."""
     num_queries = len(texts) // 2
     prompts, max_seqlen = plan.folder.prompts, plan.folder.max_seqlen
     most = lengths(late, max_seqlen) or Lengths(max_seqlen, max_seqlen)
@@ -79,12 +80,17 @@ def _queries_and_documents(
         tokenizer.encode(texts[:num_queries], prompt=prompts.get("query", ""), max_tokens=most.query),
         tokenizer.encode(texts[num_queries:], prompt=prompts.get("document", ""), max_tokens=most.document),
     ]
-    num_leading = len(frame_of(tokenizer.details([LETTER]).tokens[0]).first) if late.marks_text_start else 1
+    num_leading = len(surrounding_ids(tokenizer.details([LETTER]).tokens[0]).before) if late.marks_text_start else 1
     tokens = asyncio.run(
         shaped(join(pieces), late, num_queries=num_queries, max_seqlen=max_seqlen, num_leading=num_leading)
     )
-    counts = counted(tokens, late, num_queries=num_queries)
-    return Inputs(texts=texts, num_queries=num_queries, tokens=tokens, counts=counts, longest=longest)
+    return VerifyTexts(
+        texts=texts,
+        num_queries=num_queries,
+        tokens=tokens,
+        is_compared=counted(tokens, late, num_queries=num_queries),
+        longest=longest,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +108,8 @@ def long_texts(folder: ModelFolder, tokenizer: Tokenizer, texts: Sequence[str]) 
     longest = most if is_asked or folder.is_static else min(most, _affordable(folder))
     telling = () if folder.is_static else (each for each in telling_lengths(folder.config, most) if each < longest)
     per_char = len(tokenizer.encode(texts).token_ids) / sum(map(len, texts))
-    lengths = sorted({*telling, longest - (_OF_TEMPLATE if folder.template else 0)})
-    made = tuple(_of_length(texts, math.ceil(length / per_char)) for length in lengths if length > 0)
+    wanted = sorted({*telling, longest - (_OF_TEMPLATE if folder.template else 0)})
+    made = tuple(_of_length(texts, math.ceil(length / per_char)) for length in wanted if length > 0)
     rest = "" if longest == most else "; --max-input-length N has one of N"
     return LongTexts(made, f"up to about {longest:,} of {most:,} tokens{rest}")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.tasks import AnswerScore, Task
 from engine.types import ModelError
-from server.features.verify.inputs import Inputs
+from server.features.verify.inputs import VerifyTexts
 from server.supervisor.model_plan import ModelPlan
 from tokenizer_pool.config_files import is_of_transformers_5, read_config
 from tokenizer_pool.loading import load, prepend_lowercase
@@ -52,7 +52,7 @@ class Reference:
     not_verified: str = ""  # what no library says, and these rows can't show
 
 
-def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
+def rows_of(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     """Raw.
 
     Raises ModelError where the library is not installed, or has no rows of the model's.
@@ -66,7 +66,7 @@ def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
         raise ModelError(f"verifying needs {error.name}, which is not installed: {_EXTRA}") from error
 
 
-def ids_of(plan: ModelPlan, asked: Inputs) -> HeldIds:
+def ids_of(plan: ModelPlan, asked: VerifyTexts) -> HeldIds:
     """Compare the ids of transformers' tokenizer for the folder with ours; "not compared" for those with a template
     or markers, and where transformers asks for the folder's own code.
     """
@@ -83,7 +83,7 @@ def ids_of(plan: ModelPlan, asked: Inputs) -> HeldIds:
     return hold(tokenizer, plan, asked)
 
 
-def _embeddings(plan: ModelPlan, asked: Inputs) -> Reference:
+def _embeddings(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(modules=_pooled_by_flag(plan), device="cpu") if plan.settings.pooling else None
@@ -106,7 +106,7 @@ def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
     return [bare, Pooling(bare.get_embedding_dimension(), mode)]
 
 
-def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
+def _sparse(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     from sentence_transformers import SparseEncoder
 
     model = SparseEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
@@ -118,7 +118,7 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
     return Reference(np.asarray([row.numpy() for row in rows], np.float32), "sentence-transformers", ids)
 
 
-def _scores(plan: ModelPlan, asked: Inputs) -> Reference:
+def _scores(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     """The scores of the class that config.json names; of a generative reranker the whole next token's."""
     if plan.folder.architectures[:1] == (REWARD,):
         raise ModelError(f"transformers has no {REWARD} to compare with")
@@ -142,7 +142,7 @@ def _answer(logits: Any, answer: AnswerScore) -> Any:
     return (score if answer.no_id is None else score - logits[answer.no_id])[None]
 
 
-def _token_scores(plan: ModelPlan, asked: Inputs) -> Reference:
+def _token_scores(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     import torch
     from transformers import AutoModelForTokenClassification
 
@@ -152,7 +152,7 @@ def _token_scores(plan: ModelPlan, asked: Inputs) -> Reference:
     return Reference(torch.cat(rows).numpy(), "transformers", ids)
 
 
-def _token_vectors(plan: ModelPlan, asked: Inputs) -> Reference:
+def _token_vectors(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
@@ -178,7 +178,9 @@ def _run_each_as_the_first(model: Any) -> None:
             return
 
 
-def _library_model(plan: ModelPlan, asked: Inputs, kind: Any) -> tuple[Any, Callable[[str, str | None], Any], HeldIds]:
+def _library_model(
+    plan: ModelPlan, asked: VerifyTexts, kind: Any
+) -> tuple[Any, Callable[[str, str | None], Any], HeldIds]:
     """The library's own model in float32, what makes its inputs of a text or pair, and how its ids compare."""
     import torch
     from transformers import AutoTokenizer
@@ -213,7 +215,7 @@ def _filled(part: str, instruction: str, query: str, document: str) -> str:
 NOT_HELD = HeldIds("not compared by themselves")
 
 
-def hold(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> HeldIds:
+def hold(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> HeldIds:
     """Compare what the library's `tokenizer` makes of the texts with `asked`. If it differs, it is changed to ours."""
     if not hasattr(tokenizer, "backend_tokenizer"):  # a table's, or a Router's
         return NOT_HELD
@@ -251,7 +253,7 @@ def hold(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> HeldIds:
     return HeldIds(f"other ids: {_first_difference(ours, theirs)}; its rows are of the ids here", passed=False)
 
 
-def _gives_types(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> bool:
+def _gives_types(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> bool:
     """Whether the library now makes types of tokens for its model, and would not have."""
     has_table = read_config(plan.folder.weights_folder / "config.json").get("type_vocab_size", 0) > 1
     has_types = bool(asked.pair_texts) and asked.tokens.token_type_ids is not None
@@ -274,7 +276,7 @@ def _made_equal(backend: tokenizers.Tokenizer, plain: tokenizers.Tokenizer) -> l
     return parts
 
 
-def _ids(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> list[list[int]]:
+def _ids(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> list[list[int]]:
     """The library's, one text or pair at a time."""
     second: Sequence[str | None] = asked.pair_texts or [None] * len(asked.texts)
     return [
@@ -285,7 +287,7 @@ def _ids(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> list[list[int]]:
     ]
 
 
-def _lists(asked: Inputs) -> list[list[int]]:
+def _lists(asked: VerifyTexts) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(asked.tokens.token_ids, asked.tokens.offsets[1:-1])]
 
 
@@ -299,7 +301,7 @@ def _first_difference(ours: list[list[int]], theirs: list[list[int]]) -> str:
     return f"{len(others)} of {len(ours)} texts differ; of the first of them, text {others[0]}, {found}"
 
 
-_REFERENCES: dict[Task, Callable[[ModelPlan, Inputs], Reference]] = {
+_REFERENCES: dict[Task, Callable[[ModelPlan, VerifyTexts], Reference]] = {
     Task.EMBED: _embeddings,
     Task.SPARSE: _sparse,
     Task.RERANK: _scores,

@@ -13,6 +13,12 @@ from tests.batch_manager.peers import submission
 from wire.vocabulary import RequestClass
 
 
+async def reason_of(asked: "asyncio.Future[RequestResults]") -> RequestRefusal:
+    with pytest.raises(RequestRefused) as refused:
+        await asked
+    return refused.value.reason
+
+
 def value(answer: RequestResults) -> float:
     return float(answer.results[OutputKind.POOLED].values[0, 0])
 
@@ -49,9 +55,7 @@ async def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Pat
             await manager.submitted.get()
             await manager.die()
             await manager.start()
-        with pytest.raises(RequestRefused) as refused:
-            await asked
-        assert refused.value.reason is RequestRefusal.NO_ENGINE
+        assert await reason_of(asked) is RequestRefusal.NO_ENGINE
         assert manager.submitted.empty()
 
 
@@ -68,30 +72,16 @@ async def test_whoever_stops_waiting_cancels(tmp_path: Path) -> None:
         assert value(await following) == 2.0
 
 
-async def test_the_manager_with_the_fewest_queued_tokens_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("queued", "rates", "ready"),
+    [([10, 0], [0, 0], [0, 0]), ([100, 200], [10, 100], [0, 0]), ([0, 1000], [0, 0], [0, 1])],
+    ids=["fewest tokens", "shortest wait", "has an engine"],
+)
+async def test_the_manager_that_is_asked(tmp_path: Path, queued: list[int], rates: list[int], ready: list[int]) -> None:
     async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
-        page.queued_tokens[0, 0, RequestClass.BULK] = 10
-        asked = asyncio.ensure_future(client.submit(submission(3)))
-        request_id, _ = await second.submitted.get()
-        assert first.submitted.empty()
-        second.answer(request_id, 1.0)
-        await asked
-
-
-async def test_the_shortest_wait_counts_not_the_fewest_tokens(tmp_path: Path) -> None:
-    async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
-        page.queued_tokens[:, 0, RequestClass.BULK] = [100, 200]
-        page.tokens_per_second[:, 0] = [10, 100]
-        asked = asyncio.ensure_future(client.submit(submission(3)))
-        second.answer((await second.submitted.get())[0], 1.0)
-        await asked
-        assert first.submitted.empty()
-
-
-async def test_a_manager_without_an_engine_is_not_asked_for_its_empty_queue(tmp_path: Path) -> None:
-    async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
-        page.engines_ready[1, 0] = 1
-        page.queued_tokens[1, 0, RequestClass.BULK] = 1000
+        page.queued_tokens[:, 0, RequestClass.BULK] = queued
+        page.tokens_per_second[:, 0] = rates
+        page.engines_ready[:, 0] = ready
         asked = asyncio.ensure_future(client.submit(submission(3)))
         second.answer((await second.submitted.get())[0], 1.0)
         await asked
@@ -115,9 +105,7 @@ async def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_o
             asked = asyncio.ensure_future(client.submit(submission(3)))
             for _ in range(num_tries):
                 first.refuse((await first.submitted.get())[0], RequestRefusal.NO_ENGINE)
-            with pytest.raises(RequestRefused) as refused:
-                await asked
-            assert refused.value.reason is RequestRefusal.NO_ENGINE
+            assert await reason_of(asked) is RequestRefusal.NO_ENGINE
             assert first.submitted.empty()
             assert second.submitted.empty()
 
@@ -138,9 +126,7 @@ async def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhe
                 assert await first.refuted.get() == 0  # the first learns that its engine is to blame
                 continue
             second.refuse(request_id, reason)
-            with pytest.raises(RequestRefused) as refused:
-                await asked
-            assert refused.value.reason is reason
+            assert await reason_of(asked) is reason
             assert first.submitted.empty()
             asked = asyncio.ensure_future(client.submit(submission(3)))
             first.answer((await first.submitted.get())[0], 2.0)
@@ -175,9 +161,7 @@ async def test_what_two_engines_failed_on_or_kills_is_not_tried_elsewhere(
         page.engines_ready[:, 0] = ready
         asked = asyncio.ensure_future(client.submit(submission(3)))
         first.refuse((await first.submitted.get())[0], reason)
-        with pytest.raises(RequestRefused) as refused:
-            await asked
-        assert refused.value.reason is reason
+        assert await reason_of(asked) is reason
         assert second.submitted.empty()
 
 
@@ -197,9 +181,7 @@ async def test_a_malformed_answer_ends_its_request(tmp_path: Path, kind: int) ->
     async with connected(tmp_path) as (client, (manager,), _):
         asked = asyncio.ensure_future(client.submit(submission(3)))
         manager.send(kind, (await manager.submitted.get())[0], [b"?"])
-        with pytest.raises(RequestRefused) as refused:
-            await asked
-        assert refused.value.reason is RequestRefusal.ENGINE_FAILED
+        assert await reason_of(asked) is RequestRefusal.ENGINE_FAILED
 
 
 async def test_closing_refuses_what_is_held(tmp_path: Path) -> None:
@@ -207,6 +189,4 @@ async def test_closing_refuses_what_is_held(tmp_path: Path) -> None:
         asked = asyncio.ensure_future(client.submit(submission(3)))
         await manager.submitted.get()
         client.close()
-        with pytest.raises(RequestRefused) as refused:
-            await asked
-        assert refused.value.reason is RequestRefusal.STOPPING
+        assert await reason_of(asked) is RequestRefusal.STOPPING

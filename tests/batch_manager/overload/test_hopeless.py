@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.model import free_at
-from tests.batch_manager.harness import BULK, Harness, limits
+from tests.batch_manager.harness import BULK, Harness, limits, with_engine
 
 pytestmark = pytest.mark.holds("Expired work never reaches an engine", "Deadlines")
 POLICY = Policy(max_batch_tokens=1000)
@@ -34,7 +33,7 @@ def test_a_batch_that_would_end_too_late_for_it_goes_without_it() -> None:
     done(harness)
     assert harness.refusal(late) == (RequestRefusal.TOO_LATE, -1)
     assert harness.batch() == [(in_time, 0)]
-    assert late not in [piece.request.request_id for batch in harness.dispatched for piece in batch.slices]
+    assert late not in [slice_.request.request_id for batch in harness.dispatched for slice_ in batch.slices]
 
 
 def test_it_need_not_be_at_the_head() -> None:
@@ -58,7 +57,7 @@ def test_of_a_request_that_waits_in_part_too() -> None:
 
 def test_behind_a_batch_the_rest_of_that_one_counts() -> None:
     harness = busy(depth=2)
-    at = free_at(harness.scheduler.models[0], BULK, harness.now)
+    at = harness.scheduler.models[0].free_at(BULK, harness.now)
     assert at == pytest.approx(harness.now + SECONDS)
     harness.advance(0.06)
     late, in_time = harness.offer(100, timeout=0.13), harness.offer(100, timeout=0.3)
@@ -107,8 +106,7 @@ def test_an_idle_engine_is_tried_where_its_speed_is_old_news() -> None:
 
 
 def test_before_a_rate_is_known_everything_is_tried() -> None:
-    harness = Harness(POLICY)
-    harness.ready()
+    harness = with_engine(POLICY)
     request = harness.submit(100, timeout=0.001)
     assert harness.batch() == [(request, 0)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from batch_manager.messages import Policy
 from engine.types import EngineLimits, OutputKind
-from tests.batch_manager.harness import BULK, Harness, limits
+from tests.batch_manager.harness import BULK, Harness, limits, with_engine
 
 pytestmark = pytest.mark.holds("API keys share a class by weight", "Fair shares")
 FIXED = Policy(max_batch_tokens=1000)  # no caps in seconds: the rate is never known
@@ -19,8 +19,8 @@ def an_engine() -> EngineLimits:
 def tokens_by_key(harness: Harness) -> Counter[int]:
     counted: Counter[int] = Counter()
     for batch in harness.dispatched:
-        for piece in batch.slices:
-            counted[piece.request.key] += piece.num_tokens
+        for slice_ in batch.slices:
+            counted[slice_.request.key] += slice_.num_tokens
     return counted
 
 
@@ -38,8 +38,7 @@ def test_keys_that_always_have_work_get_tokens_by_their_weights(seqlens: tuple[i
 
 
 def test_a_key_with_little_work_does_not_wait_for_one_with_much() -> None:
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=an_engine())
+    harness = with_engine(FIXED, engine_limits=an_engine())
     for _ in range(20):
         harness.submit(*[10] * 200, key=0)
     query = harness.submit(10, key=1)
@@ -49,8 +48,7 @@ def test_a_key_with_little_work_does_not_wait_for_one_with_much() -> None:
 
 def test_nobody_saves_up_a_claim() -> None:
     """The second key comes when the first has had twenty batches; it gets half from then on, not all."""
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=an_engine())
+    harness = with_engine(FIXED, engine_limits=an_engine())
     harness.submit(*[50] * 800, key=0)
     for _ in range(20):
         harness.done()
@@ -63,16 +61,14 @@ def test_nobody_saves_up_a_claim() -> None:
 
 
 def test_what_one_key_leaves_goes_to_the_others() -> None:
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=an_engine())
+    harness = with_engine(FIXED, engine_limits=an_engine())
     harness.offer(*[10] * 10, key=0)
     harness.submit(*[10] * 1000, key=1)
     assert tokens_by_key(harness) == {0: 100, 1: 900}
 
 
 def test_a_long_sequence_has_its_turn_too() -> None:
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=an_engine())
+    harness = with_engine(FIXED, engine_limits=an_engine())
     long = harness.submit(2000, key=0)
     harness.submit(*[50] * 400, key=1)
     longer = harness.submit(2000, key=0)
@@ -96,8 +92,7 @@ def test_keys_share_over_all_output_kinds_of_a_class() -> None:
 
 
 def test_a_key_with_work_of_two_kinds_starves_in_neither() -> None:
-    harness = Harness(FIXED)
-    harness.ready(engine_limits=an_engine())
+    harness = with_engine(FIXED, engine_limits=an_engine())
     harness.submit(*[10] * 4000, key=1)
     other = harness.submit(10, key=0, outputs=OutputKind.TOKENS)
     harness.advance(0.01)

@@ -13,7 +13,6 @@ from batch_manager.messages import RequestRefusal, Submission
 from engine import messages as engine_messages
 from engine.types import Batch, EngineErrorKind, OutputKind, Results, Rows
 from tests.batch_manager.peers import (
-    Engine,
     assert_same,
     expected,
     ids_of,
@@ -50,19 +49,11 @@ async def test_an_engine_that_is_lost_and_comes_back_costs_a_retry(tmp_path: Pat
 async def test_a_sequence_that_takes_the_engine_down_twice_is_poison(tmp_path: Path) -> None:
     async with running(tmp_path) as manager:
         frontend = await manager.frontend()
-
-        def answer(frame_id: int, batch: Batch) -> None:
-            if 13 in batch.token_ids:
-                manager.engine.cut()
-            else:
-                manager.engine.answer(frame_id, rows_of(batch))
-
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(lambda frame_id, batch: manager.engine.cut(), token_id=13)
         good, bad = submission(3, 4, first=100), submission(6, 6, 6)
         answers = await asyncio.gather(frontend.ask(good), frontend.ask(bad))
         assert_same(answers[0], expected(good))
         assert refusal(answers[1]) == (RequestRefusal.POISON, 2)
-        script.cancel()
 
 
 async def test_nothing_is_done_for_a_frontend_that_is_gone(tmp_path: Path) -> None:
@@ -76,11 +67,8 @@ async def test_nothing_is_done_for_a_frontend_that_is_gone(tmp_path: Path) -> No
         await gone.lost.wait()
         manager.engine.answer(frame_id, rows_of(batch))
         answer = stays.submit(submission(5))
-        frame_id, batch = await manager.engine.batches.get()
-        manager.engine.answer(frame_id, rows_of(batch))
-        frame_id, batch = await manager.engine.batches.get()
-        assert batch.num_tokens == 5
-        manager.engine.answer(frame_id, rows_of(batch))
+        await manager.engine.answer_next()
+        assert (await manager.engine.answer_next()).num_tokens == 5
         assert_same(await answer, expected(submission(5)))
         assert manager.engine.num_batches == 3
 
@@ -125,32 +113,26 @@ async def test_rows_of_tokens_that_are_not_one_for_each_token_are_a_failed_batch
                 results[OutputKind.TOKENS] = Rows(rows.values[: offsets[-1]], offsets)
             manager.engine.answer(frame_id, results)
 
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(answer)
         asked = [submission(*seqlens, outputs=OutputKind.TOKENS) for seqlens in ((3, 4), (6, 6, 6))]
         answers = await asyncio.gather(*map(frontend.ask, asked))
         assert_same(answers[0], expected(asked[0]))
         assert refusal(answers[1]) == (RequestRefusal.ENGINE_FAILED, 2)
-        script.cancel()
 
 
 @pytest.mark.parametrize("corrupt", [too_few, too_narrow, another_kind, ragged, cut_short, empty])
 async def test_a_malformed_answer_is_a_failed_batch(tmp_path: Path, corrupt: Callable[[Results], list[Any]]) -> None:
     async with running(tmp_path) as manager:
         frontend = await manager.frontend()
-
-        def answer(frame_id: int, batch: Batch) -> None:
-            if 13 in batch.token_ids:
-                manager.engine.send(engine_messages.RESULT, frame_id, corrupt(rows_of(batch)))
-            else:
-                manager.engine.answer(frame_id, rows_of(batch))
-
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(
+            lambda frame_id, batch: manager.engine.send(engine_messages.RESULT, frame_id, corrupt(rows_of(batch))),
+            token_id=13,
+        )
         asked = [submission(3, first=100), submission(6, 6, 6), submission(5, 5, first=200)]
         answers = await asyncio.gather(*map(frontend.ask, asked))
         assert_same(answers[0], expected(asked[0]))
         assert refusal(answers[1]) == (RequestRefusal.ENGINE_FAILED, 2)
         assert_same(answers[2], expected(asked[2]))
-        script.cancel()
 
 
 @pytest.mark.parametrize("kind", [engine_messages.FAILED, 0x0777])
@@ -172,8 +154,7 @@ async def test_ragged_rows_that_do_not_add_up_are_malformed(tmp_path: Path) -> N
             rows = Rows(np.zeros((5, 2), np.float32), np.array(offsets, np.int32))
             manager.engine.answer(frame_id, {OutputKind.TOKENS: rows})
             for _ in range(2):  # its halves
-                frame_id, batch = await manager.engine.batches.get()
-                manager.engine.answer(frame_id, rows_of(batch))
+                await manager.engine.answer_next()
             assert_same(await answer, expected(submission(1, 2, 2, outputs=OutputKind.TOKENS)))
 
 
@@ -188,21 +169,13 @@ async def test_ragged_rows_that_do_not_add_up_are_malformed(tmp_path: Path) -> N
 async def test_a_failed_batch_is_bisected(tmp_path: Path, kind: EngineErrorKind, reason: RequestRefusal) -> None:
     async with running(tmp_path) as manager:
         frontend = await manager.frontend()
-
-        def answer(frame_id: int, batch: Batch) -> None:
-            if 13 in batch.token_ids:
-                manager.engine.fail(frame_id, kind)
-            else:
-                manager.engine.answer(frame_id, rows_of(batch))
-
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(lambda frame_id, batch: manager.engine.fail(frame_id, kind), token_id=13)
         good, bad = submission(6, 6, first=50), submission(6, 6, 6)
         answers = await asyncio.gather(frontend.ask(good), frontend.ask(bad))
         assert_same(answers[0], expected(good))
         assert refusal(answers[1]) == (reason, 2)
         counts = manager.child.metrics.drain()["counts"]
         assert ["embedline_refused_total", reason.name.lower(), 1] in counts
-        script.cancel()
 
 
 async def test_a_fatal_failure_and_the_lost_connection_after_it(tmp_path: Path) -> None:
@@ -258,15 +231,9 @@ async def test_two_engines_share_the_work_and_take_over_from_each_other(tmp_path
         second.is_automatic = True
         first.close()
         await until(lambda: manager.page.engines_ready[1, 0] == 1)
-        frame_id, batch = await second.batches.get()
-        second.answer(frame_id, rows_of(batch))
+        await second.answer_next()
         assert_same(await answers[0], expected(submission(100, first=1)))
         assert_same(await answers[1], expected(submission(100, first=1000)))
-
-
-def failing(engine: Engine, kind: EngineErrorKind) -> "asyncio.Task[None]":
-    """From now on it fails whatever batch it gets."""
-    return asyncio.create_task(engine.answer_all(lambda frame_id, _: engine.fail(frame_id, kind)))
 
 
 @pytest.mark.holds("A sick engine costs no answers")
@@ -275,7 +242,7 @@ async def test_a_sick_engine_costs_no_answer_and_is_told_to_exit(tmp_path: Path,
     async with running(tmp_path, num_engines=2) as manager:
         sick, well = manager.engines
         sick.canary, well.is_automatic = kind, True
-        script = failing(sick, kind)
+        script = sick.script(lambda frame_id, _: sick.fail(frame_id, kind))
         frontend = await manager.frontend()
         await until(lambda: manager.page.engines_ready[1, 0] == 2)
         while not sick.was_told_to_exit.is_set():
@@ -300,7 +267,7 @@ async def test_a_sick_engine_costs_no_answer_and_is_told_to_exit(tmp_path: Path,
 async def test_a_canary_that_passes_leaves_the_engine_where_it_is(tmp_path: Path) -> None:
     async with running(tmp_path) as manager:
         frontend = await manager.frontend()
-        script = failing(manager.engine, EngineErrorKind.FAILED)
+        script = manager.engine.script(lambda frame_id, _: manager.engine.fail(frame_id, EngineErrorKind.FAILED))
         for _ in range(3):
             assert refusal(await frontend.ask(submission(3))) == (RequestRefusal.ENGINE_FAILED, 0)
         await until(lambda: manager.engine.num_canaries == 1)
@@ -316,14 +283,7 @@ async def test_an_input_that_took_engines_down_is_refused_without_being_computed
     async with running(tmp_path) as manager:
         frontend = await manager.frontend()
         bad = submission(6, 6, first=8)
-
-        def answer(frame_id: int, batch: Batch) -> None:
-            if 18 in batch.token_ids:
-                manager.engine.cut()
-            else:
-                manager.engine.answer(frame_id, rows_of(batch))
-
-        script = asyncio.create_task(manager.engine.answer_all(answer))
+        manager.engine.script(lambda frame_id, batch: manager.engine.cut(), token_id=18)
         assert refusal(await frontend.ask(bad)) == (RequestRefusal.POISON, 1)
         num_batches = manager.engine.num_batches
         for asked, index in ((bad, 1), (submission(6, first=14), 0)):
@@ -332,4 +292,3 @@ async def test_an_input_that_took_engines_down_is_refused_without_being_computed
         assert_same(await frontend.ask(submission(6, first=8)), expected(submission(6, first=8)))
         counts = manager.child.metrics.drain()["counts"]
         assert ["embedline_quarantined_total", "tiny", 2] in counts
-        script.cancel()

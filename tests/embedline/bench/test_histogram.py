@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from embedline.bench.run import buckets, render_histogram
+from embedline.bench.report import buckets, render_histogram
 
 
 @example([999999.9999999999])
@@ -31,10 +31,10 @@ def test_bounds_are_round() -> None:
 
 
 def test_the_bar_shows_the_count_and_the_last_column_the_share() -> None:
-    lines = render_histogram([1.0, 1.1, 1.3, 1.3, 1.3, 1.3], width=8)
+    lines = render_histogram([1.0, 1.1, 1.3, 1.3, 1.3, 1.3])
     assert lines == [
-        "       1 to 1.25     ms  ####            2   33.3 %",
-        "    1.25 to 1.6      ms  ########        4  100.0 %",
+        "       1 to 1.25     ms  " + f"{25 * '#':50}        2   33.3 %",
+        "    1.25 to 1.6      ms  " + f"{50 * '#'}        4  100.0 %",
     ]
 
 

@@ -85,7 +85,7 @@ CANCELS: dict[str, Callable[[], tuple[Any, Callable[[], None]]]] = {
         one := HttpConnection(read_base_url("http://h"), None, Lookup("h", 80)),
         lambda: one.abort(Kind.ABORTED),
     ),
-    "pool": lambda: (pool := ConnectionPool(read_base_url("http://h"), None, most=1), pool.wake_all),
+    "pool": lambda: (pool := ConnectionPool(read_base_url("http://h"), None, max_in_use=1), pool.wake_all),
 }
 
 

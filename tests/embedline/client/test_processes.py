@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from embedline.client.runner import Threads
+from embedline.client.runner import ThreadPool
 from tests.embedline.client.stub import raw, stub
 from tests.server_e2e.running import PATIENCE
 
@@ -56,7 +56,7 @@ def test_a_used_client_is_refused_after_a_fork_and_a_new_one_works() -> None:
 
 
 def test_no_more_threads_than_allowed_and_none_after_the_end() -> None:
-    threads, end = Threads(3, name="threads of the test"), threading.Event()
+    threads, end = ThreadPool(3, name="threads of the test"), threading.Event()
     before = set(threading.enumerate())
     works = [threads.submit(end.wait) for _ in range(5)]
     started = set(threading.enumerate()) - before

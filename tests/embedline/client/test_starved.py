@@ -101,5 +101,5 @@ def test_a_call_that_a_broken_stderr_ends_leaves_nothing_in_flight(monkeypatch: 
         with pytest.raises(BrokenPipeError) as kept:  # its traceback keeps the call's own generator
             client.embed(texts(4), progress=True)
         assert kept.value is not None
-        assert not client._runner.in_flight._watched
+        assert not client._runner.watch._watched
         never.set()

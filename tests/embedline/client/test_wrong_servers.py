@@ -202,7 +202,7 @@ def test_a_width_that_its_body_does_not_have_takes_no_memory() -> None:
 
 def test_rows_that_memory_does_not_hold_are_a_wrong_answer() -> None:
     with pytest.raises(Failure, match="rows of 1048576 numbers, and memory does not hold"):
-        RowStore(1 << 40).place(0, 2, 1 << 20)
+        RowStore(1 << 40).rows_for(0, 2, 1 << 20)
 
 
 def test_a_length_that_is_only_promised_takes_no_memory() -> None:

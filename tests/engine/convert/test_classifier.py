@@ -115,7 +115,8 @@ def test_what_sentence_transformers_has_saved(tmp_path: Path) -> None:
         (original / name).write_bytes((tmp_path / "shape" / name).read_bytes())
     change(original / shapes.CONFIG, prompts={"own": "Find it"}, default_prompt_name="own")
     before = model_folder.read(original)
-    assert before.default_instruction == "Find it"
+    assert before.template is not None
+    assert before.template.instruction == "Find it"
 
     out = classifier.convert(original, tmp_path / "out").folder
 

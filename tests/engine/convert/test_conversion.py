@@ -37,6 +37,7 @@ def refusal(folder: Path, out: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.full
 def test_minilm_there_and_back(tmp_path: Path, minilm_folder: Path) -> None:
     folder, out = tmp_path / "minilm", tmp_path / "out"
     shutil.copytree(minilm_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu import loading
-from engine.cpu.engine import CompiledEngine
+from engine.cpu.engine import OpenVinoEngine
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
@@ -42,7 +42,7 @@ def options(folder: Path, **others: Any) -> LoadOptions:
     return load_options(folder, **{"num_threads": 2, **others})
 
 
-def load(folder: Path, **others: Any) -> CompiledEngine:
+def load(folder: Path, **others: Any) -> OpenVinoEngine:
     return loading.load(name="m", reason="asked", options=options(folder, **others))
 
 
@@ -53,7 +53,7 @@ def load_with_heads(
     bare: Path | None = None,
     late: LateInteraction | None = None,
     **others: Any,
-) -> CompiledEngine:
+) -> OpenVinoEngine:
     """Taken for a model with these heads, whatever its files say.
 
     bare: a folder that describes the same model, for one that gives embeddings beside what its heads give.
@@ -69,12 +69,20 @@ def load_with_heads(
         return load(folder, **others)
 
 
-def pooled(loaded: CompiledEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+def rows_of(folder: Path, sequences: Sequence[Sequence[int]], **others: Any) -> NDArray[np.float32]:
+    """What an engine gives that is loaded for them alone."""
+    loaded = load(folder, **others)
+    rows = pooled(loaded, sequences)
+    loaded.close()
+    return rows
+
+
+def pooled(loaded: OpenVinoEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     return engines.rows(loaded, batch(sequences))
 
 
 def both_ways(
-    loaded: CompiledEngine, sequences: Sequence[Sequence[int]], outputs: OutputKind
+    loaded: OpenVinoEngine, sequences: Sequence[Sequence[int]], outputs: OutputKind
 ) -> tuple[Results, Results]:
     """Computed together, and each alone and then joined."""
     together = results(loaded, dataclasses.replace(batch(sequences), outputs=outputs))

@@ -12,7 +12,7 @@ from tests.engine.cpu.engines import options
 
 START = """
 import json, sys
-from engine.cpu import keys, loading
+from engine.cpu import loading
 from engine.messages import LoadOptions
 given = LoadOptions(**json.loads(sys.argv[1]))
 engine = loading.load(name="m", reason="", options=given)

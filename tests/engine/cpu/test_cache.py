@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from engine.cpu import keys, loading
+from engine.cpu import loading
 from engine.cpu.selftest import Facts
+from engine.machine import host
 from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store.cache import Cache
-from tests.engine.cpu.engines import load, options, pooled
+from tests.engine.cpu.engines import load, options, rows_of
 from tests.engine.cpu.fresh_start import start
 from tests.engine.engines import difference
 from tests.engine.tiny_models import arbitrary, save
@@ -31,9 +32,8 @@ def entries(cache_dir: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("architecture", "in_child", "imported"),
     [
-        ("distilbert", True, set[str]()),
         ("bert", False, set[str]()),
-        *full(("distilbert", False, {"torch", "transformers"})),
+        *full(("distilbert", True, set[str]()), ("distilbert", False, {"torch", "transformers"})),
     ],
 )
 def test_a_warm_start_imports_neither_torch_nor_transformers(
@@ -51,27 +51,29 @@ def test_a_warm_start_imports_neither_torch_nor_transformers(
     assert len(entries(tmp_path / "cache")) == 1
 
 
-def test_a_warm_engine_gives_the_same_rows(tmp_path: Path) -> None:
-    folder = save("bert", tmp_path / "model")
-    sequences = arbitrary([5, 9, 9, 1])
-    rows = []
-    for _ in range(2):
-        loaded = load(folder, cache_dir=str(tmp_path / "cache"))
-        rows.append(pooled(loaded, sequences))
-        loaded.close()
-    assert len(entries(tmp_path / "cache")) == 1
-    assert difference(rows[1], rows[0]) == 0
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a model's folder, and a cache that has it compiled."""
+    root = tmp_path_factory.mktemp("compiled")
+    load(save("bert", root / "model"), cache_dir=str(root / "cache")).close()
+    return root
 
 
 @pytest.fixture
-def warm(tmp_path: Path) -> tuple[Path, Path]:
-    """A model's folder, and a cache that holds it compiled."""
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir=str(cache_dir)).close()
-    return folder, cache_dir
+def warm(compiled: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of both."""
+    shutil.copytree(compiled, tmp_path / "warm")
+    return tmp_path / "warm" / "model", tmp_path / "warm" / "cache"
 
 
-@pytest.mark.parametrize("what", ["weights", "config", "pooling", "understood", "format"])
+def test_a_warm_engine_gives_the_same_rows(warm: tuple[Path, Path]) -> None:
+    folder, cache_dir = warm
+    found = rows_of(folder, arbitrary([5, 9, 9, 1]), cache_dir=str(cache_dir))
+    assert len(entries(cache_dir)) == 1
+    assert difference(found, rows_of(folder, arbitrary([5, 9, 9, 1]))) == 0
+
+
+@pytest.mark.parametrize("what", ["weights", "config", "pooling", "understood", "format", "cpu"])
 def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = warm
     if what == "weights":  # the same size and time, one byte in the middle differs
@@ -89,7 +91,9 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monk
         other = dataclasses.replace(found, config={**found.config, "layer_norm_eps": 1e-3}, is_translated=True)
         monkeypatch.setattr(loading, "read_with", lambda _: other)
     elif what == "format":
-        monkeypatch.setattr(keys, "_FORMAT", keys._FORMAT + 1)
+        monkeypatch.setattr(loading, "_FORMAT", loading._FORMAT + 1)
+    elif what == "cpu":
+        monkeypatch.setattr(host, "cpu", lambda: "another")
     load(folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
     assert len(entries(cache_dir)) == 2
 
@@ -129,9 +133,7 @@ def test_a_cache_that_cannot_be_written_is_only_warned_of(tmp_path: Path, caplog
     (tmp_path / "file").write_text("in the way")
     folder = save("bert", tmp_path / "model")
     with caplog.at_level(logging.WARNING):
-        loaded = load(folder, cache_dir=str(tmp_path / "file"))
-    assert pooled(loaded, [[5, 6]]).shape == (1, 32)
-    loaded.close()
+        assert rows_of(folder, [[5, 6]], cache_dir=str(tmp_path / "file")).shape == (1, 32)
     assert "models are not cached" in caplog.text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.cpu import child, converted, loading, openvino
-from engine.cpu.child import Child, convert
+from engine.cpu.child import ConversionProcess, convert
 from engine.messages import LoadOptions
 from engine.types import ModelError
 from tests.engine.cpu.engines import load
@@ -20,7 +20,7 @@ def test_the_line_of_a_model_that_can_not_be_converted(tmp_path: Path) -> None:
     options = load_options(tmp_path, compiles_in_child=True)
     with pytest.raises(ModelError) as here:
         convert(options, tmp_path)
-    with pytest.raises(ModelError) as there, Child(options, tmp_path) as started:
+    with pytest.raises(ModelError) as there, ConversionProcess(options, tmp_path) as started:
         started.wait()
 
     assert str(there.value) == str(here.value)
@@ -33,7 +33,7 @@ def test_a_child_that_dies_is_an_error_of_the_model(tmp_path: Path, monkeypatch:
     os.chmod(dying, 0o700)
     monkeypatch.setattr(sys, "executable", str(dying))
 
-    with pytest.raises(ModelError, match="ended with -9"), Child(load_options(tmp_path), tmp_path) as started:
+    with ConversionProcess(load_options(tmp_path), tmp_path) as started, pytest.raises(ModelError, match="with -9"):
         started.wait()
 
 
@@ -48,7 +48,7 @@ def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bert_is_converted_without_torch(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    with Child(load_options(save("bert", tmp_path / "model")), target) as started:
+    with ConversionProcess(load_options(save("bert", tmp_path / "model")), target) as started:
         started.wait()
     assert converted.read(target).computed_by == "those that numpy computes"
 
@@ -58,21 +58,21 @@ def test_a_bert_is_converted_without_torch(tmp_path: Path) -> None:
 def test_without_torch_the_line_says_what_is_missing(tmp_path: Path) -> None:
     options = load_options(save("distilbert", tmp_path / "model"))
     needed = "converted by torch, which is not installed: pip install"
-    with pytest.raises(ModelError, match=needed), Child(options, tmp_path) as started:
+    with pytest.raises(ModelError, match=needed), ConversionProcess(options, tmp_path) as started:
         started.wait()
 
 
 def test_a_child_ends_where_the_parent_can_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Child] = []
+    started: list[ConversionProcess] = []
 
-    def kept(options: LoadOptions, target: Path) -> Child:
-        started.append(Child(options, target))
+    def kept(options: LoadOptions, target: Path) -> ConversionProcess:
+        started.append(ConversionProcess(options, target))
         return started[0]
 
     def fail() -> None:
         raise ImportError("openvino is broken")
 
-    monkeypatch.setattr(loading, "Child", kept)
+    monkeypatch.setattr(loading, "ConversionProcess", kept)
     monkeypatch.setattr(openvino, "import_openvino", fail)
     with pytest.raises(ImportError, match="openvino is broken"):
         load(save("bert", tmp_path / "model"), compiles_in_child=True, dtype="float32")

@@ -13,12 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.cpu.engine import CompiledEngine
+from engine.cpu.engine import OpenVinoEngine
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
 from engine.cpu.openvino import Executor
-from engine.cpu.outputs import Makers, Pooled, tokens
+from engine.cpu.outputs import Makers, PaddedPooling, tokens
 from engine.rows_numpy import Pooling, RowModules
-from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, compute
+from engine.types import (
+    Batch,
+    EngineClosed,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelInfo,
+    OutputKind,
+    Results,
+    compute,
+)
 from tests.engine.tiny_models import batch
 from tests.server_e2e.running import PATIENCE
 
@@ -64,7 +74,7 @@ class Plain:
 @contextmanager
 def engine(
     plain: Plain, *, pooling: str = "mean", has_wide: bool = True, num_long_streams: int | None = None
-) -> Iterator[CompiledEngine]:
+) -> Iterator[OpenVinoEngine]:
     info = ModelInfo(
         name="m",
         engine="plain",
@@ -80,10 +90,10 @@ def engine(
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
-    makers: Makers = {OutputKind.POOLED: Pooled(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
+    makers: Makers = {OutputKind.POOLED: PaddedPooling(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
     sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
     executor = plain.executor(has_wide=has_wide)
-    loaded = CompiledEngine(
+    loaded = OpenVinoEngine(
         executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes, num_long_streams=num_long_streams
     )
     yield loaded
@@ -92,9 +102,14 @@ def engine(
         drain(loaded)
 
 
-def drain(loaded: CompiledEngine) -> None:
+def drain(loaded: OpenVinoEngine) -> None:
     while True:
         loaded.collect()
+
+
+def computed(loaded: OpenVinoEngine, sequences: list[list[int]]) -> Results | EngineError:
+    loaded.submit(batch(sequences))
+    return loaded.collect()[1]
 
 
 def of_lengths(*seqlens: int) -> list[list[int]]:
@@ -143,8 +158,7 @@ def test_one_batch_is_spread_over_all_streams() -> None:
     barrier = threading.Barrier(2)  # broken unless two mini-batches are computed at the same time
     plain = Plain(gate=lambda: barrier.wait(PATIENCE))
     with engine(plain) as loaded:
-        loaded.submit(batch(of_lengths(200, 200)))
-        _, found = loaded.collect()
+        found = computed(loaded, of_lengths(200, 200))
     assert isinstance(found, dict), found
     assert plain.calls == ["stream", "stream"]
 
@@ -239,8 +253,7 @@ def test_where_memory_is_short_one_stream_takes_all_long_sequences() -> None:
     has_short = threading.Event()
     plain = Plain(gate=gate)
     with engine(plain, num_long_streams=1) as loaded:
-        loaded.submit(batch(of_lengths(600, 600, 600, 5)))
-        _, found = loaded.collect()
+        found = computed(loaded, of_lengths(600, 600, 600, 5))
     assert isinstance(found, dict)
     assert sorted(shape[1] for shape in plain.shapes) == [8, 600, 600, 600]
 
@@ -274,10 +287,8 @@ def test_the_engine_holds_two_batches_and_no_more() -> None:
 def test_a_batch_that_fails_fails_alone(planted: int, kind: EngineErrorKind, message: str) -> None:
     sequences = [*of_lengths(300, 300, 300, 300), [planted] * 400]
     with engine(Plain()) as loaded:
-        loaded.submit(batch(sequences))
-        _, failed = loaded.collect()
-        loaded.submit(batch(of_lengths(5)))
-        _, found = loaded.collect()
+        failed = computed(loaded, sequences)
+        found = computed(loaded, of_lengths(5))
     assert isinstance(failed, EngineError)
     assert (failed.kind, str(failed)) == (kind, message)
     assert isinstance(found, dict)

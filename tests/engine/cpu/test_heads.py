@@ -71,23 +71,23 @@ def test_each_use_of_a_folder_is_compiled_for_itself(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "compiled").iterdir())) == 3
 
 
-def test_as_many_scores_as_labels(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "given", "message"),
+    [
+        (("a", "b"), {}, r"^the model gives 3 scores, and config.json has 2 labels$"),
+        (LABELS, {"bare": Path("model")}, r"^a compiled model gives either SequenceScores or other rows, not both$"),
+        (LABELS, {"quantization": "int8"}, r"^--quantization int8 of the openvino engine is for .* gives LOGITS; "),
+    ],
+    ids=["fewer labels", "embeddings too", "int8"],
+)
+def test_what_scores_are_not_given_for(
+    labels: tuple[str, ...], given: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    with pytest.raises(ModelError, match=r"^the model gives 3 scores, and config.json has 2 labels$"):
-        load_with_heads(tmp_path / "model", (SequenceScores(labels=("a", "b")),), cache_dir=str(tmp_path / "cache"))
-    assert not list((tmp_path / "cache" / "compiled").iterdir())
-
-
-def test_scores_and_embeddings_are_not_given_at_once(tmp_path: Path) -> None:
-    save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    with pytest.raises(ModelError, match=r"^a compiled model gives either SequenceScores or other rows, not both$"):
-        load_with_heads(tmp_path / "model", (SequenceScores(labels=LABELS),), bare=tmp_path / "model")
-
-
-def test_int8_is_for_embeddings(tmp_path: Path) -> None:
-    save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    with pytest.raises(ModelError, match=r"^--quantization int8 of the openvino engine is for .* gives LOGITS; "):
-        load_with_heads(tmp_path / "model", (SequenceScores(labels=LABELS),), quantization="int8")
+    with pytest.raises(ModelError, match=message):
+        load_with_heads(Path("model"), (SequenceScores(labels=labels),), cache_dir=str(tmp_path / "cache"), **given)
+    assert not list(tmp_path.glob("cache/compiled/*"))
 
 
 def test_scores_of_a_vocabulary_too_large_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

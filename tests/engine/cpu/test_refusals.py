@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from engine import registry
 from engine.cpu import loading, openvino, selftest
 from engine.cpu.converting import convert
-from engine.cpu.offer import choices_of
+from engine.cpu.offer import compile_options_of
 from engine.cpu.openvino import Executor
 from engine.machine import cores, host
 from engine.model import model_folder
@@ -25,6 +25,7 @@ from engine.model.model_folder import read_with
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, options
 from tests.engine.tiny_models import save
+from tests.tiers import full
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(
 ) -> None:
     target = tmp_path_factory.mktemp("converted")
     described = read_with(options(tiny))
-    convert(described, choices_of(described, options(tiny)), target=target)
+    convert(described, compile_options_of(described, options(tiny)), target=target)
     size = (target / "model.bin").stat().st_size
     for free, has_wide in ((2 * size, True), (2 * size - 1, False)):
         monkeypatch.setattr(openvino, "free_memory", lambda free=free: free)
@@ -174,8 +175,9 @@ def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.Captu
     assert capfd.readouterr().out == "kept\n"
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("damaged", ["streams", "wide"])
+@pytest.mark.parametrize(
+    ("damaged", "quantization"), [("streams", "none"), ("wide", "int8"), *full(("wide", "none"), ("streams", "int8"))]
+)
 def test_rows_that_are_wrong_in_one_way_of_computing(
     damaged: str, quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +195,7 @@ def test_rows_that_are_wrong_in_one_way_of_computing(
         load(tiny, quantization=quantization)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", *full("int8")])
 def test_rows_that_are_not_finite(quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: Path, **given: Any) -> Executor:
         right = opened(folder, **given)

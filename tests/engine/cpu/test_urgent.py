@@ -95,7 +95,7 @@ def test_how_small_is_learned_from_how_long_mini_batches_take(token_seconds: flo
 def test_an_engine_that_is_slow_cuts_what_gives_way_smaller() -> None:
     plain = Plain(num_streams=1)
     with engine(plain, has_wide=False) as loaded:
-        loaded._pace.observe(100, 1.0)
+        loaded._speed.observe(100, 1.0)
         loaded.submit(dataclasses.replace(batch(of_lengths(*[30] * 8)), gives_way=True))
         loaded.collect()
     assert plain.shapes == [(2, 32)] * 4

@@ -11,7 +11,6 @@ import torch
 
 from engine.fused.engine import FusedEngine
 from engine.fused.start import Phases
-from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
 from tests.engine.tiny_models import batch
@@ -42,13 +41,6 @@ def failed(engine: FusedEngine, ticket: int) -> EngineError:
     assert collected == ticket
     assert isinstance(error, EngineError)
     return error
-
-
-def test_batches_come_back_in_order_through_both_slots(engine: FusedEngine, device: RecordingDevice) -> None:
-    for first in range(10, 50, 10):
-        tickets = [engine.submit(of_lengths(first + more)) for more in range(DEPTH)]
-        assert [pooled(engine, ticket) for ticket in tickets] == [expected_rows(first + more) for more in range(DEPTH)]
-    assert set(device.order) == set(range(DEPTH))
 
 
 def test_two_threads_and_many_batches(engine: FusedEngine) -> None:
@@ -206,12 +198,7 @@ def test_a_batch_that_finds_no_memory_is_computed_with_what_torch_gives_back(
     [
         (ValueError("some\nlong story"), EngineErrorKind.FAILED, 1),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), EngineErrorKind.OUT_OF_MEMORY, 2),
-        (MemoryError(), EngineErrorKind.OUT_OF_MEMORY, 2),
-        (RuntimeError("CUDA error: out of memory"), EngineErrorKind.OUT_OF_MEMORY, 2),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), EngineErrorKind.OUT_OF_MEMORY, 2),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
-        (torch.AcceleratorError("device-side assert triggered"), EngineErrorKind.FATAL, 0),
-        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
     ],
 )
 def test_an_error_at_the_start_is_that_batchs_answer(
@@ -300,10 +287,6 @@ def test_a_batch_that_is_not_what_it_should_be_never_reaches_the_device(
     engine.submit(wrong())
     assert failed(engine, 1).kind is EngineErrorKind.FAILED
     assert device.order == []
-
-
-def test_messages_of_libraries_are_cut() -> None:
-    assert len(str(engine_error(RuntimeError("x" * 10_000)))) <= 300
 
 
 def test_phases_add_up_and_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

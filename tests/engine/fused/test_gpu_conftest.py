@@ -23,7 +23,8 @@ def test_that_is_new(): assert 6 * 7 == 41
 """
 
 
-@pytest.mark.parametrize("num_workers", ["0", "1"])
+@pytest.mark.full
+@pytest.mark.parametrize("num_workers", ["1", "0"])
 def test_what_no_gpu_has_passed_comes_first_and_its_failure_is_written_at_once(
     num_workers: str, tmp_path: Path
 ) -> None:

@@ -1,42 +1,39 @@
-"""Whole fused engines on the CPU: their rows against the transformers engine's, and what they refuse to load."""
+"""Whole fused engines: their rows, what a load on a GPU records, where kernels are kept, and how wrong ones show."""
 
 import dataclasses
 import logging
-import socket
-import tempfile
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModel
 
-from engine import messages, registry
-from engine.fused import start as fused
-from engine.fused import weights
-from engine.fused.engine import FusedEngine
+from engine import registry
+from engine.fused import loading, weights
+from engine.fused.cuda_device import CudaDevice, Graph, on_recorder
+from engine.fused.model.ops import AttentionRule, Tiles
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.packing import Shape
 from engine.fused.quantization import gate
-from engine.messages import LoadOptions
 from engine.selftest import selfcheck
+from engine.selftest.sample_ids import Sequences
 from engine.transformers import engine as transformers
-from engine.types import Engine, EngineError, EngineErrorKind, ModelError, OutputKind
-from tests.engine.engines import load_options, results
+from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
+from tests.engine.engines import results
+from tests.engine.fused.loaded import load, options
 from tests.engine.fused.test_memory import QWEN3_8B
-from tests.engine.test_worker import EngineProcess, receive, send_batch
-from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
-from tests.server_e2e.running import PATIENCE
-from wire import control
-from wire.connection import BlockingConnection
+from tests.engine.tiny_models import arbitrary, batch, save_whole
+from tests.tiers import full
 
 SEQLENS = (5, 17, 1, 30, 9, 40)
-
-
-def options(folder: Path, **others: Any) -> LoadOptions:
-    return load_options(folder, **{"max_num_tokens": None, **others})
-
-
-def load(folder: Path, **others: Any) -> FusedEngine:
-    return fused.load(name="m", reason="asked", options=options(folder, **others))
 
 
 def load_reference(folder: Path, **others: Any) -> Engine:
@@ -49,19 +46,27 @@ def difference(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
     return float(np.abs(rows - expected).max() / np.abs(expected).max())
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return save("bert", tmp_path / "model")
-
-
-def test_token_types_reach_the_model(tiny: Path) -> None:
-    engine, reference = load(tiny), load_reference(tiny)
-    types = np.arange(sum(SEQLENS)) % 2
-    made = batch(arbitrary(SEQLENS), types.tolist())
+@pytest.mark.parametrize(
+    ("seqlens", "has_types", "others", "tolerance"),
+    [
+        (SEQLENS, True, {}, 1e-5),
+        ((50, 50, 1), False, {"max_num_tokens": 101}, 1e-5),  # full, and no bucket is a multiple of what GPUs multiply
+        (SEQLENS, False, {"dtype": "bfloat16"}, 5e-2),
+    ],
+    ids=["token types", "a full batch of awkward size", "bfloat16"],
+)
+def test_rows_are_those_of_the_transformers_engine(
+    seqlens: tuple[int, ...], has_types: bool, others: dict[str, Any], tolerance: float, tiny: Path
+) -> None:
+    engine, reference = load(tiny, **others), load_reference(tiny)
+    plain = batch(arbitrary(seqlens))
+    made = dataclasses.replace(plain, token_type_ids=np.arange(sum(seqlens), dtype=np.int32) % 2 if has_types else None)
     (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
-    assert difference(rows.values, expected.values) <= 1e-5
-    (without,) = results(engine, batch(arbitrary(SEQLENS))).values()
-    assert difference(without.values, expected.values) > 1e-3
+    assert difference(rows.values, expected.values) <= tolerance
+    if has_types:
+        (without,) = results(engine, plain).values()
+        assert difference(without.values, expected.values) > 1e-3
+    assert engine.info.dtype == others.get("dtype", "float32")
     engine.close()
     reference.close()
 
@@ -71,27 +76,8 @@ def test_limits_are_those_of_the_options_and_the_model(tiny: Path) -> None:
     assert (limits.max_num_tokens, limits.max_num_seqs, limits.max_seqlen) == (1000, 7, 33)
     assert limits.token_buckets[-2:] == (768, 1000)
     assert (limits.streams, limits.depth) == (1, 2)
-    assert load(tiny).limits.max_num_tokens == 16_384
-    assert load(tiny, max_num_tokens=1).limits.max_num_tokens == load(tiny).limits.max_seqlen
-
-
-def test_a_full_batch_of_awkward_size(tiny: Path) -> None:
-    """No bucket is a multiple of what matrix units take."""
-    engine, reference = load(tiny, max_num_tokens=101), load_reference(tiny)
-    made = batch(arbitrary((50, 50, 1)))
-    (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
-    assert difference(rows.values, expected.values) <= 1e-5
-    reference.close()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dtypes_on_a_cpu(dtype: str, tiny: Path) -> None:
-    engine, reference = load(tiny, dtype=dtype), load_reference(tiny)
-    made = batch(arbitrary(SEQLENS))
-    (rows,), (expected,) = (results(one, made).values() for one in (engine, reference))
-    assert engine.info.dtype == dtype
-    assert difference(rows.values, expected.values) <= (1e-5 if dtype == "float32" else 5e-2)
-    reference.close()
+    assert load(tiny, max_num_tokens=None).limits.max_num_tokens == 16_384
+    assert load(tiny, max_num_tokens=1).limits.max_num_tokens == 64  # the model's longest sequence
 
 
 def test_an_id_outside_the_vocabulary_fails_its_batch_alone(tiny: Path) -> None:
@@ -129,40 +115,125 @@ def test_sizes_that_kernels_can_not_take_are_refused(changes: dict[str, int]) ->
         weights._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.full
-def test_fp8_on_a_cpu_goes_through_the_gate(minilm_folder: Path) -> None:
-    """Ungated, as what the gate decides is its own tests' matter."""
-    engine = load(minilm_folder, quantization="fp8", is_gated=False, max_seqlen=32)
-    assert engine.info.dtype == "fp8"
-    assert any("fp8_row in 18 linear layers" in note for note in engine.info.notes)
-    sequences = [np.arange(start, start + 12, dtype=np.int32) for start in (2000, 9000, 15_000)]
-    rows, plain = (selfcheck.rows_of(one, sequences) for one in (engine, load(minilm_folder)))
-    cosines = (rows * plain).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(plain, axis=1)
-    assert 0.98 < cosines.min() < 0.99999
+@pytest.mark.usefixtures("on_hopper")
+def test_each_shape_is_recorded_once_and_attention_is_not_chosen(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: Counter[Shape] = Counter()
+    record = CudaDevice._record
+
+    def noted(device: CudaDevice, shape: Shape) -> Graph:
+        recorded[shape] += 1
+        return record(device, shape)
+
+    monkeypatch.setattr(CudaDevice, "_record", noted)
+    engine = load(tiny, max_num_tokens=2048)
+    assert set(recorded.values()) == {1}
+    assert {shape.num_tokens for shape in recorded} == {16, 32, 64, 2048}
+    assert [note for note in engine.info.notes if "attention" in note] == []
+    sequences = [np.array(ids, np.int32) for ids in arbitrary((5, 17))]
+    rows = selfcheck.rows_of(engine, sequences)
+    on_recorder(int)
+    assert np.abs(rows - selfcheck.rows_of(load(tiny), sequences)).max() < 1e-5
 
 
-def test_the_engine_process(tiny: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are too deep for a socket's path
-        engine = EngineProcess(Path(folder), options(tiny, max_num_tokens=128), engine="fused")
-        try:
-            ready = engine.wait_for(control.READY)["info"]
-            assert (ready["engine"], ready["dimensions"]) == ("fused", HIDDEN_SIZE)
-            rows = _answer_of(engine, arbitrary((5, 1, 30)))
-            expected = results(load(tiny), batch(arbitrary((5, 1, 30))))
-            assert difference(rows, expected[OutputKind.POOLED].values) <= 1e-6
-            engine.supervisor.send(control.STOP, 0, control.encode({}))
-            assert engine.process.wait(PATIENCE) == 0
-        finally:
-            engine.close()
+class Kernels:
+    """Takes the place of the kernels, which need a GPU: the same ops, with a fault in attention."""
+
+    def __init__(self, fault: Callable[[AttentionRule], AttentionRule]) -> None:
+        self._ops = ReferenceOps()
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ops, name)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
+        return self._ops.attend(query, key, value, tiles, self._fault(rule))
 
 
-def _answer_of(engine: EngineProcess, sequences: list[list[int]]) -> NDArray[np.float32]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-        channel.settimeout(20)
-        channel.connect(engine.path)
-        manager = BlockingConnection(channel)
-        assert receive(manager)[0] == messages.READY
-        send_batch(manager, 3, *sequences)
-        kind, frame_id, payload = receive(manager)
-        assert (kind, frame_id) == (messages.RESULT, 3)
-        return messages.decode_result(payload)[0][OutputKind.POOLED].values
+@pytest.mark.parametrize(("change", "is_right"), [(0, True), (1, False), *full((-1, False), (1000, False))])
+def test_a_wrong_window(change: int, is_right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_whole("mistral", tmp_path / "model", AutoModel, max_position_embeddings=256, sliding_window=44)
+    kernels = Kernels(lambda rule: dataclasses.replace(rule, window=(rule.window or 0) + change))
+    monkeypatch.setattr(loading, "_ops", lambda _: kernels)
+    if is_right:
+        load(folder).close()
+        return
+    with pytest.raises(ModelError, match="kernels do not give the rows of plain torch"):
+        load(folder)
+
+
+def test_a_reference_without_memory_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_whole("mistral", tmp_path / "model", AutoModel)
+    kernels = Kernels(lambda rule: rule)
+    monkeypatch.setattr(loading, "_ops", lambda _: kernels)
+
+    def no_memory(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
+        return real(ReferenceOps(), query, key, value, tiles, rule)
+
+    real = ReferenceOps.attend
+    monkeypatch.setattr(kernels, "attend", attend)
+    monkeypatch.setattr(ReferenceOps, "attend", no_memory)
+    load(folder).close()
+    assert "there is no memory for its reference" in caplog.text
+
+
+def test_a_gpu_that_runs_out_of_memory_while_it_is_checked_ends_the_start_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(lambda rule: rule)
+    monkeypatch.setattr(loading, "_ops", lambda _: kernels)
+    answered = selfcheck.answered
+
+    def answer(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:
+        if outputs is OutputKind.TOKENS and engine.limits.max_num_seqs > 1:  # not the reference, which takes one
+            return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
+        return answered(engine, sequences, outputs)
+
+    monkeypatch.setattr(selfcheck, "answered", answer)
+    with pytest.raises(DeviceTrouble, match="can't run the model: CUDA out of memory"):
+        load(save_whole("mistral", tmp_path / "model", AutoModel))
+
+
+def test_beside_the_kept_models(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    loading.keep_kernels(tmp_path / "cache", environment)
+    assert environment == {"TRITON_CACHE_DIR": str(tmp_path / "cache" / "triton")}
+    assert stat.S_IMODE((tmp_path / "cache" / "triton").stat().st_mode) == 0o700
+    loading.keep_kernels(tmp_path / "cache", environment)  # there it is
+    assert environment == {"TRITON_CACHE_DIR": str(tmp_path / "cache" / "triton")}
+
+
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])
+def test_what_the_user_says_stands(name: str, tmp_path: Path) -> None:
+    environment = {name: "/elsewhere"}
+    loading.keep_kernels(tmp_path, environment)
+    assert environment == {name: "/elsewhere"}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["group", "everybody", "file"])
+def test_a_folder_of_others_is_not_used(wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "triton"
+    if wrong == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o770 if wrong == "group" else 0o707)
+    environment: dict[str, str] = {}
+    with caplog.at_level(logging.WARNING):
+        loading.keep_kernels(tmp_path, environment)
+    assert environment == {}
+    assert "compiled kernels are not cached in" in caplog.text
+
+
+def test_triton_looks_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = pytest.importorskip("triton.knobs")
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.setenv(name, "elsewhere")  # so that afterwards all is as it was before
+        monkeypatch.delenv(name)
+    loading.keep_kernels(tmp_path, os.environ)
+    assert knobs.cache.dir == str(tmp_path / "triton")

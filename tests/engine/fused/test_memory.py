@@ -1,34 +1,28 @@
-"""Whether a model fits, by figures."""
+"""Whether a model fits into a GPU, by figures, and into the share of it that a process is held to."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from engine.fused import weights
-from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused import loading, offer, weights
+from engine.fused.model.spec import LayerSpec
+from engine.fused.offer import FusedConfig
 from engine.fused.weights import Memory
-from engine.model.weights import Weights
+from engine.messages import LoadOptions
+from engine.model.weights import WeightSizes
 from engine.types import DeviceTrouble, ModelError
+from tests.engine.engines import load_options
+from tests.engine.fused.model.models import SPEC
+from tests.engine.tiny_models import save
 
 GB = 10**9
-QWEN3_8B = Spec(
-    architecture="qwen3",
-    family="llama",
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=12_288,
-    vocab_size=151_665,
-    activation="silu",
-    is_gated=True,
-    norm="rms",
-    norm_eps=1e-6,
-    is_causal=True,
-    scaling=0.088,
-    layers=(LayerSpec(rope=0),) * 36,
+QWEN3_8B = dataclasses.replace(
+    SPEC, hidden_size=4096, num_heads=32, intermediate_size=12_288, vocab_size=151_665, layers=(LayerSpec(),) * 36
 )
-WEIGHTS = Weights(num_bytes=15_136_000_000, num_parameters={"BF16": 7_568_000_000})
+WEIGHTS = WeightSizes(num_bytes=15_136_000_000, num_parameters={"BF16": 7_568_000_000})
 
 
 def check(free: int, *, itemsize: int = 2, max_seqlen: int = 32_768) -> None:
@@ -80,3 +74,47 @@ def test_what_a_token_takes() -> None:
     assert weights.numbers_per_token(QWEN3_8B) == 3 * 4096 + 3 * 12_288
     narrow = dataclasses.replace(QWEN3_8B, intermediate_size=16)
     assert weights.numbers_per_token(narrow) == 3 * 4096 + (4096 + 2 * 1024) + 4096
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> FusedConfig:
+    """For a GPU, of which the process may have a quarter."""
+    found = offer.choose(load_options(save("bert", tmp_path / "model"), pooling="mean", memory_share=0.25))
+    assert found.memory_share == 0.25
+    return dataclasses.replace(found, device=torch.device("cuda:1"), capability=(9, 0))
+
+
+@pytest.mark.holds("Engines on a GPU")
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_process_is_held_to_it(share: float, chosen: FusedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(offer, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: calls.append(these))
+    monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(calls))
+
+    loading.load(None, name="m", reason="", options=LoadOptions(device="cpu"))  # type: ignore[arg-type]  # phases, which nothing uses
+
+    held = [(0.25, torch.device("cuda:1"))] if share < 1.0 else []
+    assert calls == [torch.device("cuda:1"), *held, "loaded"]
+
+
+class Loading:
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
+
+    def load(self) -> None:
+        self._calls.append("loaded")
+
+
+@pytest.mark.holds("Engines on a GPU")
+def test_what_is_reckoned_with(chosen: FusedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Memory] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
+    monkeypatch.setattr(weights, "check_memory", lambda *_, memory, **__: seen.append(memory))
+    source: Any = type("FusedWeights", (), {"spec": None})
+
+    weights._check_memory(source, chosen)
+
+    (found,) = seen
+    assert (found.free, found.available) == (7 << 30, 2 << 30)

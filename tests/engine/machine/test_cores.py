@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.machine import cores
+from tests.engine.folder_files import put
 
 ALL = set(range(8))
 
@@ -13,14 +14,6 @@ ALL = set(range(8))
 @pytest.fixture(autouse=True)
 def eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: ALL)
-
-
-def put(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return root
 
 
 def test_without_limits_every_processor_is_a_core(tmp_path: Path) -> None:

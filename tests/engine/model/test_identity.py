@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.model import model_folder
 from engine.model.identity import Identity, identify
 from engine.model.known_prompts import with_known
+from engine.model.sentence_files import CONFIG
 from tests.engine.folder_files import change, write
 from tests.engine.tiny_models import save
 
@@ -70,46 +71,22 @@ def other_dtype(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def other_config(folder: Path) -> None:
-    change(folder / "config.json", layer_norm_eps=1e-3)
-
-
-def other_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
-
-
-def other_added_tokens(folder: Path) -> None:
-    write(folder / "added_tokens.json", {"b": 1})
-
-
-def other_tokenizer_config(folder: Path) -> None:
-    change(folder / "tokenizer_config.json", do_lower_case=False)
-
-
-def other_tokenizer_class(folder: Path) -> None:
-    change(folder / "config.json", tokenizer_class="RobertaTokenizer")
-
-
-def other_chat_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
-
-
-def other_prompts(folder: Path) -> None:
-    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "Q: "}})
-
-
 @pytest.mark.parametrize(
     ("spoil", "part"),
     [
         (other_weight, "weights"),
         (other_dtype, "weights"),
-        (other_config, "settings"),
-        (other_tokenizer, "tokenizer"),
-        (other_tokenizer_config, "tokenizer"),
-        (other_added_tokens, "tokenizer"),
-        (other_tokenizer_class, "tokenizer"),
-        (other_chat_template, "tokenizer"),
-        (other_prompts, "settings"),
+        (lambda folder: change(folder / "config.json", layer_norm_eps=1e-3), "settings"),
+        (lambda folder: write(folder / "tokenizer.json", {"model": {"vocab": {"b": 0}}}), "tokenizer"),
+        (lambda folder: change(folder / "tokenizer_config.json", do_lower_case=False), "tokenizer"),
+        (lambda folder: write(folder / "added_tokens.json", {"b": 1}), "tokenizer"),
+        (lambda folder: change(folder / "config.json", tokenizer_class="RobertaTokenizer"), "tokenizer"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"), "tokenizer"),
+        (lambda folder: write(folder / CONFIG, {"prompts": {"query": "Q: "}}), "settings"),
+    ],
+    ids=[
+        *("a weight", "dtype", "config.json", "tokenizer.json", "tokenizer_config.json", "added tokens"),
+        *("tokenizer class", "chat template", "prompts"),
     ],
 )
 def test_what_changes_rows_changes_its_part(spoil: Any, part: str, saved: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from engine.transformers.configuration import OWN
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 
 NOMIC: dict[str, Any] = published("nomic-embed-text-v1.5")
 

@@ -27,21 +27,15 @@ def folder(path: Path, **config: Any) -> ModelFolder:
     return model_folder.read(path, needs_weights=False)
 
 
-# What embeddings-benchmark/mteb evaluates with: mteb/models/model_implementations/{e5,bge,arctic,nomic,…}_models.py
+# What embeddings-benchmark/mteb evaluates with: mteb/models/model_implementations/{e5,bge,arctic,nomic,…}_models.py.
+# The cards of other repositories are in tests/parity/repositories.
 @pytest.mark.parametrize(
     ("name", "query", "document"),
     [
         ("intfloat/e5-base-v2", "query: ", "passage: "),
-        ("intfloat/multilingual-e5-small", "query: ", "passage: "),
-        ("intfloat/multilingual-e5-large-instruct", WEB_SEARCH, ""),
-        ("BAAI/bge-small-en-v1.5", SENTENCE, ""),
         ("BAAI/bge-large-en", SENTENCE, ""),
-        ("BAAI/bge-base-zh-v1.5", "为这个句子生成表示以用于检索相关文章：", ""),  # noqa: RUF001 - the authors' colon
         ("Snowflake/snowflake-arctic-embed-m-v1.5", SENTENCE, ""),
         ("Snowflake/snowflake-arctic-embed-l-v2.0", "query: ", ""),
-        ("mixedbread-ai/mxbai-embed-large-v1", SENTENCE, ""),
-        ("WhereIsAI/UAE-Large-V1", SENTENCE, ""),
-        ("nomic-ai/nomic-embed-text-v1.5", "search_query: ", "search_document: "),
         ("Alibaba-NLP/gte-Qwen2-1.5B-instruct", WEB_SEARCH, ""),
         ("Salesforce/SFR-Embedding-Mistral", WEB_SEARCH, ""),
         ("nvidia/NV-Embed-v2", "Instruct: Given a question, retrieve passages that answer the question\nQuery: ", ""),

@@ -67,16 +67,6 @@ def test_what_the_files_say(folder: Path) -> None:
     )
 
 
-def test_older_names_of_the_modules_are_known(folder: Path) -> None:
-    expected = model_folder.read(folder).steps
-    modules = json.loads((folder / "modules.json").read_text())
-    assert modules[2]["type"] == "sentence_transformers.base.modules.dense.Dense"
-    for module in modules:
-        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
-    write(folder / "modules.json", modules)
-    assert model_folder.read(folder).steps == expected
-
-
 def test_a_normalize_with_more_to_follow_is_computed(folder: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     write(folder / "modules.json", [*modules[:2], modules[4], modules[2], modules[3]])
@@ -125,34 +115,6 @@ def test_wrong_tensors_are_named(folder: Path, edit: Callable[[Any], object], pa
     message = refusal(folder)
     assert part in message
     assert WEIGHTS in message
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 64, (8).to_bytes(8, "little") + b'{"a": 1}', (2).to_bytes(8, "little") + b"[]"]
-)
-def test_what_is_no_safetensors_file_is_said(folder: Path, content: bytes) -> None:
-    (folder / WEIGHTS).write_bytes(content)
-    assert WEIGHTS in refusal(folder)
-
-
-def test_a_file_that_is_cut_short_is_said(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-4])
-    assert f"{WEIGHTS} is cut short" in refusal(folder)
-
-
-def test_weights_that_can_run_code_are_not_read(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "2_Dense" / "pytorch_model.bin")
-    message = refusal(folder)
-    assert "2_Dense has no model.safetensors" in message
-    assert "pytorch_model.bin is not read" in message
-
-
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
-def test_a_path_out_of_the_folder_is_refused(folder: Path, path: str) -> None:
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[2]["path"] = path
-    write(folder / "modules.json", modules)
-    assert "out of the folder" in refusal(folder)
 
 
 def test_an_engine_refuses_a_broken_head(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from engine.model import quantization
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8, StoredNvfp4
 from engine.types import ModelError
+from tests.engine.engines import refusal
 
 
 def read(folder: Path, config: dict[str, Any] | None, hf_quant_config: dict[str, Any] | None = None) -> Any:
@@ -83,11 +84,13 @@ def test_plain_weights_are_plain(config: dict[str, Any] | None, tmp_path: Path) 
     assert read(tmp_path, config) is None
 
 
-def test_hf_quant_config_is_read_where_config_says_nothing(tmp_path: Path) -> None:
-    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    stored = read(tmp_path, None, beside)
-    assert stored.method == "modelopt"
-    assert read(tmp_path, CASES["fbgemm"][0], beside).method == "fbgemm_fp8"
+@pytest.mark.parametrize("is_nested", [True, False], ids=["older", "newer"])
+def test_a_file_of_modelopt_is_read_where_config_says_nothing(is_nested: bool, tmp_path: Path) -> None:
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    file = {"producer": {"name": "modelopt"}, **({"quantization": said} if is_nested else said)}
+    assert read(tmp_path, None, file).method == "modelopt"
+    assert quantization.beside(tmp_path)["quant_algo"] == "FP8"
+    assert read(tmp_path, CASES["fbgemm"][0], file).method == "fbgemm_fp8"
 
 
 @pytest.mark.parametrize("where", ["text_config", "compression_config"])
@@ -146,11 +149,9 @@ def test_names_of_scales_whatever_modules_are_ignored(
     ],
 )
 def test_what_cannot_be_read_is_named(config: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="stored quantized by") as refusal:
-        read(tmp_path, config)
-    message = str(refusal.value)
+    message = refusal(read, tmp_path, config)
+    assert "stored quantized by" in message
     assert named in message
-    assert "\n" not in message
     assert len(message) < 250
 
 
@@ -175,14 +176,6 @@ def test_nvfp4_is_described_for_the_one_engine_that_reads_it(config: dict[str, A
     assert stored.note == f"the weights are stored as NVFP4 ({stored.method})"
     with pytest.raises(ModelError, match="take the model's plain weights"):
         quantization.check(tmp_path, reads_fp8=True)
-
-
-@pytest.mark.parametrize("is_nested", [True, False])
-def test_older_and_newer_files_of_modelopt(is_nested: bool, tmp_path: Path) -> None:
-    said = {"quant_algo": "FP8", "kv_cache_quant_algo": None}
-    stored = read(tmp_path, None, {"producer": {"name": "modelopt"}, **({"quantization": said} if is_nested else said)})
-    assert stored.method == "modelopt"
-    assert quantization.beside(tmp_path)["quant_algo"] == "FP8"
 
 
 @pytest.mark.parametrize(

@@ -7,35 +7,37 @@ from pathlib import Path
 import pytest
 
 from engine.model import weights
-from engine.model.weights import Weights, check_weights, weights_of
+from engine.model.weights import WeightSizes, check_weights, weights_of
 from engine.types import ModelError
 
 
-def write(file: Path, **tensors: tuple[str, list[int], int]) -> None:
-    """A safetensors file: dtype, shape and size in bytes of each tensor."""
+def write(file: Path, **tensors: tuple[str, list[int], int, int]) -> None:
+    """A safetensors file: dtype and shape of each tensor, and its first byte and that behind it."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, (dtype, shape, size) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
-        begin += size
+    for name, (dtype, shape, *offsets) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
     encoded = json.dumps(header).encode()
-    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(begin))
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(max(end for *_, end in tensors.values())))
+
+
+def write_bytes(file: Path, **offsets: tuple[int, int]) -> None:
+    write(file, **{name: ("U8", [end - begin], begin, end) for name, (begin, end) in offsets.items()})
 
 
 def test_one_file(tmp_path: Path) -> None:
-    write(tmp_path / "model.safetensors", a=("F32", [2, 3], 24), b=("BF16", [5], 10), c=("F32", [], 4))
+    write(tmp_path / "model.safetensors", a=("F32", [2, 3], 0, 24), b=("BF16", [5], 24, 34), c=("F32", [], 34, 38))
 
-    assert weights_of(tmp_path) == Weights(38, {"F32": 7, "BF16": 5})
+    assert weights_of(tmp_path) == WeightSizes(38, {"F32": 7, "BF16": 5})
 
 
 def test_several_files(tmp_path: Path) -> None:
-    write(tmp_path / "one.safetensors", a=("F16", [4], 8))
-    write(tmp_path / "two.safetensors", b=("F16", [6], 12))
-    write(tmp_path / "other.safetensors", c=("F16", [100], 200))
+    write(tmp_path / "one.safetensors", a=("F16", [4], 0, 8))
+    write(tmp_path / "two.safetensors", b=("F16", [6], 0, 12))
+    write(tmp_path / "other.safetensors", c=("F16", [100], 0, 200))
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "b2": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    assert weights_of(tmp_path) == Weights(20, {"F16": 10})
+    assert weights_of(tmp_path) == WeightSizes(20, {"F16": 10})
 
 
 def test_the_packaged_minilm(minilm_folder: Path) -> None:
@@ -78,17 +80,6 @@ def test_no_file(tmp_path: Path) -> None:
         weights_of(tmp_path)
 
 
-def placed(file: Path, **offsets: tuple[int, int]) -> None:
-    """A safetensors file with bytes in these places, up to the last of them."""
-    tensors = {
-        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
-        for name, (begin, end) in offsets.items()
-    }
-    encoded = json.dumps(tensors).encode()
-    content = bytes(max(end for _, end in offsets.values()))
-    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content)
-
-
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
@@ -100,11 +91,11 @@ def placed(file: Path, **offsets: tuple[int, int]) -> None:
 )
 def test_tensors_that_overlap_or_leave_a_gap(tmp_path: Path, offsets: dict[str, tuple[int, int]], message: str) -> None:
     """The library refuses them too."""
-    placed(tmp_path / "model.safetensors", **offsets)
+    write_bytes(tmp_path / "model.safetensors", **offsets)
     with pytest.raises(ModelError, match=f"model.safetensors is damaged: {message}$"):
         check_weights(tmp_path)
 
 
 def test_a_tensor_without_numbers_has_no_bytes(tmp_path: Path) -> None:
-    placed(tmp_path / "model.safetensors", a=(0, 4), none=(4, 4), b=(4, 6))
+    write_bytes(tmp_path / "model.safetensors", a=(0, 4), none=(4, 4), b=(4, 6))
     check_weights(tmp_path)

@@ -11,7 +11,7 @@ from tests.engine.tiny_models import save
 from tests.tiers import full
 
 
-@pytest.mark.parametrize("engine", ["transformers", "fused", "static", *full("openvino")])
+@pytest.mark.parametrize("engine", ["transformers", "static", *full("fused", "openvino")])
 def test_an_engine_takes_no_more_tokens_than_it_was_told(tmp_path: Path, engine: str) -> None:
     """The tensorrt-llm engine's is in tests/engine/tensorrt_llm/test_offer.py."""
     folder = save_static(tmp_path / "model") if engine == "static" else save("bert", tmp_path / "model")

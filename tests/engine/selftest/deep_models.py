@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel
 
-from engine.selftest.comparison import Agreement, agreement, is_near
+from engine.selftest.comparison import RowAgreement, agreement, is_near
 
 _SIZE, _HEADS, _VOCAB = 128, 4, 500
 _SIZES = {"hidden_size": _SIZE, "num_attention_heads": _HEADS, "intermediate_size": 256, "vocab_size": _VOCAB}
@@ -83,7 +83,9 @@ def rows(made: nn.Module) -> NDArray[np.float32]:
     return joined
 
 
-def measured(kind: str, num_layers: int, *, gain: float, outlier: bool, dtype: str) -> Iterator[tuple[str, Agreement]]:
+def measured(
+    kind: str, num_layers: int, *, gain: float, outlier: bool, dtype: str
+) -> Iterator[tuple[str, RowAgreement]]:
     """Correct rows with float32's, with those of another order of sums, and rows with mistakes with correct ones."""
 
     def made(**settings: Any) -> nn.Module:

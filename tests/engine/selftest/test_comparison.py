@@ -1,10 +1,12 @@
-"""How rows are judged: beside large numbers that all rows share, and where rounding explains a difference."""
+"""How rows are judged: beside large numbers that all share, where rounding explains a difference, in deep models."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
+from tests.engine.selftest.deep_models import MISTAKES, measured
+from tests.tiers import full
 
 NUMBERS = np.random.default_rng(0)
 ROWS = NUMBERS.normal(size=(40, 64)).astype(np.float32)
@@ -65,3 +67,18 @@ def test_one_number_may_differ_more_where_the_directions_agree() -> None:
     scores, wrong = ROWS[:, :1], ROWS[:, :1].copy()
     wrong[3] += 0.2 * np.abs(scores).max()
     assert not is_near(agreement(wrong, scores, dtype="bfloat16"), dtype="bfloat16")
+
+
+# Those that the limit of bfloat16 does not see everywhere: docs/decisions/0019-limits-of-the-self-test.md.
+_FAINT = {("gemma3_text", "window"), ("gemma3_text", "theta")}
+
+
+@pytest.mark.parametrize("kind", ["qwen3", *full("bert", "modernbert", "gemma3_text")])
+@pytest.mark.parametrize("outlier", [False, *full(True)])
+def test_a_deep_model(kind: str, outlier: bool) -> None:
+    found = dict(measured(kind, 24, gain=1.0, outlier=outlier, dtype="bfloat16"))
+    for name in ("correct", "another order"):
+        assert is_near(found[name], dtype="bfloat16"), (name, found[name])
+    for name in () if outlier else (*MISTAKES[kind], "scaling"):
+        if (kind, name) not in _FAINT:
+            assert not is_near(found[name], dtype="bfloat16"), (name, found[name])

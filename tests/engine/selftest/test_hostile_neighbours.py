@@ -1,6 +1,5 @@
 """Rows of a text do not depend on what its neighbours spell out, or on what ran before it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from engine.transformers import selftest
 from engine.transformers.forward import PackedForward
 from engine.types import Batch, Engine, ModelError, OutputKind, RowsDiffer, compute
 from tests.engine.engines import load_options
+from tests.engine.folder_files import change, write
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, Reference, arbitrary, batch, save
+from tests.tiers import full
 
 _TINY: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -65,6 +66,12 @@ def load(folder: Path, name: str = "transformers", **others: Any) -> Engine:
     return registry.load(name, name="m", reason="asked", options=load_options(folder, pooling="mean", **others))
 
 
+def notes_of(folder: Path, **others: Any) -> tuple[str, ...]:
+    engine = load(folder, **others)
+    engine.close()
+    return engine.info.notes
+
+
 def largest_difference(engine: Engine, folder: Path, texts: Sequence[list[int]]) -> float:
     """Of rows in one batch, in the other order, and alone, to those of a class that has just been loaded."""
     expected = np.concatenate([Reference(folder).pooled([text], "mean") for text in texts])
@@ -89,7 +96,7 @@ def test_texts_that_spell_out_special_tokens(model: str, tmp_path: Path) -> None
     assert largest_difference(engine, folder, TEXTS) <= 1e-5
 
 
-@pytest.mark.parametrize("model", ["ESM", "ESM, rotary", "ESM, the first id is its mask"])
+@pytest.mark.parametrize("model", ["ESM, rotary", *full("ESM", "ESM, the first id is its mask")])
 def test_the_same_by_openvino(model: str, tmp_path: Path) -> None:
     model_type, config, _ = MODELS[model]
     folder = saved(model_type, config, tmp_path / "model")
@@ -113,9 +120,7 @@ def test_rounding_hides_no_neighbour(model: str, dtype: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_is_packed_stays_so_in_16_bits(dtype: str, tmp_path: Path) -> None:
     folder = saved("esm", {**_ESM, **_ROTARY, "token_dropout": False}, tmp_path / "model")
-    engine = load(folder, dtype=dtype)
-    engine.close()
-    assert engine.info.notes[0].startswith("packed"), engine.info.notes
+    assert notes_of(folder, dtype=dtype)[0].startswith("packed")
 
 
 @pytest.mark.parametrize("num_positions", [77, 300])
@@ -228,19 +233,15 @@ class _Marked(PackedForward):
 def test_each_special_token_fills_a_neighbour(token_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """70 is in config.json, 71 has a role in tokenizer_config.json, 90 is another added token, 91 is none."""
     folder = save("bert", tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "decoder_start_token_id": 70}))
+    change(folder / "config.json", decoder_start_token_id=70)
     added = [{"id": 71, "content": "<odd>"}, {"id": 90, "content": "<extra>"}]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {}}}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "<odd>"}}))
+    write(folder / "tokenizer.json", {"added_tokens": added, "model": {"vocab": {}}})
+    write(folder / "tokenizer_config.json", {"mask_token": {"content": "<odd>"}})
     monkeypatch.setattr(_Marked, "token_id", token_id)
     monkeypatch.setattr(selftest, "PackedForward", _Marked)
-    engine = load(folder)
-    engine.close()
-    is_packed = engine.info.notes[0].startswith("packed")
-    assert is_packed == (token_id == 91)
-    if not is_packed:
-        assert "full of one token" in engine.info.notes[0]
+    way = notes_of(folder)[0]
+    assert way.startswith("packed") == (token_id == 91)
+    assert ("full of one token" in way) == (token_id != 91)
 
 
 def _keeps(in_module: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +282,6 @@ def test_a_token_that_the_class_does_not_run_on_is_named(tmp_path: Path, monkeyp
         return forward(self, input_ids, **named)
 
     monkeypatch.setattr(BertModel, "forward", without)
-    engine = load(folder)
-    engine.close()
-    assert engine.info.notes[0].startswith("packed")
-    assert any("does not run on the token ids [2]" in note for note in engine.info.notes)
+    notes = notes_of(folder)
+    assert notes[0].startswith("packed")
+    assert any("does not run on the token ids [2]" in note for note in notes)

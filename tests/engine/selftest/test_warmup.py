@@ -1,4 +1,4 @@
-"""What a warm-up measures of engines whose costs are known, under a clock of its own."""
+"""What a warm-up measures of engines whose costs are known, and what the canary of its rows sees later."""
 
 import math
 from collections.abc import Callable
@@ -6,40 +6,26 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.selftest.warmup import warm_up
+from engine import fake
+from engine.selftest.warmup import Canary, warm_up
 from engine.types import (
     Batch,
     EngineError,
     EngineErrorKind,
     EngineLimits,
     ModelError,
-    ModelInfo,
     OutputKind,
     Results,
     Rows,
 )
-
-INFO = ModelInfo(
-    name="m",
-    engine="transformers",
-    reason="asked",
-    outputs=OutputKind.POOLED | OutputKind.TOKENS,
-    dimensions=2,
-    max_seqlen=512,
-    vocab_size=10,
-    pooling="cls",
-    normalize=False,
-    dtype="float32",
-    device="cpu",
-    architecture="",
-)
+from tests.engine.engines import fake_options, model_info
 
 
 class Scripted:
     """Streams that compute side by side, each batch for as long as `cost` says of its tokens."""
 
     def __init__(self, cost: Callable[[int], float], **limits: float | tuple[int, ...]) -> None:
-        self.info = INFO
+        self.info = model_info()
         self.limits = EngineLimits(**{"max_num_tokens": 16_384, "max_num_seqs": 1024, "max_seqlen": 512} | limits)  # type: ignore[arg-type]
         self.now = 0.0
         self.sizes: list[int] = []
@@ -69,96 +55,87 @@ class Scripted:
     def close(self) -> None: ...
 
 
-def warmed(monkeypatch: pytest.MonkeyPatch, engine: Scripted) -> EngineLimits:
-    monkeypatch.setattr("engine.selftest.warmup.time.perf_counter", lambda: engine.now)
-    return warm_up(engine)
+def warmed(engine: Scripted) -> EngineLimits:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.selftest.warmup.time.perf_counter", lambda: engine.now)
+        return warm_up(engine)
 
 
 def linear(fixed_seconds: float, tokens_per_second: float) -> Callable[[int], float]:
     return lambda num_tokens: fixed_seconds + num_tokens / tokens_per_second
 
 
-def test_the_target_is_where_larger_batches_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 ms a batch and 40,000 tokens/s: 2,048 tokens have 0.944 of that, 4,096 have 0.972, 1,024 have 0.895."""
-    engine = Scripted(linear(0.003, 40_000))
-    limits = warmed(monkeypatch, engine)
-    assert limits.target_num_tokens == 2048
-    assert limits.tokens_per_second == pytest.approx(2048 / 0.0542)
-    assert engine.now <= 0.7
+@pytest.mark.parametrize(
+    ("cost", "limits", "target", "tokens_per_second"),
+    [
+        # 2,048 tokens have 0.944 of 40,000 tokens/s, 4,096 have 0.972, 1,024 have 0.895
+        (linear(0.003, 40_000), {}, 2048, 2048 / 0.0542),
+        (lambda num_tokens: num_tokens / 20_000 * (1 if num_tokens <= 512 else 1.2), {}, 512, 20_000),
+        (lambda num_tokens: 0.006 * math.ceil(num_tokens / 1024), {"max_batch_seconds": 0.025}, 1024, 1024 / 0.006),
+        (linear(0, 10_000), {"target_num_tokens": 300}, 300, 10_000),
+    ],
+    ids=["gain little", "only slower, as on a CPU whose caches are full", "in steps, as on a GPU", "a known target"],
+)
+def test_the_target_is_where_larger_batches_gain_little(
+    cost: Callable[[int], float], limits: dict[str, float], target: int, tokens_per_second: float
+) -> None:
+    engine = Scripted(cost, **limits)
+    found = warmed(engine)
+    assert found.target_num_tokens == target
+    assert found.tokens_per_second == pytest.approx(tokens_per_second)
+    assert engine.now <= 1
+    assert "target_num_tokens" not in limits or len(engine.sizes) == 3
 
 
-def test_batches_that_only_grow_slower_are_left_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU whose caches are full."""
-    engine = Scripted(lambda num_tokens: num_tokens / 20_000 * (1 if num_tokens <= 512 else 1.2))
-    limits = warmed(monkeypatch, engine)
-    assert limits.target_num_tokens == 512
-    assert limits.tokens_per_second == pytest.approx(20_000)
-
-
-def test_costs_that_come_in_steps_have_their_target_at_the_end_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that takes as long for one token as for 1,024."""
-    engine = Scripted(lambda num_tokens: 0.006 * math.ceil(num_tokens / 1024), max_batch_seconds=0.025)
-    assert warmed(monkeypatch, engine).target_num_tokens == 1024
-
-
-def test_where_more_may_be_gained_no_target_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_more_may_be_gained_no_target_is_set() -> None:
     """The time that a batch may take then bounds it, or the engine's own limit."""
     engine = Scripted(linear(0.02, 100_000))
-    limits = warmed(monkeypatch, engine)
+    limits = warmed(engine)
     assert limits.target_num_tokens == 0
     assert limits.tokens_per_second == pytest.approx(max(size / engine._cost(size) for size in engine.sizes))
 
 
-def test_what_every_batch_costs_is_found_where_it_is_longer_than_a_batch_should_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_every_batch_costs_is_found_where_it_is_longer_than_a_batch_should_be() -> None:
     """As of an engine on a GPU that starts its kernels one by one."""
-    limits = warmed(monkeypatch, Scripted(linear(0.033, 200_000), max_batch_seconds=0.025))
+    limits = warmed(Scripted(linear(0.033, 200_000), max_batch_seconds=0.025))
     assert limits.target_num_tokens == 0
     assert limits.fixed_batch_seconds == pytest.approx(0.033)
 
 
-def test_an_engine_without_a_cost_for_each_batch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert warmed(monkeypatch, Scripted(linear(0, 100_000))).fixed_batch_seconds == pytest.approx(0, abs=1e-9)
+def test_an_engine_without_a_cost_for_each_batch_has_none() -> None:
+    assert warmed(Scripted(linear(0, 100_000))).fixed_batch_seconds == pytest.approx(0, abs=1e-9)
 
 
-def test_no_batch_is_longer_than_the_engine_would_ever_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_batch_is_longer_than_the_engine_would_ever_have() -> None:
     engine = Scripted(linear(0, 100_000), max_batch_seconds=0.025)
-    warmed(monkeypatch, engine)
+    warmed(engine)
     assert max(engine.sizes) == 2048
 
 
 @pytest.mark.parametrize("limit", [{"max_num_tokens": 1024}, {"max_num_seqs": 16}])
-def test_sizes_keep_to_the_limits(limit: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_keep_to_the_limits(limit: dict[str, float]) -> None:
     engine = Scripted(linear(0, 1e6), **limit)
-    assert warmed(monkeypatch, engine).target_num_tokens == 512
+    assert warmed(engine).target_num_tokens == 512
     assert max(engine.sizes) == 1024
 
 
 @pytest.mark.parametrize("tokens_per_second", [60.0, 300.0, 1000.0])
-def test_a_slow_engine_is_not_measured_for_long(tokens_per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_engine_is_not_measured_for_long(tokens_per_second: float) -> None:
     engine = Scripted(linear(0.1, tokens_per_second))
-    limits = warmed(monkeypatch, engine)
+    limits = warmed(engine)
     assert limits.target_num_tokens == 0
     assert limits.tokens_per_second == pytest.approx(128 / (0.1 + 128 / tokens_per_second))
     assert max(engine.sizes) == 128
 
 
 @pytest.mark.holds("Back-pressure")
-def test_all_streams_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_streams_are_measured_together() -> None:
     engine = Scripted(linear(0, 10_000), streams=3, depth=4)
-    assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
+    assert warmed(engine).tokens_per_second == pytest.approx(10_000)
     assert engine.sizes[:6] == [27] * 6
 
 
-def test_a_known_target_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Scripted(linear(0, 10_000), target_num_tokens=300)
-    limits = warmed(monkeypatch, engine)
-    assert (limits.target_num_tokens, len(engine.sizes)) == (300, 3)
-    assert limits.tokens_per_second == pytest.approx(10_000)
-
-
-def test_what_a_new_shape_costs_once_is_not_taken_for_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_new_shape_costs_once_is_not_taken_for_slowness() -> None:
     seen: set[int] = set()
 
     def cost(num_tokens: int) -> float:
@@ -167,7 +144,7 @@ def test_what_a_new_shape_costs_once_is_not_taken_for_slowness(monkeypatch: pyte
         return num_tokens / 10_000 + (1.0 if is_new else 0.0)
 
     engine = Scripted(cost, target_num_tokens=300)
-    assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
+    assert warmed(engine).tokens_per_second == pytest.approx(10_000)
 
 
 class Staging(Scripted):
@@ -196,9 +173,7 @@ class Staging(Scripted):
 
 
 @pytest.mark.parametrize(("known", "target", "measured"), [(0, 0, 16_384), (300, 300, 256)])
-def test_where_there_are_buckets_what_a_new_size_costs_is_left_out(
-    known: int, target: int, measured: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_buckets_what_a_new_size_costs_is_left_out(known: int, target: int, measured: int) -> None:
     """However long it takes: kernels may have to be compiled."""
     seen: set[int] = set()
 
@@ -207,22 +182,22 @@ def test_where_there_are_buckets_what_a_new_size_costs_is_left_out(
         seen.add(num_tokens)
         return 0.0002 + num_tokens / 1e6 + (5.0 if is_new else 0.0)
 
-    limits = warmed(monkeypatch, Staging(cost, target_num_tokens=known))
+    limits = warmed(Staging(cost, target_num_tokens=known))
     assert limits.target_num_tokens == target
     assert limits.tokens_per_second == pytest.approx(measured / (0.0002 + measured / 1e6))
 
 
-def test_a_model_of_8b_on_a_gpu_is_not_left_at_1024_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_8b_on_a_gpu_is_not_left_at_1024_tokens() -> None:
     """Its costs in FP8 on an H100: 1,024 tokens have 0.96 of the rate of 2,048, which come close to 30 ms."""
-    limits = warmed(monkeypatch, Staging(linear(0.00099, 78_770), max_batch_seconds=0.030))
+    limits = warmed(Staging(linear(0.00099, 78_770), max_batch_seconds=0.030))
     assert limits.target_num_tokens == 0
     assert limits.tokens_per_second == pytest.approx(2048 / 0.02699, rel=1e-3)
 
 
-def test_where_there_are_buckets_batches_are_measured_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_are_buckets_batches_are_measured_one_behind_the_other() -> None:
     """The host's 10 ms are paid once for four batches."""
     engine = Staging(linear(0.0, 1e6), host_seconds=0.01)
-    limits = warmed(monkeypatch, engine)
+    limits = warmed(engine)
     measured = max(engine.sizes)
     assert limits.tokens_per_second == pytest.approx(measured / (measured / 1e6 + 0.01 / 4))
     assert not engine._inside
@@ -237,10 +212,61 @@ def test_where_there_are_buckets_batches_are_measured_one_behind_the_other(monke
         ({OutputKind.POOLED: Rows(np.full((4, 2), np.nan, np.float32))}, "not finite"),
     ],
 )
-def test_an_engine_that_is_not_right_is_refused(
-    answer: Results | EngineError, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_not_right_is_refused(answer: Results | EngineError, why: str) -> None:
     engine = Scripted(linear(0.001, 10_000))
     engine.answer = lambda _: answer
     with pytest.raises(ModelError, match=why):
-        warmed(monkeypatch, engine)
+        warmed(engine)
+
+
+def computed(engine: fake.FakeEngine, canary: Canary) -> Results:
+    engine.submit(canary.batch)
+    _, results = engine.collect()
+    assert isinstance(results, dict)
+    return results
+
+
+def load(**options: object) -> fake.FakeEngine:
+    return fake.load(name="m", reason="asked", options=fake_options(**options))
+
+
+@pytest.mark.parametrize("outputs", [OutputKind.POOLED, OutputKind.LOGITS, OutputKind.TOKENS, OutputKind.SPARSE])
+def test_the_same_rows_pass(outputs: OutputKind) -> None:
+    engine = load(outputs=outputs)
+    canary = Canary(engine)
+    assert canary.batch.outputs == outputs
+    assert canary.judge(computed(engine, canary)) is None
+
+
+def test_rounding_passes_and_other_rows_do_not() -> None:
+    engine = load()
+    canary = Canary(engine)
+    rows = computed(engine, canary)[OutputKind.POOLED].values
+    largest = np.abs(rows).max()
+    for change, passes in ((1e-4 * largest, True), (1e-2 * largest, False), (np.nan, False)):
+        changed = rows.copy()
+        changed[1, 2] += change
+        found = canary.judge({OutputKind.POOLED: Rows(changed)})
+        assert (found is None) == passes
+    assert canary.judge({OutputKind.POOLED: Rows(rows[:-1])}) is not None
+    assert canary.judge({OutputKind.POOLED: Rows(rows[::-1])}) is not None
+
+
+def test_a_sparse_row_may_lose_a_weight_that_rounds_to_zero() -> None:
+    engine = load(outputs=OutputKind.SPARSE)
+    canary = Canary(engine)
+    rows = computed(engine, canary)[OutputKind.SPARSE]
+    assert rows.offsets is not None
+    assert canary.judge({OutputKind.SPARSE: Rows(rows.values[:-1], rows.offsets)}) is None
+
+
+def test_an_error_is_passed_on_with_its_kind() -> None:
+    canary = Canary(load())
+    found = canary.judge(EngineError(EngineErrorKind.FATAL, "the device is lost"))
+    assert found is not None
+    assert found.kind is EngineErrorKind.FATAL
+
+
+def test_an_engine_that_fails_its_first_canary_can_not_be_served() -> None:
+    with pytest.raises(ModelError, match="the canary failed"):
+        Canary(load(fake_fault=["fail@batch:1"]))

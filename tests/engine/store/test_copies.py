@@ -45,10 +45,10 @@ class Maker:
 
     def _make(self, copy: Path) -> None:
         self.made.append(copy.name)
-        self.begun.set()
-        assert self.go_on.wait(PATIENCE)
         new = copies.unfinished(copy)
         new.mkdir()
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE)
         (new / "file").write_text(MADE)
         new.rename(copy)
 

@@ -79,6 +79,7 @@ def test_the_token_stays_with_the_hub(hub: LocalHub, start: Starter) -> None:
     assert [asked.path for asked in hub.asked if asked.host == "localhost"] == ["/elsewhere/model.safetensors"]
 
 
+@pytest.mark.full
 def test_a_gated_model_needs_the_token_of_who_may_read_it(hub: LocalHub, start: Starter) -> None:
     hub.needs_token = "hf_right"
 
@@ -107,6 +108,7 @@ def test_a_revision_that_is_not_there(start: Starter, revision: str) -> None:
     assert start(revision=revision).error == f"--revision {revision!r} is no revision of 'org/model' on the hub"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("revision", ["v1", *full(REVISIONS["v1"])])
 def test_a_branch_and_a_commit(hub: LocalHub, start: Starter, revision: str) -> None:
     assert start(revision=revision).revision == REVISIONS["v1"]

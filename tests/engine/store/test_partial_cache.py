@@ -158,6 +158,7 @@ def test_weights_that_are_pickles_are_missed_by_who_converts_them_alone(hub: Loc
         assert f"{folder} was fetched in part: it lacks pytorch_model.bin; " in found.error
 
 
+@pytest.mark.full
 def test_a_link_to_a_blob_that_was_removed(start: Starter) -> None:
     folder = start().path
     (folder / "tokenizer.json").resolve().unlink()
@@ -166,6 +167,7 @@ def test_a_link_to_a_blob_that_was_removed(start: Starter) -> None:
     assert (folder / "tokenizer.json").is_file()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("revision", ["v1", *full("89abcdef0123456789abcdef0123456789abcdef")])
 def test_a_revision_of_which_there_is_a_part(start: Starter, revision: str) -> None:
     fetch(start, *TRANSFORMERS_ALONE, revision=revision)
@@ -173,6 +175,7 @@ def test_a_revision_of_which_there_is_a_part(start: Starter, revision: str) -> N
     assert (start(revision=revision).path / "modules.json").is_file()
 
 
+@pytest.mark.full
 def test_a_reference_to_a_snapshot_that_is_gone(start: Starter) -> None:
     write(start.cache / "models--org--model" / "refs" / "main", {})
     (start.cache / "models--org--model" / "refs" / "main").write_text(COMMIT)
@@ -182,6 +185,7 @@ def test_a_reference_to_a_snapshot_that_is_gone(start: Starter) -> None:
     assert (start().path / "modules.json").is_file()
 
 
+@pytest.mark.full
 def test_a_whole_download_by_an_older_library(hub: LocalHub, start: Starter) -> None:
     """It kept no listing. Only who fetches whole repositories has .gitattributes."""
     for name in ("modules.json", "sentence_bert_config.json"):
@@ -194,6 +198,7 @@ def test_a_whole_download_by_an_older_library(hub: LocalHub, start: Starter) -> 
     assert "may lack modules.json" in start(HF_HUB_OFFLINE="1").error
 
 
+@pytest.mark.full
 def test_files_that_were_fetched_into_a_folder_one_by_one(hub: LocalHub, start: Starter, tmp_path: Path) -> None:
     """The library keeps no listing there, but a note on each file."""
     fetch(start, *TRANSFORMERS_ALONE, local_dir=tmp_path / "own")

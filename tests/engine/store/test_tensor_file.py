@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.store.tensor_file import places, write
+from engine.store.tensor_file import byte_ranges, write
 
 TENSORS = {
     "scales": torch.randn(1, 6),
@@ -35,7 +35,7 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
 def test_a_mapped_file_is_not_copied(tmp_path: Path) -> None:
     """Each tensor lies at a multiple of its numbers' size."""
     write(tmp_path / "file", TENSORS)
-    assert all(place.begin % place.dtype.itemsize == 0 for place in places(tmp_path / "file").values())
+    assert all(place.begin % place.dtype.itemsize == 0 for place in byte_ranges(tmp_path / "file").values())
     with safe_open(tmp_path / "file", framework="pt") as opened:
         for name in TENSORS:
             assert opened.get_tensor(name).data_ptr() % TENSORS[name].element_size() == 0
@@ -57,7 +57,7 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
 
 def test_places_in_a_file_of_the_library(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "file", metadata={"format": "pt"})
-    content, found = (tmp_path / "file").read_bytes(), places(tmp_path / "file")
+    content, found = (tmp_path / "file").read_bytes(), byte_ranges(tmp_path / "file")
     assert set(found) == set(TENSORS)
     for name, tensor in TENSORS.items():
         place = found[name]
@@ -86,11 +86,11 @@ def test_what_is_no_such_file(header: Any, tmp_path: Path) -> None:
     encoded = json.dumps(header).encode()
     (tmp_path / "file").write_bytes(len(encoded).to_bytes(8, "little") + encoded + b"1234")
     with pytest.raises((ValueError, TypeError)):
-        places(tmp_path / "file")
+        byte_ranges(tmp_path / "file")
 
 
 def test_a_dtype_that_nobody_knows_is_left_out(tmp_path: Path) -> None:
     known = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     encoded = json.dumps({"a": known, "b": {**known, "dtype": "F4"}}).encode()
     (tmp_path / "file").write_bytes(len(encoded).to_bytes(8, "little") + encoded + b"1234")
-    assert places(tmp_path / "file").keys() == {"a"}
+    assert byte_ranges(tmp_path / "file").keys() == {"a"}

@@ -1,11 +1,14 @@
 """Model folders whose safetensors files are headers alone: enough for whatever looks at names, types and shapes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from tests.engine.folder_files import write
+from tests.engine.model.detection.shapes import MODULE, modules
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 256, 2, 1, 128, 384, 100
 NUM_LAYERS = 2
@@ -65,3 +68,10 @@ def write_model(folder: Path, tensors: Headers | None = None, **config: Any) -> 
     (folder / "config.json").write_text(json.dumps(written))
     write_headers(folder / "model.safetensors", plain() if tensors is None else tensors)
     return model_folder.read(folder, pooling="last-token")
+
+
+def write_chain(folder: Path, kinds: Sequence[str] = ("Transformer", "Pooling", "Normalize")) -> None:
+    """modules.json of sentence-transformers, its pooling of the last token."""
+    paths = {f"{number}_{kind}" if number else "root": f"{MODULE}{kind}" for number, kind in enumerate(kinds)}
+    modules(folder, **paths)
+    write(folder / "1_Pooling" / "config.json", {"pooling_mode": "lasttoken"})

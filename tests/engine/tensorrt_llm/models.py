@@ -19,7 +19,6 @@ from tests.engine.tiny_models import GENERATING, MASKED, SCORING_SEQUENCES, Refe
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ENCODERS = ("roberta", "xlm-roberta")
 YES, NO = 11, 7
-_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": None}
 
 Sequences = Sequence[Sequence[int]]
 Expected = Callable[[Sequences], NDArray[np.float32]]
@@ -36,25 +35,19 @@ class Model:
 
 def embedding(family: str, folder: Path, pooling: str, *, has_prefix: bool = False, **config: Any) -> Model:
     """A backbone, its weights with or without the prefix of whole models."""
-    if has_prefix:
-        save_whole(family, folder, GENERATING, **{**_SMALL, **config})
-    else:
-        save_whole(family, folder, AutoModel, **{**_SMALL, **config})
+    whole = MASKED if family in ENCODERS else GENERATING
+    save_whole(family, folder, whole if has_prefix else AutoModel, **{**_small(family), **config})
     _randomize_norms(folder)
     save_words(folder)
-    option = {"last": "last-token"}.get(pooling, pooling)
+    options = {"pooling": {"last": "last-token"}.get(pooling, pooling), "task": "embed"}
     reference = Reference(folder)
-    return Model(
-        folder,
-        {"pooling": option, "task": "embed"} if has_prefix else {"pooling": option},
-        lambda sequences: reference.pooled(sequences, pooling),
-    )
+    return Model(folder, options, lambda sequences: reference.pooled(sequences, pooling))
 
 
 def scoring(family: str, folder: Path, *, num_labels: int = 3, **config: Any) -> Model:
     """A classifier, or with one label a CrossEncoder of sentence-transformers."""
     saved = {"sentence_transformers": {"version": "5.1.0"}}
-    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, **{**_SMALL, **config, **saved})
+    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, **{**_small(family), **config, **saved})
     _randomize_norms(folder)
     save_words(folder)
     reference = WholeReference(folder, SCORING_SEQUENCES)
@@ -63,7 +56,7 @@ def scoring(family: str, folder: Path, *, num_labels: int = 3, **config: Any) ->
 
 def answering(family: str, folder: Path, *, no_id: int | None = NO, **config: Any) -> Model:
     """A generative reranker as sentence-transformers saves it, scored by YES less `no_id`."""
-    save_whole(family, folder, GENERATING, **{**_SMALL, **config})
+    save_whole(family, folder, GENERATING, **{**_small(family), **config})
     _randomize_norms(folder)
     save_words(folder)
     (folder / "chat_template.jinja").write_text(QWEN3_CHAT)
@@ -81,23 +74,12 @@ def answering(family: str, folder: Path, *, no_id: int | None = NO, **config: An
     return Model(folder, {}, expected)
 
 
-def encoding(family: str, folder: Path, pooling: str, *, has_prefix: bool = False, **config: Any) -> Model:
-    """A RoBERTa, its weights with or without the prefix of whole models."""
-    save_whole(family, folder, MASKED if has_prefix else AutoModel, num_hidden_layers=2, **config)
-    save_words(folder)
-    reference = Reference(folder)
-    return Model(folder, {"pooling": pooling, "task": "embed"}, lambda sequences: reference.pooled(sequences, pooling))
-
-
-def classifying(family: str, folder: Path, *, num_labels: int = 2) -> Model:
-    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, num_hidden_layers=2)
-    save_words(folder)
-    reference = WholeReference(folder, SCORING_SEQUENCES)
-    return Model(folder, {}, lambda sequences: np.stack([reference.scores(sequence) for sequence in sequences]))
-
-
 def with_options(model: Model, **options: Any) -> Model:
     return dataclasses.replace(model, options={**model.options, **options})
+
+
+def _small(family: str) -> dict[str, Any]:
+    return {"num_hidden_layers": 2, **({"sliding_window": None} if family in FAMILIES else {})}
 
 
 def _randomize_norms(folder: Path) -> None:

@@ -85,3 +85,8 @@ def rows(engine: TensorrtLlmEngine, sequences: Sequence[Sequence[int]], **others
     values = results[main_output(engine.info.outputs)].values
     assert values.dtype == np.float32
     return values
+
+
+def graph_runner(engine: TensorrtLlmEngine) -> Any:
+    """What records and replays graphs."""
+    return engine._encode.__self__.llm._encoder_executor.model_engine.encoder_cuda_graph_runner  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from engine.types import (
 from tests.engine.engines import difference
 from tests.engine.tensorrt_llm.models import Model, embedding
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance_of
-from tests.engine.tensorrt_llm.stand_in import H200, answer, library, load, place, rows
+from tests.engine.tensorrt_llm.stand_in import H200, answer, graph_runner, library, load, place, rows
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch
 
 RARE = 93  # an id that neither the samples of a start nor the tests' sequences have
@@ -160,7 +160,7 @@ def test_versions_without_what_is_needed(model: Model, tmp_path: Path) -> None:
 def test_graphs_pad_batches_and_rows_stay_the_same(model: Model) -> None:
     """Tokens that belong to no sequence are NaN on the stand-in, and a recorded shape may read no number back."""
     engine = load(model.folder, **model.options, tensorrt_llm_cuda_graphs=True)
-    runner = _runner(engine)
+    runner = graph_runner(engine)
     before = runner.num_replays
     assert distance_of(engine, model) <= TOLERANCE
     assert runner.num_replays > before
@@ -172,7 +172,7 @@ def test_graphs_with_each_pooling(pooling: str, tmp_path: Path) -> None:
     model = embedding("llama", tmp_path / "m", pooling, is_causal=False)
     engine = load(model.folder, **model.options, tensorrt_llm_cuda_graphs=True)
     assert distance_of(engine, model) <= TOLERANCE
-    assert _runner(engine).num_replays > 10
+    assert graph_runner(engine).num_replays > 10
 
 
 def test_a_version_without_graphs(model: Model) -> None:
@@ -189,11 +189,6 @@ def test_what_is_refused_before_the_library_is_imported(model: Model, tmp_path: 
     windowed = embedding("mistral", tmp_path / "m", "last", sliding_window=16)
     assert "computes attention without windows" in refusal(windowed)
     assert load(windowed.folder, **windowed.options, max_seqlen=16).limits.max_seqlen == 16
-
-
-def _runner(engine: Any) -> Any:
-    library = engine._encode.__self__
-    return library.llm._encoder_executor.model_engine.encoder_cuda_graph_runner
 
 
 def test_another_gpu_is_the_only_one_that_is_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

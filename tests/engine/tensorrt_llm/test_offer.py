@@ -13,7 +13,7 @@ from engine.tensorrt_llm.planning.package import Package
 from engine.tensorrt_llm.quantize import cached
 from engine.types import ModelError
 from tests.engine.engines import changed
-from tests.engine.tensorrt_llm.header_models import write_model
+from tests.engine.tensorrt_llm.header_models import write_chain, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +42,7 @@ def test_float16(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_class", ["embedline", "stock"])
 def test_an_architecture_with_a_kernel_for_bfloat16_alone(model_class: str, tmp_path: Path) -> None:
-    (tmp_path / "modules.json").write_text(
-        '[{"path": "", "type": "sentence_transformers.models.Transformer"},'
-        ' {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},'
-        ' {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]'
-    )
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    write_chain(tmp_path)
     write_model(tmp_path)
     with pytest.raises(
         ModelError, match=r"^--dtype float16 is not for qwen3 in the tensorrt-llm engine, .* leave it out$"

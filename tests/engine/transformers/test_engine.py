@@ -7,35 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.rows_torch import Pooling, RowModules
-from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward
-from engine.transformers.heads import embeddings
-from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, batch, save
-from tests.engine.transformers.loaded import load, raw_rows
+from tests.engine.transformers.loaded import load, made, raw_rows
 from tests.server_e2e.running import PATIENCE
-
-
-def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
-    """An engine around any forward."""
-    info = ModelInfo(
-        name="m",
-        engine="transformers",
-        reason="asked",
-        outputs=OutputKind.POOLED,
-        dimensions=2,
-        max_seqlen=8,
-        vocab_size=10,
-        pooling="cls",
-        normalize=False,
-        dtype="float32",
-        device="cpu",
-        architecture="",
-    )
-    limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
-    return TransformersEngine(forward, embeddings(Pooling(("cls",), RowModules())), info=info, limits=limits)
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:

@@ -10,25 +10,13 @@ import torch
 
 from engine.messages import LoadOptions
 from engine.model import model_folder
-from engine.rows_torch import Pooling, RowModules
-from engine.transformers import engine
-from engine.transformers.engine import TransformersEngine
-from engine.transformers.heads import embeddings
-from engine.transformers.placement import Place, check_fits, place
-from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
-from tests.engine.engines import load_options
+from engine.transformers.placement import Placement, check_fits, place
+from engine.types import DeviceTrouble, EngineError, EngineErrorKind, ModelError
 from tests.engine.tiny_models import batch
+from tests.engine.transformers.loaded import load, made
 
 HOPPER, TURING = (9, 0), (7, 5)
 GIB = 1 << 30
-
-
-def options(folder: Path, **others: Any) -> LoadOptions:
-    return load_options(folder, **{"num_threads": 3, **others})
-
-
-def load(folder: Path, **others: Any) -> TransformersEngine:
-    return engine.load(name="m", reason="asked", options=options(folder, **others))
 
 
 @pytest.fixture
@@ -55,10 +43,10 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ],
 )
 def test_what_it_computes_in(device: str, dtype: str, expected: torch.dtype, chosen: list[Any]) -> None:
-    where = place(LoadOptions(device=device, dtype=dtype))
-    assert where == Place(torch.device(device), expected)
-    assert where.is_gpu == (device != "cpu")
-    assert chosen == ([device] if where.is_gpu else [])  # else pinned memory would be the first GPU's
+    placement = place(LoadOptions(device=device, dtype=dtype))
+    assert placement == Placement(torch.device(device), expected)
+    assert placement.is_gpu == (device != "cpu")
+    assert chosen == ([device] if placement.is_gpu else [])  # else pinned memory would be the first GPU's
 
 
 def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +56,15 @@ def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypat
     place(LoadOptions(device="cuda:0", memory_share=1.0))
     place(LoadOptions(device="cpu", memory_share=0.5))
     assert chosen == ["cuda:0"]
-    where = place(LoadOptions(device="cuda:0", dtype="float32", memory_share=0.25))
+    placement = place(LoadOptions(device="cuda:0", dtype="float32", memory_share=0.25))
     assert chosen[1:] == ["cuda:0", (0.25, torch.device("cuda:0"))]
 
     folder = model_folder.read(minilm_folder)
-    check_fits(folder, where)
+    check_fits(folder, placement)
     with pytest.raises(
         DeviceTrouble, match=r"^the weights take 0\.1 GiB, and the engine's share .* is 0\.01 of its 2\.0 GiB"
     ):
-        check_fits(folder, dataclasses.replace(where, memory_share=0.01))
+        check_fits(folder, dataclasses.replace(placement, memory_share=0.01))
 
 
 @pytest.mark.parametrize(
@@ -103,28 +91,28 @@ def test_a_torch_that_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("chosen")
 def test_a_model_that_is_larger_than_the_memory(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, gpu = model_folder.read(minilm_folder), Place(torch.device("cuda:0"), torch.bfloat16)
+    folder, gpu = model_folder.read(minilm_folder), Placement(torch.device("cuda:0"), torch.bfloat16)
     check_fits(folder, gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB // 100, GIB // 2))
     with pytest.raises(
         ModelError, match=r"^the weights take 0\.0 GiB in bfloat16, and cuda:0 has 0\.0 of its 0\.5 GiB"
     ):
         check_fits(folder, gpu)
-    check_fits(folder, Place(torch.device("cpu"), torch.float32))
+    check_fits(folder, Placement(torch.device("cpu"), torch.float32))
 
 
 @pytest.mark.usefixtures("chosen")
 def test_one_thread_and_short_batches(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for the GPU, so that the model can be loaded."""
-    monkeypatch.setattr(Place, "is_gpu", True)
+    monkeypatch.setattr(Placement, "is_gpu", True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    loaded = load(minilm_folder)
+    loaded = load(minilm_folder, num_threads=3)
     loaded.close()
     assert (loaded.limits.streams, loaded.limits.depth) == (1, 2)
     assert (loaded.limits.max_batch_seconds, loaded.limits.max_batch_seconds_mixed) == (0.025, 0.010)
     assert not any("linear layers" in note for note in loaded.info.notes)  # they are laid out anew for CPUs only
     monkeypatch.undo()
-    loaded = load(minilm_folder)
+    loaded = load(minilm_folder, num_threads=3)
     loaded.close()
     assert (loaded.limits.streams, loaded.limits.max_batch_seconds) == (3, 0.25)
 
@@ -146,26 +134,7 @@ def test_what_its_errors_mean(
     def forward(_: Any) -> torch.Tensor:
         raise error
 
-    info = ModelInfo(
-        name="m",
-        engine="transformers",
-        reason="",
-        outputs=OutputKind.POOLED,
-        dimensions=2,
-        max_seqlen=10,
-        vocab_size=10,
-        pooling="mean",
-        normalize=False,
-        dtype="bfloat16",
-        device="cuda:0",
-        architecture="",
-    )
-    loaded = TransformersEngine(
-        forward,
-        embeddings(Pooling(("cls",), RowModules())),
-        info=info,
-        limits=EngineLimits(max_num_tokens=10, max_num_seqs=9, max_seqlen=9),
-    )
+    loaded = made(forward, device="cuda:0")
     loaded.submit(batch([[1]]))
     _, failed = loaded.collect()
     loaded.close()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from engine.model.tasks import POOLINGS
 from engine.rows_torch import Pooling, RowModules
 from engine.transformers.engine import load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
@@ -25,7 +26,7 @@ def with_prompts(sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> 
 
 
 @pytest.mark.holds("Prompts")
-@pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"])
+@pytest.mark.parametrize("mode", POOLINGS)
 def test_a_sequence_that_is_nothing_but_a_prompt_is_pooled_whole(mode: str) -> None:
     sequences = arbitrary((4, 1, 6))
     token_rows = torch.from_numpy(np.random.default_rng(0).normal(size=(11, 8)).astype(np.float32))

@@ -13,9 +13,10 @@ from sentence_transformers import SparseEncoder
 
 from engine.fused.offer import choose
 from engine.transformers.engine import TransformersEngine, load
-from engine.types import QUERY_TOKEN, Batch, EngineError, ModelError, OutputKind, Rows
+from engine.types import QUERY_TOKEN, Batch, EngineError, ModelError, OutputKind
 from tests.engine.cpu import engines as compiled_engines
 from tests.engine.cpu.engines import options
+from tests.engine.engines import dense
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 from tests.engine.transformers.routed_models import inference_free, query_weights, same_for_both, tokenizer
 
@@ -47,14 +48,7 @@ def computed(loaded: TransformersEngine, given: Batch) -> NDArray[np.float32]:
     loaded.submit(given)
     _, results = loaded.collect()
     assert not isinstance(results, EngineError), results
-    rows: Rows = results[OutputKind.SPARSE]
-    assert rows.offsets is not None
-    assert rows.values.dtype == np.float32
-    dense = np.zeros((len(rows.offsets) - 1, VOCAB_SIZE), np.float32)
-    sequence = np.repeat(np.arange(len(dense)), np.diff(rows.offsets))
-    dense[sequence, rows.values[:, 0].astype(int)] = rows.values[:, 1]
-    assert (rows.values[:, 1] != 0).all()
-    return dense
+    return dense(results[OutputKind.SPARSE], VOCAB_SIZE)
 
 
 def reference(model: SparseEncoder, texts: tuple[str, ...], is_query: list[bool]) -> NDArray[np.float32]:
@@ -86,9 +80,11 @@ def test_queries_alone_are_not_computed(loaded: TransformersEngine, monkeypatch:
 
 
 def test_ids_without_tokens_around_them_and_beyond_the_table(loaded: TransformersEngine) -> None:
-    given = asked(("w9 w10",), [True])
-    given = dataclasses.replace(given, token_ids=np.array([9, 2, 10, 3], np.int32))
+    given = asked(("w9 w10 w11",), [True])
+    given = dataclasses.replace(given, token_ids=np.array([9, 2, VOCAB_SIZE, 10, 3], np.int32))
     assert np.flatnonzero(computed(loaded, given)[0]).tolist() == [2, 9, 10]  # what is in the middle was written there
+    given = dataclasses.replace(given, token_ids=np.array([9, VOCAB_SIZE, 10, 9], np.int32))
+    assert np.flatnonzero(computed(loaded, given)[0]).tolist() == [9, 10]
 
 
 @pytest.mark.parametrize(("wrong", "part"), [(np.nan, "not one finite number"), (None, "'weight'")])

@@ -18,8 +18,8 @@ from engine.model.tasks import TokenWeights, VocabularyWeights
 from engine.transformers import sparse
 from engine.transformers.forward import PaddedForward
 from engine.transformers.sparse import token_weights, vocabulary_weights
-from engine.types import ModelError, Rows
-from tests.engine.engines import difference
+from engine.types import ModelError
+from tests.engine.engines import dense, difference
 from tests.engine.sentence_models import save_words, text_of
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, arbitrary, batch, save
 
@@ -41,26 +41,11 @@ def save_whole(family: str, folder: Path) -> Path:
     return folder
 
 
-def dense(rows: Rows, size: int = VOCAB_SIZE) -> NDArray[np.float32]:
-    """[B, size] of ragged [N, 2]; asserts the form on the way."""
-    assert rows.offsets is not None
-    assert rows.values.dtype == np.float32
-    assert rows.offsets.dtype == np.int32
-    assert (rows.offsets[0], rows.offsets[-1]) == (0, len(rows.values))
-    found = np.zeros((len(rows.offsets) - 1, size), np.float32)
-    for number, (start, end) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
-        index, weights = rows.values[start:end].T
-        assert (weights != 0).all()
-        assert (np.diff(index) > 0).all()  # each once, in order
-        found[number, index.astype(np.int64)] = weights
-    return found
-
-
 def made(whole: PreTrainedModel, head: VocabularyWeights, sequences: list[list[int]]) -> NDArray[np.float32]:
     some, model = batch(sequences), whole.base_model
     assert isinstance(model, PreTrainedModel)
     maker, _ = vocabulary_weights(whole, head)
-    return dense(maker(PaddedForward(model)(some), some))
+    return dense(maker(PaddedForward(model)(some), some), VOCAB_SIZE)
 
 
 def encoded(folder: Path, head: VocabularyWeights, sequences: list[list[int]]) -> NDArray[np.float32]:
@@ -143,7 +128,7 @@ def test_token_weights_are_the_largest_of_each_id(lexical: Path) -> None:
     sequences = [*arbitrary(SEQLENS), [4, 20, 20, 20, 21, 4, 9, 21]]
     some, folder = batch(sequences), model_folder.read(lexical)
     token_rows = torch.from_numpy(np.random.default_rng(5).normal(size=(some.num_tokens, HIDDEN_SIZE)))
-    rows = dense(token_weights(folder, TokenWeights(unused_ids=unused), CPU)(token_rows, some))
+    rows = dense(token_weights(folder, TokenWeights(unused_ids=unused), CPU)(token_rows, some), VOCAB_SIZE)
 
     tensors = load_file(lexical / "sparse_linear.safetensors")
     weights = functional.linear(token_rows.float(), tensors["weight"], tensors["bias"]).relu()[:, 0].tolist()

@@ -7,39 +7,26 @@ from tests.parity.repositories.models import (
     bert,
     decoders,
     encoders,
-    generative,
     jina,
-    late,
-    mistral,
     modern,
     multilingual,
-    nomic,
+    other_outputs,
     others,
-    qwen2,
     rerankers,
-    sparse,
-    static,
 )
 from tests.parity.repositories.sources import Source
 
-BEGIN = "<!-- repositories: made by `make docs` -->"
-END = "<!-- repositories: up to here -->"
 REPOSITORIES: tuple[Repository, ...] = (
     *bert.REPOSITORIES,
     *multilingual.REPOSITORIES,
     *others.REPOSITORIES,
     *modern.REPOSITORIES,
-    *nomic.REPOSITORIES,
     *decoders.REPOSITORIES,
-    *mistral.REPOSITORIES,
-    *qwen2.REPOSITORIES,
     *jina.REPOSITORIES,
     *encoders.REPOSITORIES,
     *rerankers.REPOSITORIES,
-    *generative.REPOSITORIES,
-    *sparse.REPOSITORIES,
-    *late.REPOSITORIES,
-    *static.REPOSITORIES,
+    *decoders.GENERATIVE,
+    *other_outputs.REPOSITORIES,
 )
 
 _UNVERIFIED = "unverified"
@@ -54,14 +41,6 @@ def table() -> str:
         cells = (f"`{repository.name}`", _served(repository), _rows(repository, sources), _ids(repository, sources))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join((*lines, "", *(f"{number}. {source}" for source, number in sources.items())))
-
-
-def in_page(page: str) -> str:
-    """docs/models.md with the table as it is now."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, "the page lacks the markers of the repositories' table"
-    return f"{before}{begin}\n\n{table()}\n\n{end}{after}"
 
 
 def _numbered() -> dict[Source, int]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tests.server.backfill.jobs import Place
+from tests.server.backfill.jobs import Backfill, Place, options, run, texts, url_of, write_jsonl
 from tests.server.backfill.postgres import Postgres, running_postgres
+from tests.server_e2e.running import Server
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,18 @@ def postgres() -> Iterator[Postgres]:
 def folder(tmp_path: Path) -> Path:
     """OUT that is a folder, and not there yet."""
     return tmp_path / "out"
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """IN with as many texts as the test's file says."""
+    return write_jsonl(tmp_path / "in.jsonl", texts(request.module.COUNT))
+
+
+@pytest.fixture
+def backfill(source: Path, fake_server: Server) -> Backfill:
+    """Runs a job over IN into an OUT; the exit code."""
+    return lambda out, **changed: run(options(source, out, **changed), url_of(fake_server))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from server.features.backfill.job import Job, Options
 from tests.server_e2e.expected import ids_of, row_of_ids
 from tests.server_e2e.running import CACHE_HOME, PATIENCE, ROOT, Server
 
+Backfill = Callable[..., int]  # see conftest.py
 BAD = {3: "", 40: None, 77: 5}  # rows of `texts` that can't be embedded
 
 

@@ -28,18 +28,8 @@ class Postgres:
         """The cluster's files."""
         if self._user is not None:
             os.chown(self._folder, self._user, self._user)
-        self._run(
-            "initdb",
-            "--pgdata",
-            "data",
-            "--username",
-            "tests",
-            "--auth",
-            "trust",
-            "--no-sync",
-            "--no-locale",
-            "--encoding=UTF8",
-        )
+        options = "--pgdata data --username tests --auth trust --no-sync --no-locale --encoding=UTF8"
+        self._run("initdb", *options.split())
 
     def start(self) -> None:
         """Until it takes connections."""

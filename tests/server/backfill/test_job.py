@@ -16,7 +16,19 @@ from embedline.client.preference import CancellationToken
 from server.features.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
 from server.features.backfill.job import Job, print_status
 from server.features.backfill.output import files_at, read_manifest
-from tests.server.backfill.jobs import BAD, Place, check, errors, options, run, texts, url_of, write_jsonl, written
+from tests.server.backfill.jobs import (
+    BAD,
+    Backfill,
+    Place,
+    check,
+    errors,
+    options,
+    run,
+    texts,
+    url_of,
+    write_jsonl,
+    written,
+)
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import Server
 
@@ -24,21 +36,16 @@ COUNT = 330
 IDS = [f"k{number}" for number in range(COUNT)]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
-
-
 @pytest.mark.holds("Each row of a backfill is written exactly once")
-def test_every_row_has_its_vector_or_its_reason(source: Path, out: Place, fake_server: Server) -> None:
-    assert run(options(source, out), url_of(fake_server)) == 1
+def test_every_row_has_its_vector_or_its_reason(out: Place, backfill: Backfill) -> None:
+    assert backfill(out) == 1
     check(out, texts(COUNT), IDS)
     assert errors(out) == [
         {"row": 3, "id": "k3", "error": "the text is empty"},
         {"row": 40, "id": "k40", "error": "the text is null"},
         {"row": 77, "id": "k77", "error": "the text is no text but int"},
     ]
-    assert run(options(source, out, resume=True, max_errors=len(BAD)), url_of(fake_server)) == 0
+    assert backfill(out, resume=True, max_errors=len(BAD)) == 0
 
 
 def test_a_text_that_is_too_long_is_bad_only_without_truncation(
@@ -52,16 +59,16 @@ def test_a_text_that_is_too_long_is_bad_only_without_truncation(
     assert "256" in errors(tmp_path / "whole")[0]["error"]
 
 
-def test_rows_are_float16_in_parts_of_arrows_own_types(source: Path, folder: Path, fake_server: Server) -> None:
-    run(options(source, folder, dtype="float16", id_column=None), url_of(fake_server))
+def test_rows_are_float16_in_parts_of_arrows_own_types(folder: Path, backfill: Backfill) -> None:
+    backfill(folder, dtype="float16", id_column=None)
     part = pq.read_table(folder / "part-00000.parquet")
     assert part.schema.types == [pa.int64(), pa.list_(pa.float16(), DIMENSIONS)]
     assert "BYTE_STREAM_SPLIT" in pq.read_metadata(folder / "part-00000.parquet").row_group(0).column(1).encodings
     assert part["id"].to_pylist() == list(range(50))
 
 
-def test_numpys_format_has_the_ids_beside_it(source: Path, out: Place, fake_server: Server) -> None:
-    run(options(source, out, format="npy"), url_of(fake_server))
+def test_numpys_format_has_the_ids_beside_it(out: Place, backfill: Backfill) -> None:
+    backfill(out, format="npy")
     rows = np.concatenate([np.load(io.BytesIO(out.read(part))) for part in out.names("part-*.npy")])
     assert rows.shape == (COUNT, DIMENSIONS)
     assert rows.dtype == np.float32
@@ -71,38 +78,36 @@ def test_numpys_format_has_the_ids_beside_it(source: Path, out: Place, fake_serv
     whole = out.read("part-00001.npy")
     out.remove("part-00001.npy")
     out.write("part-00002.npy", out.read("part-00002.npy")[:-8])
-    run(options(source, out, format="npy", resume=True), url_of(fake_server))
+    backfill(out, format="npy", resume=True)
     assert out.read("part-00001.npy") == whole
     assert np.load(io.BytesIO(out.read("part-00002.npy"))).tobytes() == rows[100:150].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
-def test_a_part_that_changed_on_the_disk_is_made_again(
-    kind: str, source: Path, folder: Path, fake_server: Server
-) -> None:
+def test_a_part_that_changed_on_the_disk_is_made_again(kind: str, folder: Path, backfill: Backfill) -> None:
     """By one bit of the rows."""
-    run(options(source, folder, format=kind), url_of(fake_server))
+    backfill(folder, format=kind)
     name = f"part-00001.{kind}"
     whole = (folder / name).read_bytes()
     middle = len(whole) // 2
     (folder / name).write_bytes(whole[:middle] + bytes((whole[middle] ^ 1,)) + whole[middle + 1 :])
-    run(options(source, folder, format=kind, resume=True), url_of(fake_server))
+    backfill(folder, format=kind, resume=True)
     assert (folder / name).read_bytes() == whole
 
 
-def test_numbers_that_float16_lacks_are_bad_rows(source: Path, folder: Path, fake_server: Server) -> None:
-    run(options(source, folder, dtype="float16", shard_rows=COUNT), url_of(fake_server))
+def test_numbers_that_float16_lacks_are_bad_rows(folder: Path, backfill: Backfill) -> None:
+    backfill(folder, dtype="float16", shard_rows=COUNT)
     found = {line["row"]: line["error"] for line in errors(folder) if line["row"] not in BAD}
     exact = folder.with_name("exact")
-    run(options(source, exact, shard_rows=COUNT), url_of(fake_server))
+    backfill(exact, shard_rows=COUNT)
     too_large = {at for at, row in enumerate(written(exact)[1]) if row is not None and np.abs(row).max() > 65504}
     assert set(found) == too_large
     assert set(found.values()) <= {"a number of its row is too large for float16: use --output-dtype float32"}
 
 
-def test_workers_share_one_folder(source: Path, out: Place, fake_server: Server) -> None:
+def test_workers_share_one_folder(out: Place, backfill: Backfill) -> None:
     for number in range(3):
-        run(options(source, out, worker=(number, 3), resume=True), url_of(fake_server))
+        backfill(out, worker=(number, 3), resume=True)
         assert bool(out.names("errors.jsonl")) == (number == 2)
     check(out, texts(COUNT), IDS)
 
@@ -118,13 +123,13 @@ def test_an_empty_input_is_a_job_without_parts(tmp_path: Path, out: Place, fake_
     assert errors(out) == []
 
 
-def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out: Place, fake_server: Server) -> None:
-    run(options(source, out), url_of(fake_server))
+def test_what_is_done_is_not_done_again_and_what_is_broken_is(out: Place, backfill: Backfill) -> None:
+    backfill(out)
     before = {part: (out.version(part), out.read(part)) for part in out.names("part-*.parquet")}
     out.write("part-00002.parquet", before["part-00002.parquet"][1][:-9])
     out.remove("part-00004.parquet")
     out.write("part-00005.parquet", before["part-00000.parquet"][1])
-    run(options(source, out, resume=True), url_of(fake_server))
+    backfill(out, resume=True)
     after = {part: (out.version(part), out.read(part)) for part in out.names("part-*.parquet")}
     assert {name: content for name, (_, content) in after.items()} == {
         name: content for name, (_, content) in before.items()
@@ -134,10 +139,10 @@ def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out:
     assert "part-00002.parquet" not in kept
 
 
-def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Place, fake_server: Server) -> None:
-    run(options(source, out), url_of(fake_server))
+def test_a_folder_with_a_job_is_refused_without_resume(out: Place, backfill: Backfill) -> None:
+    backfill(out)
     with pytest.raises(RefusedJob, match="--resume goes on with it"):
-        run(options(source, out), url_of(fake_server))
+        backfill(out)
 
 
 @pytest.mark.parametrize(
@@ -151,28 +156,28 @@ def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Place,
     ],
 )
 def test_the_folder_of_another_job_is_refused(
-    changed: dict[str, Any], words: str, source: Path, out: Place, fake_server: Server
+    changed: dict[str, Any], words: str, out: Place, backfill: Backfill
 ) -> None:
-    run(options(source, out), url_of(fake_server))
+    backfill(out)
     with pytest.raises(RefusedJob, match=f"^OUT is of another job: .*{words}|^OUT is of {words}"):
-        run(options(source, out, resume=True, **changed), url_of(fake_server))
+        backfill(out, resume=True, **changed)
 
 
-def test_a_changed_input_is_refused(source: Path, out: Place, fake_server: Server) -> None:
-    run(options(source, out), url_of(fake_server))
+def test_a_changed_input_is_refused(source: Path, out: Place, backfill: Backfill) -> None:
+    backfill(out)
     write_jsonl(source, ["other"])
     with pytest.raises(RefusedJob, match=r"an input has changed: .*in\.jsonl$"):
-        run(options(source, out, resume=True), url_of(fake_server))
+        backfill(out, resume=True)
 
 
-def test_another_model_is_refused(source: Path, out: Place, fake_server: Server, tmp_path: Path) -> None:
-    run(options(source, out), url_of(fake_server))
+def test_another_model_is_refused(out: Place, backfill: Backfill, tmp_path: Path) -> None:
+    backfill(out)
     begun = read_manifest(files_at(str(out)))
     assert begun is not None
     model = {**begun.model, "compute": "bfloat16", "id": "0"}
     out.write("manifest.json", dataclasses.replace(begun, model=model).as_json().encode())
     with pytest.raises(RefusedJob, match=r"the model is another: its compute was bfloat16, and is float32$"):
-        run(options(source, out, resume=True), url_of(fake_server))
+        backfill(out, resume=True)
 
 
 @pytest.mark.parametrize("content", ["{}", "no JSON", None])
@@ -195,7 +200,7 @@ def test_a_folder_that_another_process_writes_is_refused(source: Path, folder: P
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_refuses_stops_the_job_and_leaves_it_resumable(
-    code: int, source: Path, folder: Path, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    code: int, folder: Path, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, calls = os.fsync, []
 
@@ -208,10 +213,10 @@ def test_a_disk_that_refuses_stops_the_job_and_leaves_it_resumable(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(BackfillError, match=f"can't be written: {os.strerror(code)}"):
-            run(options(source, folder), url_of(fake_server))
+            backfill(folder)
     assert not list(folder.glob("*.tmp"))
     assert 0 < len(list(folder.glob("part-*.parquet"))) < 7
-    run(options(source, folder, resume=True), url_of(fake_server))
+    backfill(folder, resume=True)
     check(folder, texts(COUNT), IDS)
 
 
@@ -252,26 +257,24 @@ def test_a_signal_stops_the_job(source: Path, out: Place, fake_server: Server) -
         run(options(source, out), url_of(fake_server), token=token)
 
 
-def test_a_server_that_is_none_of_ours_is_refused(source: Path, out: Place, fake_server: Server) -> None:
+def test_a_server_that_is_none_of_ours_is_refused(out: Place, backfill: Backfill) -> None:
     with pytest.raises(RefusedJob, match=r"--model must name one of: "):
-        run(options(source, out, model="nobody"), url_of(fake_server))
+        backfill(out, model="nobody")
 
 
-def test_a_dry_run_writes_nothing(
-    source: Path, out: Place, fake_server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(options(source, out, dry_run=True), url_of(fake_server)) == 0
+def test_a_dry_run_writes_nothing(out: Place, backfill: Backfill, capsys: pytest.CaptureFixture[str]) -> None:
+    assert backfill(out, dry_run=True) == 0
     assert '"event": "estimate"' in (printed := capsys.readouterr().out)
     assert '"job_rows": 330' in printed
     assert out.names() == []
 
 
 def test_the_status_is_read_from_the_folder_alone(
-    source: Path, out: Place, fake_server: Server, capsys: pytest.CaptureFixture[str]
+    out: Place, backfill: Backfill, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RefusedJob, match=r"^OUT has no job$"):
         print_status(str(out))
-    run(options(source, out), url_of(fake_server))
+    backfill(out)
     out.remove("part-00001.parquet")
     capsys.readouterr()
     print_status(str(out))

@@ -4,11 +4,13 @@ import json
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from server import cli
 from tests.server.backfill.jobs import check, command, end, kill_amid, texts, url_of, write_jsonl, written
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import PATIENCE, Server
@@ -16,11 +18,6 @@ from tests.server_e2e.running import PATIENCE, Server
 COUNT = 4000
 ENGINE = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--fake-tokens-per-second", "20000")
 JOB = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "200")
-
-
-def finish(*arguments: str | Path) -> tuple[int, dict[str, object], str]:
-    """The exit code, the last line, and standard error."""
-    return end(command(*arguments))
 
 
 @pytest.mark.full
@@ -37,7 +34,7 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
     for out in (killed, whole):
-        code, last, said = finish(source, out, *JOB, *ENGINE, "--resume")
+        code, last, said = end(command(source, out, *JOB, *ENGINE, "--resume"))
         assert (code, last["event"], last["rows"], last["failed"]) == (1, "done", COUNT, 3), said
     check(killed, texts(COUNT), [f"k{number}" for number in range(COUNT)])
     names = sorted(path.name for path in whole.glob("*[!n]"))
@@ -81,40 +78,42 @@ def test_a_signal_stops_it_in_order_and_it_can_be_resumed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--worker", "2/2"], "--worker must be like 0/4"),
-        (["--format", "lance"], "--format must be one of: parquet, npy"),
-        (["--output-dtype", "int8"], "--output-dtype must be one of: float16, float32"),
-        (["--url", "http://h", "--pooling", "cls"], "--pooling can't be given with --url"),
-        (["--ray", "c", "--pooling", "cls"], "--pooling can't be given with --ray"),
-        (["--ray", "c", "--worker", "0/2"], "--worker can't be given with --ray"),
-        (["--url", "h"], "--url: base_url must be like"),
-        (["--column", "words"], "the line has no"),
-        (["--engine", "warp"], "--engine warp is not one of"),
-        (["--status"], "OUT has no job"),
-    ],
-)
-def test_what_is_wrong_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
-    source = tmp_path / "in.csv"
-    source.write_text("text\na\n")
-    code, _, said = finish(source, tmp_path / "out", *arguments)
-    words = "has no column words" if "words" in arguments else words
-    assert (code, words in said, said.count("\n")) == (2, True, 1), said
-
-
-@pytest.mark.parametrize(
     ("location", "out", "arguments", "words"),
     [
-        ("", "out", [], "IN is empty"),
-        ("in.csv", "", [], "OUT is empty"),
-        ("in.csv", "postgresql://h/d", [], "--job-folder must name a folder"),
-        ("in.csv", "out", ["--table", "t"], "--job-folder and --table are for an OUT that is a database"),
+        ("in.csv", "out", "--worker 2/2", "--worker must be like 0/4"),
+        ("in.csv", "out", "--format lance", "--format must be one of: parquet, npy"),
+        ("in.csv", "out", "--output-dtype int8", "--output-dtype must be one of: float16, float32"),
+        ("in.csv", "out", "--url http://h --pooling cls", "--pooling can't be given with --url"),
+        ("in.csv", "out", "--ray c --pooling cls", "--pooling can't be given with --ray"),
+        ("in.csv", "out", "--ray c --worker 0/2", "--worker can't be given with --ray"),
+        ("in.csv", "out", "--url h", "--url: base_url must be like"),
+        ("in.csv", "out", "--column words", "has no column words"),
+        ("in.csv", "out", "--engine warp", "--engine warp is not one of"),
+        ("in.csv", "out", "--status", "OUT has no job"),
+        ("", "out", "", "IN is empty"),
+        ("in.csv", "", "", "OUT is empty"),
+        ("in.csv", "postgresql://h/d", "", "--job-folder must name a folder"),
+        ("in.csv", "out", "--table t", "--job-folder and --table are for an OUT that is a database"),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_line(location: str, out: str, arguments: list[str], words: str) -> None:
-    code, _, said = finish(location, out, *arguments)
-    assert (code, words in said, said.count("\n")) == (2, True, 1), said
+def test_what_is_wrong_is_one_line(
+    location: str,
+    out: str,
+    arguments: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, as nothing is started; it goes on with signal handlers of its own."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.csv").write_text("text\na\n")
+    monkeypatch.setattr(sys, "argv", ["embedline", "backfill", location, out, *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, words in said, said.count("\n")) == (2, True, 1), said
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,15 @@ from server.features.backfill.job import Job
 from server.features.backfill.locations import lies_in
 from server.features.backfill.output import files_at
 from server.features.backfill.sinks import kind_of
-from tests.server.backfill.jobs import Place, check, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import Backfill, Place, check, options, texts, url_of, write_jsonl
 from tests.server_e2e.running import Server
 
 COUNT = 130
 IDS = [f"k{number}" for number in range(COUNT)]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
-
-
 def test_a_file_is_put_once_and_whole_under_its_own_name(
-    source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    store: Place, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts: list[str] = []
     put_file = MemoryFileSystem.put_file
@@ -36,7 +31,7 @@ def test_a_file_is_put_once_and_whole_under_its_own_name(
         put_file(self, own, path, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
-    run(options(source, store, format="npy"), url_of(fake_server))
+    backfill(store, format="npy")
     assert sorted(puts) == store.names()
     assert [name for name in puts if "00000" in name] == [
         "part-00000.errors.jsonl",
@@ -46,10 +41,10 @@ def test_a_file_is_put_once_and_whole_under_its_own_name(
 
 
 def test_of_a_part_its_footer_alone_is_read(
-    tmp_path: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Place, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [f"text {number}" for number in range(2_000)])
-    run(options(source, store, shard_rows=2_000), url_of(fake_server))
+    write_jsonl(tmp_path / "in.jsonl", [f"text {number}" for number in range(2_000)])
+    backfill(store, shard_rows=2_000)
     cat_file, num_bytes = MemoryFileSystem.cat_file, [0]
 
     def counted(self: Any, path: str, **of: Any) -> bytes:
@@ -58,13 +53,13 @@ def test_of_a_part_its_footer_alone_is_read(
         return found
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
-    assert run(options(source, store, shard_rows=2_000, resume=True), url_of(fake_server)) == 0
+    assert backfill(store, shard_rows=2_000, resume=True) == 0
     assert 0 < max(num_bytes) <= 65_536 < len(store.read("part-00000.parquet"))
 
 
 @pytest.mark.parametrize("method", ["ls", "info", "cat_file", "put_file"])
 def test_a_store_that_is_away_stops_the_job_in_one_line_and_what_is_done_is_kept(
-    method: str, source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    method: str, store: Place, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask, calls = getattr(MemoryFileSystem, method), []
 
@@ -79,20 +74,20 @@ def test_a_store_that_is_away_stops_the_job_in_one_line_and_what_is_done_is_kept
         with pytest.raises(
             BackfillError, match=r"memory://\S+ can't be (read|written): the library's own: no route$"
         ) as caught:
-            run(options(source, store), url_of(fake_server))
+            backfill(store)
     assert not isinstance(caught.value, RefusedJob)
     before = {name: store.version(name) for name in store.names("part-*.parquet")}
-    run(options(source, store, resume=True), url_of(fake_server))
+    backfill(store, resume=True)
     check(store, texts(COUNT), IDS)
     assert {name: store.version(name) for name in before} == before
 
 
 def test_a_full_temporary_folder_stops_the_job(
-    source: Path, store: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    source: Path, store: Place, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(source / "nothing"))
     with pytest.raises(BackfillError, match="the temporary folder can't be written: Not a directory"):
-        run(options(source, store), url_of(fake_server))
+        backfill(store)
     assert store.names() == []
 
 
@@ -107,10 +102,10 @@ def test_a_manifest_is_made_once(source: Path, out: Place, fake_server: Server) 
 
 
 def test_a_job_whose_manifest_another_one_replaced_stops_before_its_next_part(
-    source: Path, out: Place, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    out: Place, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Place(f"{out}-other")
-    run(options(source, other, shard_rows=60), url_of(fake_server))
+    backfill(other, shard_rows=60)
     write = parts.write
 
     def write_and_replace(*arguments: Any) -> None:
@@ -119,7 +114,7 @@ def test_a_job_whose_manifest_another_one_replaced_stops_before_its_next_part(
 
     monkeypatch.setattr(parts, "write", write_and_replace)
     with pytest.raises(BackfillError, match="another job has begun in OUT meanwhile"):
-        run(options(source, out), url_of(fake_server))
+        backfill(out)
     assert out.names("part-*.parquet") == ["part-00000.parquet"]
 
 

@@ -14,23 +14,25 @@ from server.features.backfill import sinks
 from server.features.backfill.errors import BackfillError, RefusedJob
 from server.features.backfill.job import Job
 from server.features.backfill.pgvector import PgvectorSink
-from tests.server.backfill.jobs import BAD, command, end, errors, kill_amid, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import (
+    BAD,
+    Backfill,
+    command,
+    end,
+    errors,
+    kill_amid,
+    options,
+    run,
+    texts,
+    url_of,
+    write_jsonl,
+)
 from tests.server.backfill.postgres import Postgres
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
 from tests.server_e2e.running import Server
 
 COUNT = 230
 Query = Callable[[str], list[tuple[Any, ...]]]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 @pytest.fixture
@@ -48,9 +50,9 @@ def query(url: str) -> Query:
     return ask
 
 
-def into(url: str, location: Path, out: Path, **changed: Any) -> Any:
-    """A job into that database."""
-    return options(location, out, **{"sink": url, "format": "pgvector", **changed})
+def into(url: str, **changed: Any) -> dict[str, Any]:
+    """Options of a job into that database."""
+    return {"sink": url, "format": "pgvector", **changed}
 
 
 def check(query: Query, *, count: int = COUNT) -> None:
@@ -64,14 +66,13 @@ def check(query: Query, *, count: int = COUNT) -> None:
             assert row is None
 
 
-def test_every_row_is_in_the_table_once(source: Path, out: Path, url: str, query: Query, fake_server: Server) -> None:
-    job = into(url, source, out, max_errors=len(BAD))
-    assert run(job, url_of(fake_server)) == 0
+def test_every_row_is_in_the_table_once(folder: Path, url: str, query: Query, backfill: Backfill) -> None:
+    assert backfill(folder, **into(url, max_errors=len(BAD))) == 0
     check(query)
-    assert [line["id"] for line in errors(out)] == ["k3", "k40", "k77"]
+    assert [line["id"] for line in errors(folder)] == ["k3", "k40", "k77"]
     before = query("SELECT xmin FROM embeddings")
-    (out / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
-    assert run(into(url, source, out, max_errors=len(BAD), resume=True), url_of(fake_server)) == 0
+    (folder / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
+    assert backfill(folder, **into(url, max_errors=len(BAD), resume=True)) == 0
     check(query)
     assert sorted(before) != sorted(query("SELECT xmin FROM embeddings"))
 
@@ -81,7 +82,7 @@ def test_types_are_those_of_the_options(tmp_path: Path, url: str, query: Query, 
     source.write_text("key,text\na,one\nb,two\n")
     query("CREATE SCHEMA s")
     for table, dtype, id_column in (("s.halves", "float16", None), ("Whole", "float32", "key")):
-        job = into(url, source, tmp_path / table, table=table, dtype=dtype, id_column=id_column)
+        job = options(source, tmp_path / table, **into(url, table=table, dtype=dtype, id_column=id_column))
         assert run(job, url_of(fake_server)) in (0, 1)
     statement = (
         "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND attrelid = '{}'::regclass"
@@ -92,14 +93,14 @@ def test_types_are_those_of_the_options(tmp_path: Path, url: str, query: Query, 
 
 
 def test_workers_share_a_table_and_other_columns_are_left(
-    source: Path, out: Path, url: str, query: Query, fake_server: Server
+    folder: Path, url: str, query: Query, backfill: Backfill
 ) -> None:
     query(
         f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text UNIQUE, embedding vector({DIMENSIONS}), note text)"
     )
     query("INSERT INTO embeddings VALUES ('k3', NULL, 'mine'), ('k5', NULL, 'mine')")
     for number in (1, 0):
-        run(into(url, source, out, worker=(number, 2), resume=True), url_of(fake_server))
+        backfill(folder, **into(url, worker=(number, 2), resume=True))
     check(query)
     assert query("SELECT id FROM embeddings WHERE note = 'mine' ORDER BY id") == [("k3",), ("k5",)]
 
@@ -115,24 +116,22 @@ def test_workers_share_a_table_and_other_columns_are_left(
     ],
 )
 def test_a_table_of_another_shape_is_refused(
-    columns: str, words: str, source: Path, out: Path, url: str, query: Query, fake_server: Server
+    columns: str, words: str, folder: Path, url: str, query: Query, backfill: Backfill
 ) -> None:
     query(f"CREATE EXTENSION vector; CREATE TABLE embeddings ({columns.replace('16', str(DIMENSIONS))})")
     with pytest.raises(RefusedJob, match=words):
-        run(into(url, source, out), url_of(fake_server))
+        backfill(folder, **into(url))
     assert query("SELECT count(*) FROM embeddings") == [(0,)]
 
 
-def test_what_a_user_may_not_do_is_said_at_the_start(
-    source: Path, out: Path, url: str, query: Query, fake_server: Server
-) -> None:
+def test_what_a_user_may_not_do_is_said_at_the_start(folder: Path, url: str, query: Query, backfill: Backfill) -> None:
     query("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN")
     as_reader = url.replace("user=tests", "user=reader")
     with pytest.raises(RefusedJob, match=r"no pgvector, and it can't be made \(CREATE EXTENSION\): permission denied"):
-        run(into(as_reader, source, out), url_of(fake_server))
+        backfill(folder, **into(as_reader))
     query(f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text PRIMARY KEY, embedding vector({DIMENSIONS}))")
     with pytest.raises(RefusedJob, match="permission denied for table embeddings"):
-        run(into(as_reader, source, out, resume=True), url_of(fake_server))
+        backfill(folder, **into(as_reader, resume=True))
 
 
 @pytest.mark.parametrize(
@@ -143,48 +142,46 @@ def test_what_a_user_may_not_do_is_said_at_the_start(
         "postgresql://me:se-cret@127.0.0.1:1/db?nonsense=1",
     ],
 )
-def test_no_message_and_no_file_has_the_password(url: str, source: Path, out: Path) -> None:
+def test_no_message_and_no_file_has_the_password(url: str, source: Path, folder: Path) -> None:
     with pytest.raises(RefusedJob) as caught:
-        Job(into(url, source, out))
+        Job(options(source, folder, **into(url)))
     assert "se-cret" not in str(caught.value)
     assert str(caught.value).startswith("OUT ")
 
 
-def test_the_manifest_names_the_place_without_the_user(source: Path, out: Path, url: str, fake_server: Server) -> None:
+def test_the_manifest_names_the_place_without_the_user(folder: Path, url: str, backfill: Backfill) -> None:
     with_password = url + "&password=se-cret"
-    run(into(with_password, source, out), url_of(fake_server))
-    content = b"".join(path.read_bytes() for path in out.iterdir())
+    backfill(folder, **into(with_password))
+    content = b"".join(path.read_bytes() for path in folder.iterdir())
     assert b"table embeddings" in content
     assert b"se-cret" not in content
     assert b"tests@" not in content
     with pytest.raises(RefusedJob, match=r"sink was .* table embeddings, and is .* table others$"):
-        run(into(with_password, source, out, table="others", resume=True), url_of(fake_server))
+        backfill(folder, **into(with_password, table="others", resume=True))
 
 
-def test_a_table_that_is_gone_or_lost_rows_is_told(
-    source: Path, out: Path, url: str, query: Query, fake_server: Server
-) -> None:
-    run(into(url, source, out), url_of(fake_server))
+def test_a_table_that_is_gone_or_lost_rows_is_told(folder: Path, url: str, query: Query, backfill: Backfill) -> None:
+    backfill(folder, **into(url))
     query("DELETE FROM embeddings WHERE id > 'k5'")
     with pytest.raises(BackfillError, match="something removed them"):
-        run(into(url, source, out, resume=True), url_of(fake_server))
+        backfill(folder, **into(url, resume=True))
     query("DROP TABLE embeddings")
     with pytest.raises(RefusedJob, match="there is no table embeddings, but parts of this job are in it"):
-        run(into(url, source, out, resume=True), url_of(fake_server))
+        backfill(folder, **into(url, resume=True))
 
 
 def test_what_the_table_refuses_stops_the_job_and_nothing_of_the_shard_is_there(
-    source: Path, out: Path, url: str, query: Query, fake_server: Server
+    folder: Path, url: str, query: Query, backfill: Backfill
 ) -> None:
     columns = f"id text PRIMARY KEY CHECK (id <> 'k60'), embedding vector({DIMENSIONS})"
     query(f"CREATE EXTENSION vector; CREATE TABLE embeddings ({columns})")
     with pytest.raises(BackfillError, match=r"the table embeddings refuses: new row .* violates check constraint"):
-        run(into(url, source, out), url_of(fake_server))
+        backfill(folder, **into(url))
     assert query("SELECT count(*) FROM embeddings WHERE id ~ '^k[5-9].$'") == [(0,)]
 
 
 def test_a_database_that_is_away_is_asked_again(
-    source: Path, out: Path, url: str, query: Query, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+    folder: Path, url: str, query: Query, backfill: Backfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, killed = PgvectorSink.put, []
 
@@ -198,27 +195,27 @@ def test_a_database_that_is_away_is_asked_again(
 
     monkeypatch.setattr(PgvectorSink, "put", put_after_a_kill)
     monkeypatch.setattr(sinks, "_WAITS", (0,))
-    assert run(into(url, source, out), url_of(fake_server)) == 1
+    assert backfill(folder, **into(url)) == 1
     assert sorted(killed) == [1, 3]  # either may be done first
     check(query)
     monkeypatch.setattr(sinks, "_WAITS", ())
-    (out / "part-00001.parquet").unlink()
+    (folder / "part-00001.parquet").unlink()
     killed.clear()
     with pytest.raises(BackfillError, match="the database can't be written to"):
-        run(into(url, source, out, resume=True), url_of(fake_server))
+        backfill(folder, **into(url, resume=True))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
-    tmp_path: Path, out: Path, url: str, query: Query
+    tmp_path: Path, folder: Path, url: str, query: Query
 ) -> None:
     count, chance = 3000, random.Random(18)
     source = write_jsonl(tmp_path / "in.jsonl", texts(count))
     engine = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--fake-tokens-per-second", "10000")
     form = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "50", "--max-errors", "3")
-    job = (source, url, "--job-folder", out, *form, *engine, "--resume")
+    job = (source, url, "--job-folder", folder, *form, *engine, "--resume")
     query(f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text PRIMARY KEY, embedding vector({DIMENSIONS}))")
 
     def num_rows() -> int:
@@ -233,7 +230,7 @@ def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
     check(query, count=count)
 
 
-def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, url: str) -> None:
+def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, folder: Path, url: str) -> None:
     from server.features.backfill.errors import SinkAway, Stopped
 
     class Away:

@@ -16,9 +16,8 @@ from server.features.backfill import qdrant
 from server.features.backfill.errors import BackfillError, RefusedJob, SinkAway
 from server.features.backfill.parts import Content
 from server.features.backfill.sinks import kind_of
-from tests.server.backfill.jobs import BAD, command, end, kill_amid, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.jobs import BAD, Backfill, command, end, kill_amid, texts, write_jsonl
 from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
-from tests.server_e2e.running import Server
 
 COUNT = 230
 
@@ -32,20 +31,17 @@ def database(monkeypatch: pytest.MonkeyPatch) -> QdrantClient:
     return client
 
 
-def into(location: Path, out: Path, **changed: Any) -> Any:
-    """A job into the collection."""
-    return options(location, out, sink="qdrant+http://localhost/notes", format="qdrant", **changed)
+INTO: dict[str, Any] = {"sink": "qdrant+http://localhost/notes", "format": "qdrant"}
 
 
-def test_every_good_row_is_a_point_once(tmp_path: Path, database: QdrantClient, fake_server: Server) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+def test_every_good_row_is_a_point_once(folder: Path, database: QdrantClient, backfill: Backfill) -> None:
     size = models.VectorParams(size=DIMENSIONS, distance=models.Distance.DOT)  # cosines would change the numbers
     database.create_collection("notes", vectors_config=size)
     bad = str(uuid.uuid5(uuid.NAMESPACE_URL, "k3"))
     database.upsert("notes", models.Batch(ids=[bad], vectors=[[1.0] * DIMENSIONS], payloads=[{"id": "k3"}]))
-    assert run(into(source, tmp_path / "out", max_errors=3), url_of(fake_server)) == 0
-    (tmp_path / "out" / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
-    assert run(into(source, tmp_path / "out", max_errors=3, resume=True), url_of(fake_server)) == 0
+    assert backfill(folder, **INTO, max_errors=3) == 0
+    (folder / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
+    assert backfill(folder, **INTO, max_errors=3, resume=True) == 0
     check(database, COUNT)
 
 
@@ -96,19 +92,18 @@ def test_a_job_that_is_killed_and_resumed_leaves_every_point_once(tmp_path: Path
 
 
 def test_a_collection_is_made_and_one_of_another_shape_is_refused(
-    tmp_path: Path, database: QdrantClient, fake_server: Server
+    tmp_path: Path, folder: Path, database: QdrantClient, backfill: Backfill
 ) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", ["a"])
-    run(into(source, tmp_path / "out", dtype="float16"), url_of(fake_server))
+    backfill(folder, **INTO, dtype="float16")
     vectors = database.get_collection("notes").config.params.vectors
     assert isinstance(vectors, models.VectorParams)
     assert (vectors.size, vectors.datatype) == (DIMENSIONS, models.Datatype.FLOAT16)
     words = f"has vectors: {DIMENSIONS} of float16, and this job has {DIMENSIONS} of float32"
     with pytest.raises(RefusedJob, match=words):
-        run(into(source, tmp_path / "other"), url_of(fake_server))
+        backfill(tmp_path / "other", **INTO)
     database.delete_collection("notes")
     with pytest.raises(RefusedJob, match="there is no collection notes, but parts of this job are in it"):
-        run(into(source, tmp_path / "out", dtype="float16", resume=True), url_of(fake_server))
+        backfill(folder, **INTO, dtype="float16", resume=True)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""A made-up machine for `embedline doctor`, and what the command prints on it."""
+"""A made-up machine for `embedline doctor`, what it and `inspect` print, and commands in processes of their own."""
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +14,15 @@ import pytest
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Cuda, Gpu
 from server.commands import probe as doctor_probe
-from server.commands.doctor import doctor
+from server.commands.inspect import inspect
 from server.commands.probe import Environment
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import model_plan
+from tests.structure.sources import ROOT
 
+Examined = Callable[..., Any]  # see conftest.py
 GIB = 1 << 30
-
 
 H100 = Gpu(0, "NVIDIA H100", (9, 0), 80 * GIB)
 
@@ -47,11 +52,18 @@ class Computer:
         return dataclasses.replace(found, versions=kept | self.installed)
 
 
-def run_doctor(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
-    """Exit code and JSON."""
-    words: dict[str, Any] = {name: str(value) for name, value in model.items()}
-    code = doctor(Settings(models=(ModelSettings(**words),), engine_python=python), as_json=True)
-    return code, json.loads(capsys.readouterr().out)
+def inspected(capsys: pytest.CaptureFixture[str], folder: Path, **model: Any) -> dict[str, Any]:
+    """What `embedline inspect` says, of a model that can be served."""
+    assert inspect(Settings(models=(ModelSettings(model_id=str(folder), **model),)), as_json=True) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def ended(*arguments: str, code: str | None = None) -> "subprocess.CompletedProcess[str]":
+    """`embedline …` in a process of its own, or with other code in its place."""
+    command = [sys.executable, "-P", *(["-m", "embedline"] if code is None else ["-c", code]), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def reasons(found: Any, engine: str) -> str:

@@ -3,19 +3,19 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from server import cli
 from server.commands import doctor as doctor_machine
 from server.commands.doctor import doctor
 from server.commands.probe import Environment
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor import model_plan
-from tests.server.commands.doctor_runs import H100, Computer, able, reasons, run_doctor
+from tests.server.commands.doctor_runs import H100, Computer, Examined, able, reasons
 
 NUMPY_ALONE = '#!/bin/sh\nPYTHONPATH={} exec {} -S "$@"\n'
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("computer")
 
 
 @pytest.mark.holds("TensorRT-LLM")
-def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run_doctor(capsys)
+def test_the_default_model_without_a_gpu(examined: Examined) -> None:
+    code, found = examined()
 
     assert (code, found["engine"], found["can_serve"]) == (0, "openvino", True)
     assert found["reason"] == "--engine auto takes openvino, on cpu"
@@ -57,7 +57,7 @@ def test_text_has_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert any(re.fullmatch(r"memory [\d,]+ MiB \(what this process may use\)", line) for line in lines)
 
 
-def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_another_python_is_asked(examined: Examined, tmp_path: Path) -> None:
     python, packages = tmp_path / "python", tmp_path / "packages"
     packages.mkdir()
     for folder in Path(np.__file__).parents[1].glob("numpy*"):
@@ -65,7 +65,7 @@ def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: P
     python.write_text(NUMPY_ALONE.format(packages, sys.executable))
     python.chmod(0o755)
 
-    code, found = run_doctor(capsys, python=str(python))
+    code, found = examined(python=str(python))
 
     assert code == 1
     assert found["machine"]["engine_python_packages"] == [f"numpy {np.__version__}"]
@@ -75,7 +75,7 @@ def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 def test_the_librarys_own_python(
-    capsys: pytest.CaptureFixture[str],
+    examined: Examined,
     computer: Computer,
     monkeypatch: pytest.MonkeyPatch,
     qwen3: Path,
@@ -86,7 +86,7 @@ def test_the_librarys_own_python(
     monkeypatch.setattr(doctor_machine, "_asked", lambda python: there)
     monkeypatch.setattr(model_plan, "has_tensorrt_llm_alone", lambda python: True)
 
-    code, found = run_doctor(capsys, python="/bin/true", model_id=qwen3, pooling="last-token")
+    code, found = examined(python="/bin/true", model_id=qwen3, pooling="last-token")
 
     assert (code, found["engine"], able(found)) == (0, "tensorrt-llm", {"tensorrt-llm"})
     assert "--engine-python has TensorRT-LLM" in found["reason"]
@@ -109,31 +109,23 @@ def test_a_cache_that_can_not_be_written_to(capsys: pytest.CaptureFixture[str], 
     assert "--compiled-cache can't be written to" in machine["sources"]["compiled_cache"]
 
 
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """The exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["embedline", "doctor", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
 def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+    called: Callable[..., object], capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
 ) -> None:
-    assert called(monkeypatch, "--model-id", str(qwen3), "--pooling", "last-token", "--engine", "fused", "--json") == 1
+    assert called("doctor", "--model-id", str(qwen3), "--pooling", "last-token", "--engine", "fused", "--json") == 1
     assert json.loads(capsys.readouterr().out)["engine"] is None
-    assert called(monkeypatch, "--port", "1") == 2
+    assert called("doctor", "--port", "1") == 2
     assert "--port" in capsys.readouterr().err
 
 
 @pytest.mark.holds("TensorRT-LLM")
 def test_of_several_models_it_says_which_it_looked_at(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
+    called: Callable[..., object], capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "models.toml"
     config.write_text(f'[[model]]\nmodel-id = "{qwen3}"\npooling = "last-token"\n[[model]]\nmodel-id = "org/b"\n')
 
-    assert called(monkeypatch, "--config", str(config), "--json") == 0
+    assert called("doctor", "--config", str(config), "--json") == 0
     found = json.loads(capsys.readouterr().out)["model"]
     assert (found["name"], found["others"]) == (str(qwen3), ["org/b"])
     assert "not looked at" in found["sources"]["others"]

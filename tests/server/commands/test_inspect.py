@@ -1,6 +1,5 @@
 """`embedline inspect`: facts with their sources, as text and as JSON, and one line where a model can't be served."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,11 @@ from server.commands import inspect as command
 from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
+from tests.engine.folder_files import change
+from tests.server.commands.doctor_runs import inspected as facts
 from tests.server_e2e.expected import minilm
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where compiled models would be kept. And no GPU, whatever this machine has."""
-    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "embedline"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -35,16 +30,6 @@ def folder(tmp_path: Path) -> Path:
 
 def settings(folder: Path, **model: Any) -> Settings:
     return Settings(models=(ModelSettings(model_id=str(folder), **model),))
-
-
-def facts(capsys: pytest.CaptureFixture[str], folder: Path, **model: Any) -> Any:
-    assert inspect(settings(folder, **model), as_json=True) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def set_fields(file: Path, **fields: object) -> None:
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps({**known, **fields}))
 
 
 def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +71,7 @@ def test_flags_outrank_files_and_say_so(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_length_that_the_architecture_does_not_have(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    set_fields(folder / "sentence_bert_config.json", max_seq_length=1000)
+    change(folder / "sentence_bert_config.json", max_seq_length=1000)
 
     found = facts(capsys, folder)
 
@@ -96,7 +81,7 @@ def test_a_length_that_the_architecture_does_not_have(capsys: pytest.CaptureFixt
 
 @pytest.mark.holds("Prompts")
 def test_prompts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
+    change(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
 
     assert any("--default-prompt-name" in warning for warning in facts(capsys, folder)["warnings"])
     chosen = facts(capsys, folder, default_prompt_name="query")
@@ -105,7 +90,7 @@ def test_prompts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
 
 def test_how_weights_are_stored(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert facts(capsys, folder)["stored"] == "plain"
-    set_fields(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    change(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
 
     assert facts(capsys, folder, engine="fused", devices="cpu")["stored"] == "FP8 (fp8, scales per block)"
     with pytest.raises(ModelError, match="only the fused engine reads"):
@@ -113,7 +98,7 @@ def test_how_weights_are_stored(capsys: pytest.CaptureFixture[str], folder: Path
 
 
 def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
+    change(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
 
     assert inspect(settings(folder), as_json=False) == 0
 

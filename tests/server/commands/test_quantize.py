@@ -1,10 +1,8 @@
 """`embedline quantize` as it is called: what it prints, one line for what is wrong, exit codes, and a SIGKILL."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,10 +10,9 @@ import pytest
 
 from engine.tensorrt_llm.quantize.job import Done
 from engine.types import ModelError
-from server import cli
 from server.features.quantize import quantize
 from tests.engine.tensorrt_llm.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
-from tests.structure.sources import ROOT
+from tests.server.commands.doctor_runs import ended as ended_of
 
 # The command, killed when some of the tensors have been written.
 KILLED = f"{KILL_AT_A_WRITE}\nfrom server import cli\ncli.main()"
@@ -26,22 +23,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wide(tmp_path_factory.mktemp("model") / "a model")
 
 
-def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    program = ["-m", "embedline"] if code is None else ["-c", code]
-    command = [sys.executable, "-P", *program, "quantize", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.full
 @pytest.mark.holds("A quantization can be interrupted anywhere")
 def test_killed_and_called_again_it_prints_what_each_tensor_lost(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
-    killed = run(str(model), str(out), code=KILLED)
+    killed = ended_of("quantize", str(model), str(out), code=KILLED)
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "")
     assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
-    ended = run(str(model), str(out))
+    ended = ended_of("quantize", str(model), str(out))
 
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -57,7 +47,10 @@ def test_killed_and_called_again_it_prints_what_each_tensor_lost(model: Path, tm
 
 
 def test_what_is_fetched_and_that_out_is_checked_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    called: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked: list[Any] = []
 
@@ -67,32 +60,28 @@ def test_what_is_fetched_and_that_out_is_checked_before(
 
     monkeypatch.setattr("engine.store.model_source.resolve", resolve)
     flags = ("--revision", "v1", "--hf-token", "hf", "--huggingface-hub-cache", "cache")
-    assert exit_code(monkeypatch, "a/model", str(tmp_path / "out"), *flags) == 2
+    assert called("quantize", "a/model", str(tmp_path / "out"), *flags) == 2
     assert asked == ["a/model", "v1", Path("cache"), "hf"]
     (tmp_path / "mine").touch()
-    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
-    assert exit_code(monkeypatch, "a/model") == 2
-    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
+    assert called("quantize", "a/model", str(tmp_path)) == 2
+    assert called("quantize", "a/model") == 2
+    assert called("quantize", "a/model", "out", "--port", "1") == 2
     assert len(asked) == 4
     messages = capsys.readouterr().err.splitlines()
     for message, words in zip(messages, ("nothing is there", "is not overwritten", "OUT", "--port"), strict=True):
         assert words in message
 
 
-def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["embedline", "quantize", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
-def test_what_is_wrong_is_one_line(model: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line(
+    model: Path, tmp_path: Path, called: Callable[..., object], capfd: pytest.CaptureFixture[str]
+) -> None:
     done = quantized(model, tmp_path / "out").folder
 
-    ended = run(str(done), str(tmp_path / "again"))
+    assert called("quantize", str(done), str(tmp_path / "again")) == 2
 
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(r"embedline: the weights are stored quantized already[^\n]+\n", ended.stderr)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"embedline: the weights are stored quantized already[^\n]+\n", said.err)
     assert sorted(tmp_path.iterdir()) == [done]
 
 

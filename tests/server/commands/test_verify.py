@@ -4,6 +4,7 @@ import json
 import re
 import string
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from engine.fused.quantization import gate
 from engine.machine import cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server import cli
 from server.features.verify import comparison as verify_command
 from server.features.verify.comparison import verify
 from server.settings.flag import SettingsError
@@ -34,14 +34,10 @@ FP8 = ("--quantization", "fp8")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where quantized models would be kept. And no GPU, whatever this machine has."""
-    monkeypatch.setattr(verify_command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+def _of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "usable", lambda: 1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("EMBEDLINE_DEVICES", "EMBEDLINE_ENGINE", "EMBEDLINE_QUANTIZATION", "DTYPE"):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "cache" / "embedline"
 
 
 @pytest.fixture
@@ -86,15 +82,7 @@ def lines(capsys: pytest.CaptureFixture[str], model: Path, *, code: int = 0) -> 
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """The exit code of `embedline verify …` in this process."""
-    monkeypatch.setattr(sys, "argv", ["embedline", "verify", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
-def test_a_good_model(capsys: pytest.CaptureFixture[str], tiny: Path, cache: Path) -> None:
+def test_a_good_model_in_json_and_in_text(capsys: pytest.CaptureFixture[str], tiny: Path, cache: Path) -> None:
     found = facts(capsys, tiny)
     expected: dict[str, Any] = {
         "model": str(tiny),
@@ -115,9 +103,6 @@ def test_a_good_model(capsys: pytest.CaptureFixture[str], tiny: Path, cache: Pat
     assert len(found["quantized"]) == 9
     assert list(cache.rglob("*.safetensors")) == []
 
-
-def test_text_says_the_same(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
-    found = facts(capsys, tiny)
     shown = lines(capsys, tiny)
     assert shown[0] == str(tiny)
     assert {"device cpu", "gpu none", "quantization fp8 (fp8_row)"} <= set(shown)
@@ -151,9 +136,11 @@ def test_a_bad_layer_is_named(capsys: pytest.CaptureFixture[str], tiny: Path) ->
 
 @pytest.mark.full
 def test_where_nothing_is_left_the_code_says_so(
-    capsys: pytest.CaptureFixture[str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tiny: Path, called: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MIN_MEDIAN", 1.1)  # no layer can
+    assert called("verify", str(tiny), "--devices", "cpu", *FP8, "--json") == 1
+    capsys.readouterr()
     found = facts(capsys, tiny, code=1)
     assert (found["passed"], found["served"], found["quantized"], len(found["reverted"])) == (False, None, [], 9)
     shown = lines(capsys, tiny, code=1)
@@ -161,25 +148,16 @@ def test_where_nothing_is_left_the_code_says_so(
     assert not any(line.startswith("the other") for line in shown)
 
 
-def test_the_command_itself(capsys: pytest.CaptureFixture[str], tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = command(monkeypatch, str(tiny), "--devices", "cpu", "--quantization", "fp8", "--dtype", "bfloat16", "--json")
-    assert code == 0
+def test_the_command_itself(capsys: pytest.CaptureFixture[str], tiny: Path, called: Callable[..., object]) -> None:
+    assert called("verify", str(tiny), "--devices", "cpu", *FP8, "--dtype", "bfloat16", "--json") == 0
     captured = capsys.readouterr()
     assert "plain weights in bfloat16" in json.loads(captured.out)["against"]
     assert captured.err == ""
-    monkeypatch.setattr(gate, "MIN_MEDIAN", 1.1)
-    assert command(monkeypatch, str(tiny), "--devices", "cpu", "--quantization", "fp8") == 1
 
 
-@pytest.mark.parametrize(
-    ("others", "words"),
-    [
-        ({"engine": "openvino"}, "--engine openvino can't be verified with fp8; fused can"),
-    ],
-)
-def test_what_can_not_be_verified(others: dict[str, str], words: str, tiny: Path) -> None:
-    with pytest.raises(SettingsError, match=words):
-        verify(settings(tiny, **others), as_json=False)
+def test_another_engine_can_not_be_verified(tiny: Path) -> None:
+    with pytest.raises(SettingsError, match="--engine openvino can't be verified with fp8; fused can"):
+        verify(settings(tiny, engine="openvino"), as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +177,9 @@ def test_what_is_wrong_is_one_line(
     words: str,
     tiny: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    called: Callable[..., object],
 ) -> None:
-    assert command(monkeypatch, *(argument.format(tiny=tiny) for argument in arguments)) == 2
+    assert called("verify", *(argument.format(tiny=tiny) for argument in arguments)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(r"embedline: [^\n]+\n", captured.err)

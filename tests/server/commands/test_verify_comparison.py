@@ -15,14 +15,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers import normalizers
 from transformers import BertTokenizer, BigBirdConfig, BigBirdForSequenceClassification, BigBirdModel, LlamaTokenizer
 
-from engine.machine.cuda_driver import Cuda
+from engine.fused.quantization import gate_texts
 from engine.model.coverage import Use
 from engine.model.tasks import Task
 from engine.types import ModelError
 from server.features.verify import comparison
 from server.features.verify import library as references
 from server.features.verify.comparison import verify
-from server.features.verify.inputs import Inputs
+from server.features.verify.inputs import VerifyTexts
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_plan import ModelPlan
@@ -32,11 +32,14 @@ from tests.parity.repositories.own_code import gte
 from tests.server_e2e.expected import minilm
 from tests.tiers import full
 
+pytestmark = pytest.mark.usefixtures("cache")
+FEW = tuple(gate_texts.texts())[::4]
+
 
 @pytest.fixture(autouse=True)
-def no_gpu_and_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is computed by the library alone, which takes long."""
+    monkeypatch.setattr(gate_texts, "texts", lambda: FEW)
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], t
     assert found["cosine"]["minimum"] >= 0.999999
     assert found["largest_difference"] < 1e-4 * found["largest_value"]
     assert (found["engine"], found["dtype"], found["task"]) == ("transformers", "float32", "embed")
-    assert found["texts"].startswith("168, ")
+    assert found["texts"].startswith(f"{len(FEW) + 1}, ")
     assert found["longest"] == "up to about 64 of 64 tokens"
 
 
@@ -146,7 +149,7 @@ def test_other_rows_are_noticed(
 ) -> None:
     true_rows = references.rows_of
 
-    def shifted(plan: ModelPlan, asked: Inputs) -> references.Reference:
+    def shifted(plan: ModelPlan, asked: VerifyTexts) -> references.Reference:
         found = true_rows(plan, asked)
         found.rows[7, 3] += 0.01 * np.abs(found.rows).max()
         return found
@@ -168,7 +171,7 @@ def test_other_rows_are_noticed(
             None,
             r".*; transformers 5\S+ has another normalizer than tokenizer\.json, which is taken as it stands",
         ),
-        (True, "tokenizers", r"other ids: \d+ of 168 texts differ; of the first of them, text \d+, from token \d"),
+        (True, "tokenizers", r"other ids: \d+ of \d+ texts differ; of the first of them, text \d+, from token \d"),
     ],
 )
 def test_other_ids_of_the_library_are_named(

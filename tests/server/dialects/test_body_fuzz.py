@@ -1,14 +1,15 @@
 """Whatever comes as a body is decoded or refused, on every route, and no refusal repeats a part of it."""
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.dialects.invocations import Chosen
+from server.dialects.route import Route
 from server.dialects.table import ROUTES
 from server.requests.classify import ClassifyRequest, ClassifyTokensRequest
 from server.requests.errors import RequestError
@@ -36,168 +37,71 @@ inputs = st.one_of(
 )
 dimensions = st.integers(-2, 20) | values
 booleans = st.booleans() | values
+side = st.sampled_from(["left", "Left", "right", "Right"]) | values
+form = st.sampled_from(["float", "base64", "bytes", "int8"]) | values
+word = st.sampled_from(["query", "document", "search_query", "clustering", "image"]) | secrets | values
+some_text = secrets | values
+documents = st.lists(secrets | st.fixed_dictionaries({"text": secrets}, optional={"title": values}), max_size=6)
+similar = st.fixed_dictionaries({"source_sentence": some_text, "sentences": st.lists(secrets, max_size=6) | values})
+text_lists = st.lists(st.lists(secrets, min_size=1, max_size=2), min_size=1, max_size=5)
+parts = st.lists(st.fixed_dictionaries({"type": st.just("text") | values}, optional={"text": some_text}), max_size=3)
+contents = st.lists(st.fixed_dictionaries({"content": parts}), max_size=5)
+messages = st.lists(
+    st.fixed_dictionaries({"role": secrets}, optional={"content": secrets | parts | values}), max_size=3
+)
 how = {
-    "truncate": booleans,
-    "truncation_direction": st.sampled_from(["left", "Left", "right", "Right"]) | values,
-    "truncation_side": st.sampled_from(["left", "right"]) | values,
+    "truncate": st.sampled_from(["NONE", "START", "END"]) | booleans,
+    "truncation": booleans,
+    "truncation_direction": side,
+    "truncation_side": side,
     "truncate_prompt_tokens": dimensions,
     "max_tokens": dimensions,
-    "prompt_name": secrets | values,
-    "prompt": secrets | values,
-    "input_type": st.sampled_from(["query", "document", "clustering"]) | secrets | values,
-    "task": secrets | values,
+    "prompt_name": some_text,
+    "prompt": some_text,
+    "input_type": word,
+    "task": word,
 }
-similar = st.fixed_dictionaries(
-    {"source_sentence": secrets | values, "sentences": st.lists(secrets, max_size=6) | values}
-)
-parameters = st.fixed_dictionaries({}, optional=how) | values
-
-
-@dataclass(frozen=True)
-class Case:
-    """Bodies that a route might take."""
-
-    required: dict[str, st.SearchStrategy[Any]]
-    optional: dict[str, st.SearchStrategy[Any]] = field(default_factory=dict)
-
-    @property
-    def bodies(self) -> st.SearchStrategy[Any]:
-        return st.one_of(st.fixed_dictionaries(self.required, optional={"model": secrets, **self.optional}), values)
-
-    @property
-    def names(self) -> set[str]:
-        """Fields, which a refusal may name."""
-        return {
-            "model",
-            "text",
-            "image",
-            "source_sentence",
-            "sentences",
-            "parameters",
-            "task_type",
-            "pooling_strategy",
-            "dimensions",
-            *self.required,
-            *self.optional,
-            *how,
-        }
-
-
-EMBED = {"normalize": booleans, "dimensions": dimensions, **how}
-OPENAI = Case(
-    {"input": inputs},
-    {
-        "encoding_format": st.sampled_from(["float", "base64", "bytes"]) | values,
-        "dimensions": dimensions,
-        "user": secrets | values,
-        "output_dimension": dimensions,
-        "normalized": booleans,
-        **how,
-    },
-)
-documents = (
-    st.lists(secrets | st.fixed_dictionaries({"text": secrets}, optional={"title": values}), max_size=6) | values
-)
-RERANK = Case(
-    {"query": secrets | values},
-    {
-        "texts": st.lists(secrets, max_size=6) | values,
-        "documents": documents,
-        "input": documents,
-        "top_n": dimensions,
-        "top_k": dimensions,
-        "truncation": booleans,
-        "max_tokens_per_doc": dimensions,
-        "instruction": secrets | values,
-        "rank_fields": st.lists(secrets, max_size=2) | values,
-        "encoding_format": st.sampled_from(["float", "bytes"]) | values,
-        "return_documents": booleans,
-        **how,
-    },
-)
-HYBRID = {
-    "outputs": st.lists(st.sampled_from(["dense", "sparse", "multi_vector"]), max_size=3) | values,
-    "normalize": booleans,
-    "input_type": st.sampled_from(["query", "document"]) | values,
+BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     **how,
-}
-SCORES = {"raw_scores": booleans, **how}
-text_lists = inputs | st.lists(st.lists(secrets, min_size=1, max_size=2), min_size=1, max_size=5)
-options = st.fixed_dictionaries({}, optional={"num_ctx": dimensions, "seed": values}) | values
-config = (
-    st.fixed_dictionaries(
-        {}, optional={"pooling_strategy": secrets, "task_type": secrets | st.just("query"), "dimensions": dimensions}
+    "input": inputs | documents,
+    "inputs": inputs | similar | text_lists | contents,
+    "instances": st.lists(st.fixed_dictionaries({"inputs": inputs}, optional=how), max_size=5) | values,
+    "text": inputs,
+    "documents": documents | inputs,
+    "messages": messages | st.lists(messages, max_size=3) | values,
+    "parameters": st.fixed_dictionaries({}, optional=how) | values,
+    "config": st.fixed_dictionaries(
+        {}, optional={"pooling_strategy": secrets, "task_type": word, "dimensions": dimensions}
     )
-    | values
-)
-CLASSIFY = Case(
-    {"input": inputs},
-    {"use_activation": booleans, "raw_scores": booleans, "messages": values, "user": secrets | values},
-)
-contents = st.lists(
-    st.fixed_dictionaries(
-        {
-            "content": st.lists(
-                st.fixed_dictionaries({"type": st.just("text") | values}, optional={"text": secrets | values}),
-                max_size=3,
-            )
-        }
-    ),
-    max_size=5,
-)
-COHERE = Case(
-    {},
-    {
-        "texts": inputs,
-        "inputs": contents | values,
-        "images": values,
-        "input_type": st.sampled_from(["search_query", "image"]) | values,
-        "embedding_types": st.lists(st.sampled_from(["float", "int8", "base64"]) | secrets, max_size=3) | values,
-        "output_dimension": dimensions,
-        "truncate": st.sampled_from(["NONE", "START", "END"]) | values,
-        "max_tokens": dimensions,
-        "priority": dimensions,
-        "on_error": st.just("null") | values,
-    },
-)
-ANY = Case({"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
-CASES = {
-    "/api/embed": Case(
-        {}, {"input": inputs, "truncate": booleans, "dimensions": dimensions, "options": options, "keep_alive": values}
-    ),
-    "/api/embeddings": Case({}, {"prompt": secrets | values, "options": options, "keep_alive": values}),
-    "/api/show": Case({}, {"name": secrets | values}),
-    "/vectors": Case({}, {"text": secrets | values, "texts": inputs, "config": config}),
-    "/v1/embeddings": OPENAI,
-    "/embeddings": OPENAI,
-    "/embed": Case({"inputs": inputs}, EMBED),
-    "/embed_all": Case({"inputs": inputs}, how),
-    "/embed_sparse": Case({"inputs": inputs}, how),
-    "/embed_hybrid": Case({"inputs": inputs}, HYBRID),
-    "/predict": Case({"inputs": text_lists}, SCORES),
-    "/predict_tokens": Case(
-        {"inputs": text_lists},
-        {"aggregation_strategy": st.sampled_from(["none", "max"]) | values, **SCORES},
-    ),
-    "/classify": CLASSIFY,
-    "/v1/classify": CLASSIFY,
-    "/similarity": Case({"inputs": similar}, {"parameters": parameters}),
-    "/rerank": RERANK,
-    "/v1/rerank": RERANK,
-    "/v2/rerank": RERANK,
-    "/v1/reranking": RERANK,
-    "/": ANY,
-    "/invocations": ANY,
-    "/tokenize": Case(
-        {"inputs": inputs},
-        {"add_special_tokens": booleans, "prompt_name": secrets | values},
-    ),
-    "/decode": Case({"ids": inputs}, {"skip_special_tokens": booleans}),
-    "/v1/embed": COHERE,
-    "/v2/embed": COHERE,
-    "/v1/tokenize": Case({"text": inputs}),
-    "/v1/detokenize": Case({"tokens": inputs}),
+    | values,
+    "options": st.fixed_dictionaries({}, optional={"num_ctx": dimensions, "seed": values}) | values,
+    "outputs": st.lists(st.sampled_from(["dense", "sparse", "multi_vector"]), max_size=3) | values,
+    "embedding_types": st.lists(st.sampled_from(["float", "int8", "base64"]) | secrets, max_size=3) | values,
+    "aggregation_strategy": st.sampled_from(["none", "max"]) | values,
+    "on_error": st.sampled_from(["null", "fail"]) | values,
+    "rank_fields": st.lists(secrets, max_size=2) | values,
+    **dict.fromkeys(("texts", "items", "data_1", "data_2", "text_1", "text_2", "queries", "ids", "tokens"), inputs),
+    **dict.fromkeys(("query", "model", "user", "instruction", "name"), some_text),
+    **dict.fromkeys(("dimensions", "output_dimension", "top_n", "top_k", "max_tokens_per_doc", "priority"), dimensions),
+    **dict.fromkeys(("encoding_format", "embed_dtype", "output_dtype", "embedding_type"), form),
+    **dict.fromkeys(("normalize", "normalized", "raw_scores", "use_activation", "return_documents"), booleans),
 }
+OWN_FIELDS = {field.encode_name for route in ROUTES for body in route.bodies for field in msgspec.structs.fields(body)}
+# a refusal may name them
+NAMES = {*OWN_FIELDS, *BY_NAME, "image", "source_sentence", "sentences", "task_type", "pooling_strategy"}
+
+
+@st.composite
+def bodies(draw: st.DrawFn, route: Route) -> Any:
+    """A body that the route might take: what one of its forms needs, and a few of the fields that it may have."""
+    if not draw(st.integers(0, 4)):
+        return draw(values)
+    fields = msgspec.structs.fields(draw(st.sampled_from(route.bodies)))
+    more = [field.encode_name for field in fields if not field.required]
+    chosen = {field.encode_name for field in fields if field.required}
+    chosen.update(draw(st.lists(st.sampled_from(more), max_size=10)))
+    return {name: draw(BY_NAME.get(name, values)) for name in sorted(chosen)}
+
 
 WAYS = ("cut", "drop", "double", "flip", "insert")
 
@@ -267,14 +171,13 @@ def test_so_is_any_of_many_more(path: str, data: st.DataObject) -> None:
 
 def decode_or_refuse(path: str, data: st.DataObject) -> None:
     route, call = BY_PATH[path], new_call()
-    case = CASES.get(path) or Case(dict.fromkeys(route.example, values))
-    value = data.draw(case.bodies)
+    value = data.draw(bodies(route))
     body = data.draw(mutated(json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()))
     try:
         decoded = route.decode(call, body)
     except RequestError as error:
         said = bytes(call.error_shape(error).body).decode()
-        assert [text for text in texts_in(value) if text not in case.names and is_echoed(text, said)] == []
+        assert [text for text in texts_in(value) if text not in NAMES and is_echoed(text, said)] == []
     else:
         for one in decoded if isinstance(decoded, list) else [decoded]:  # a list is of /vertex
             chosen = one.chosen if path == "/vertex" else one
@@ -299,10 +202,6 @@ def check(request: object) -> None:
     else:
         assert isinstance(request, DecodeRequest)
         assert request.token_ids
-
-
-def test_cases_are_of_routes() -> None:
-    assert CASES.keys() <= BY_PATH.keys()
 
 
 def test_an_echo_would_be_seen() -> None:

@@ -9,8 +9,8 @@ import pytest
 from engine.types import OutputKind
 from server.dialects.classify import decode
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from tests.server.asking import RAW, ask
-from tests.server.edge import Called, new_call
+from tests.server.asking import RAW, ask, refused_by
+from tests.server.edge import Called
 
 CLASSIFIER = {"task": "classify", "labels": ["no", "yes"], "activation": "softmax", "num_labels": 2}
 ROWS = [[0.0, np.log(3)], [2.0, 2.0]]
@@ -96,8 +96,4 @@ def test_a_model_without_scores_says_what_it_is_for() -> None:
     ],
 )
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with pytest.raises(RequestError) as refused:
-        decode(new_call(), payload)
-    assert type(refused.value) is kind
-    assert refused.value.param == param
+    assert refused_by(decode, body) == (kind, param)

@@ -47,9 +47,10 @@ def test_the_class_the_deadline_and_the_model(path: str) -> None:
         assert "three-three" not in refused.value.message
 
 
+@pytest.mark.holds("Readiness")
 @pytest.mark.parametrize("path", PATHS)
-def test_before_the_model_is_loaded(path: str) -> None:
-    called = asked(path, is_loaded=False)
+def test_before_the_model_is_loaded_no_body_is_read(path: str) -> None:
+    called = answered("POST", path, [], is_loaded=False)  # reading would end as a client that left
     expected = route_of(path).error_shape(NotReady("the model is still loading"))
     assert (called.status, called.body) == (expected.status, expected.body)
     assert called.headers["retry-after"] == "2"

@@ -11,8 +11,9 @@ from server.dialects.ollama import decode_embed, decode_embeddings
 from server.http.hosts import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable
-from tests.server.asking import RAW, ask
-from tests.server.edge import Called, Edge, answered, call, new_call, one_model, ready_state, served_model
+from server.requests.trace import Trace
+from tests.server.asking import RAW, ask, decoded_by, refused_by
+from tests.server.edge import Called, Edge, answered, call, one_model, ready_state, served_model
 from tokenizer_pool.messages import Truncation
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
@@ -26,20 +27,24 @@ def get(path: str, headers: dict[str, str] | None = None, **how: Any) -> Called:
     return answered("GET", path, headers=headers, **how)
 
 
+def decoder_of(body: Any) -> Any:
+    return decode_embeddings if "prompt" in body else decode_embed
+
+
 def request(body: Any, models: ModelTable | None = None, **how: Any) -> Any:
-    decode = decode_embeddings if "prompt" in body else decode_embed
-    return decode(new_call(models=models or one_model(**how)), json.dumps(body).encode())
+    return decoded_by(decoder_of(body), body, models=models or one_model(**how))
 
 
 @pytest.mark.holds("Ollama's routes")
-def test_rows_have_length_one() -> None:
+def test_rows_have_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trace, "elapsed", lambda _: 1.5)
     called = answer("/api/embed", input=["a", "b"])
 
     content = json.loads(called.body)
     assert content["model"] == "the-model"
     assert np.allclose(content["embeddings"], np.array(ROWS) / [[5.0], [10.0]])
     assert content["prompt_eval_count"] == 2
-    assert content["total_duration"] > 0
+    assert content["total_duration"] == 1_500_000_000  # nanoseconds
     assert content["load_duration"] == 0
 
 
@@ -133,9 +138,7 @@ def test_what_is_cut_off() -> None:
     ids=str,
 )
 def test_refusals(body: dict[str, Any], error: type[RequestError], param: str) -> None:
-    with pytest.raises(error) as refused:
-        request(body)
-    assert refused.value.param == param
+    assert refused_by(decoder_of(body), body, models=one_model()) == (error, param)
 
 
 def test_what_has_no_effect_is_passed_over() -> None:

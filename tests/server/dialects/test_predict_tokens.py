@@ -12,8 +12,8 @@ from server.dialects.route import RequestOptions
 from server.dialects.row_forms import Container
 from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from tests.server.asking import RAW, ask, tei_error
-from tests.server.edge import Called, Edge, new_call
+from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
+from tests.server.edge import Called, Edge
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import Token
 
@@ -145,17 +145,12 @@ def test_special_tokens_stay_where_a_text_is_cut() -> None:
 # requests
 
 
-def decoded(body: bytes | dict[str, Any], *, raw_bytes: bool = False) -> Any:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(new_call(RequestOptions(accepts=Container.RAW if raw_bytes else Container.JSON)), payload)
-
-
 def test_what_is_asked_for() -> None:
-    request = decoded({"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
+    request = decoded_by(decode, {"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
 
     assert (request.texts, request.truncation) == (["a", "b"], Truncation.LEFT)
     assert (request.aggregation, request.raw_scores) == (Aggregation.NONE, False)
-    assert decoded({"inputs": "a", "aggregation_strategy": "max"}).aggregation is Aggregation.MAX
+    assert decoded_by(decode, {"inputs": "a", "aggregation_strategy": "max"}).aggregation is Aggregation.MAX
 
 
 @pytest.mark.parametrize(
@@ -175,12 +170,10 @@ def test_what_is_asked_for() -> None:
     ],
 )
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
-    with pytest.raises(RequestError) as refused:
-        decoded(body)
-    assert type(refused.value) is kind
-    assert refused.value.param == param
+    assert refused_by(decode, body) == (kind, param)
 
 
 def test_spans_have_no_raw_bytes() -> None:
+    body, raw = {"inputs": "a", "aggregation_strategy": "max"}, RequestOptions(accepts=Container.RAW)
     with pytest.raises(InvalidRequest, match="aggregation_strategy must be none"):
-        decoded({"inputs": "a", "aggregation_strategy": "max"}, raw_bytes=True)
+        decoded_by(decode, body, raw)

@@ -9,8 +9,8 @@ from engine.types import OutputKind
 from server.dialects.weaviate import decode
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.settings.api_keys import ApiKey, digest
-from tests.server.asking import RAW, ask
-from tests.server.edge import Called, answered, new_call, one_model
+from tests.server.asking import RAW, ask, decoded_by, refused_by
+from tests.server.edge import Called, answered, one_model
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
 FACTS = {"info": {"pooling": "cls"}, "prompts": {"query": "Q: ", "passage": "P: "}}
@@ -24,7 +24,7 @@ UNASKED = {
 
 
 def request(body: Any, **how: Any) -> Any:
-    return decode(new_call(models=one_model(**{"facts": FACTS, **how})), json.dumps(body).encode())
+    return decoded_by(decode, body, models=one_model(**{"facts": FACTS, **how}))
 
 
 def get(path: str, *, is_loaded: bool = True, method: str = "GET") -> Called:
@@ -85,9 +85,7 @@ def test_its_own_pooling_may_be_named() -> None:
     ids=str,
 )
 def test_refusals(body: dict[str, Any], error: type[RequestError], param: str) -> None:
-    with pytest.raises(error) as refused:
-        request(body)
-    assert refused.value.param == param
+    assert refused_by(decode, body, models=one_model(facts=FACTS)) == (error, param)
 
 
 @pytest.mark.holds("Errors", "Weaviate's routes")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.features import rpc
-from server.features.rpc import Call, Caller, Reply, Service
+from server.features.rpc import Caller, Reply, RpcCall, Service
 from server.requests.errors import ERRORS, EngineFailed, NotReady, RequestError
 from tests.server.jobs.connected import listening
 from wire import frames
@@ -26,7 +26,7 @@ class Process:
         self.ends: list[str] = []
         self.has_ended = asyncio.Event()
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: RpcCall) -> None:
         if call.what == "wait":
             await self._wait()
         if call.what == "fail":

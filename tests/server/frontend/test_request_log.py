@@ -1,6 +1,7 @@
 """The request log: what a line says, what it never says, and that no reader can hold up the event loop."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +166,7 @@ def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: s
 def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(tmp_path: Path) -> None:
     async def use(log: RequestLog) -> None:
         edge = Edge()
-        edge.app._finished = log.write
+        edge.change(finished=log.write)
         await call(edge.app, "POST", PATH, b'{"input":"secret text"}', {"x-request-id": "one"})
         await call(edge.app, "POST", PATH, b'{"input":"secret text","dimensions":"secret"}', {"x-request-id": "two"})
         await call(edge.app, "POST", PATH, [])  # leaves before its body
@@ -201,124 +202,79 @@ def test_names_can_not_forge_a_line(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_bytes().splitlines()) == 1
 
 
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[int, Callable[[], None], list[dict[str, Any]]]]:
+    """The end to write to, what begins to read the other one, and the lines that came, once the block has ended."""
+    read_end, write_end = os.pipe()
+    received: list[dict[str, Any]] = []
+
+    def read_all() -> None:
+        with open(read_end, "rb") as file:
+            received.extend(map(json.loads, file))
+
+    reader = threading.Thread(target=read_all)
+    yield write_end, reader.start, received
+    os.close(write_end)
+    reader.join()
+
+
 def counted(recorder: Recorder) -> float:
     return float(sum(value for name, *_, value in recorder.drain()["counts"] if name == DROPPED))
 
 
 @pytest.mark.holds("A slow log reader never blocks a request", "The request log")
-def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     """The pipe and 8 MiB fill; the rest is dropped and counted, and said once. What was kept is there in order."""
-    recorder = Recorder()
-    read_end, write_end = os.pipe()
-    received: list[bytes] = []
-
-    def read_all() -> None:
-        with open(read_end, "rb") as pipe:
-            received.extend(pipe)
-
-    async def test() -> int:
+    recorder, num_written = Recorder(), 0
+    trace = Trace(route=PATH, status=200, model="m" * 1000)
+    with caplog.at_level(logging.WARNING), pipe() as (write_end, begin_to_read, received):
         log = RequestLog(Logged.ALL, recorder, fd=write_end)
-        trace = Trace(route=PATH, status=200, model="m" * 1000)
-        num_written = 0
         while not counted(recorder):
             for _ in range(1000):
                 trace.num_items = num_written
                 log.write(trace)
                 num_written += 1
-        reader = threading.Thread(target=read_all)
-        reader.start()
+        begin_to_read()
         await log.close(30)
-        os.close(write_end)
-        reader.join()
-        return num_written
 
-    with caplog.at_level(logging.WARNING):
-        num_written = asyncio.run(test())
-
-    numbers = [json.loads(line)["items"] for line in received]
+    numbers = [line["items"] for line in received]
     assert 5000 < len(numbers) < num_written
     assert numbers == sorted(numbers)
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
 
 
-def test_nothing_is_written_after_the_reader_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_full", [False, True], ids=["the reader has gone", "the disk is full"])
+async def test_what_takes_no_lines_costs_nothing_else(is_full: bool, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
     read_end, write_end = os.pipe()
     os.close(read_end)
-
-    async def test() -> None:
-        log = RequestLog(Logged.ALL, recorder, fd=write_end)
+    fd = os.open("/dev/full", os.O_WRONLY) if is_full else write_end
+    with caplog.at_level(logging.WARNING):
+        log = RequestLog(Logged.ALL, recorder, fd=fd)
         for _ in range(2000):
             log.write(Trace(route=PATH, status=200))
         await log.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(test())
-    os.close(write_end)
-
-    (record,) = caplog.records
-    assert record.message == "the reader of the request log has closed it; no more lines are written"
-    assert counted(recorder) == 0
+    for each in {fd, write_end}:
+        os.close(each)
+    assert counted(recorder) == (2000 if is_full else 0)
+    if not is_full:
+        assert caplog.messages == ["the reader of the request log has closed it; no more lines are written"]
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder()
-
-    full = os.open("/dev/full", os.O_WRONLY)
-
-    async def test() -> None:
-        log = RequestLog(Logged.ALL, recorder, fd=full)
-        for _ in range(20):
-            log.write(Trace(route=PATH, status=200))
-        await log.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(test())
-    os.close(full)
-
-    assert counted(recorder) == 20
-
-
-async def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    received: list[bytes] = []
-
-    def read_all() -> None:
-        with open(read_end, "rb") as pipe:
-            received.extend(pipe)
-
-    log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
-    for number in range(1000):
-        log.write(Trace(route=PATH, status=200, num_items=number))
-    reader = threading.Thread(target=read_all)
-    reader.start()
-    await log.close(30)
-    os.close(write_end)
-    reader.join()
-    assert [json.loads(line)["items"] for line in received] == list(range(1000))
-
-
-async def test_two_processes_do_not_mix_their_lines() -> None:
+@pytest.mark.parametrize("num_logs", [1, 2], ids=["a descriptor that does not block", "two processes"])
+async def test_every_line_comes_whole(num_logs: int) -> None:
     """A pipe takes a write of at most PIPE_BUF bytes whole; lines are never cut over two."""
-    read_end, write_end = os.pipe()
-    received: list[bytes] = []
-
-    def read_all() -> None:
-        with open(read_end, "rb") as pipe:
-            received.extend(pipe)
-
-    logs = [RequestLog(Logged.ALL, Recorder(), fd=write_end) for _ in range(2)]
-    for number in range(3000):
+    with pipe() as (write_end, begin_to_read, received):
+        os.set_blocking(write_end, num_logs > 1)
+        logs = [RequestLog(Logged.ALL, Recorder(), fd=write_end) for _ in range(num_logs)]
+        for number in range(3000):
+            for log in logs:
+                log.write(Trace(route=PATH, status=200, num_items=number))
+        begin_to_read()
         for log in logs:
-            log.write(Trace(route=PATH, status=200, num_items=number))
-    reader = threading.Thread(target=read_all)
-    reader.start()
-    for log in logs:
-        await log.close(30)
-    os.close(write_end)
-    reader.join()
-    assert sorted(json.loads(line)["items"] for line in received) == sorted([*range(3000)] * 2)
+            await log.close(30)
+    numbers = [line["items"] for line in received]
+    assert (numbers if num_logs == 1 else sorted(numbers)) == sorted([*range(3000)] * num_logs)
 
 
 async def test_lines_leave_without_a_close_and_without_more_requests() -> None:

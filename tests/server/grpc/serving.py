@@ -3,23 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 
 from server.features.grpc import tei_pb2
-from server.features.grpc.calls import Calls
 from server.features.grpc.server import GrpcServer
-from server.http.auth import Keys
-from server.http.body import BodyReader
 from server.requests.trace import Trace
-from server.settings.api_keys import ApiKey
+from server.settings.api_keys import ApiKey, digest
 from server.supervisor.listeners import host_and_port, reserve
 from tests.server.edge import Edge
 from tests.server_e2e.running import PATIENCE
 
 MAX_BYTES = 10_000
+TEAM = (ApiKey("team", digest(b"sesame")),)
+BOTH = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
 
 
 @dataclass
@@ -28,7 +27,6 @@ class Port:
 
     edge: Edge
     server: GrpcServer
-    calls: Calls
     channel: grpc.aio.Channel
     traces: list[Trace] = field(default_factory=list)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,35 +74,24 @@ def answer_type(path: str) -> Any:
 
 @contextlib.asynccontextmanager
 async def serving(
-    edge: Edge | None = None, *, keys: Sequence[ApiKey] = (), max_rpcs: int = 100, max_items: int = 4
+    edge: Edge | None = None, *, keys: Sequence[ApiKey] = (), max_concurrent_requests: int = 100, **shared: Any
 ) -> AsyncIterator[Port]:
     edge = edge or Edge(max_bytes=MAX_BYTES, keys=keys)
-    accepted = Keys(keys, metrics_need_a_key=False)
     reports: list[Callable[[Trace], None]] = []
-    calls = Calls(
-        state=edge.state,
-        admission=edge.admission,
-        pipeline=edge.pipeline,
-        bodies=BodyReader(max_bytes=MAX_BYTES, max_total_bytes=4 * MAX_BYTES),
-        max_items=max_items,
-        keys=accepted,
-        finished=lambda trace: reports[0](trace),
-    )
+    of_requests = replace(edge.shared, finished=lambda trace: reports[0](trace), **shared)
     with reserve("127.0.0.1", 0, "--grpc-port") as reserved:
         address = host_and_port(reserved)
         server = GrpcServer(
             address,
-            calls,
-            state=edge.state,
-            keys=accepted,
-            max_message_bytes=MAX_BYTES,
-            max_rpcs=max_rpcs,
+            of_requests,
+            payload_limit=MAX_BYTES,
+            max_concurrent_requests=max_concurrent_requests,
             max_connections=10,
         )
         await server.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel:
-                port = Port(edge, server, calls, channel)
+                port = Port(edge, server, channel)
                 reports.append(port.finished)
                 yield port
         finally:

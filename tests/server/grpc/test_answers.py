@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from server.features.grpc import tei_pb2
@@ -16,6 +17,7 @@ TEXT = "a text"
 def everything() -> Edge:
     edge = Edge(max_bytes=MAX_BYTES, loaded=state_with_everything())
     edge.managers.num_labels = 3
+    edge.managers.rows = np.array([[0.25, 1, 0.5, -1, 0, 2, 3, -0.5]], np.float32)
     return edge
 
 

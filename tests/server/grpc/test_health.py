@@ -9,20 +9,18 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, ready_state
-from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
+from tests.server.grpc.serving import MAX_BYTES, TEAM, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
-KEYS = (ApiKey("team", digest(b"sesame")),)
 
 
 @pytest.mark.holds("gRPC")
 async def test_a_service_is_serving_where_the_model_is_of_use_for_it() -> None:
     """And without a key, for balancers have none."""
-    async with serving(keys=KEYS) as port:
+    async with serving(keys=TEAM) as port:
         stub = HealthStub(port.channel)
 
         async def status(service: str) -> Any:
@@ -59,7 +57,7 @@ async def test_who_watches_is_told_of_each_change_until_the_server_stops() -> No
 
 @pytest.mark.holds("gRPC")
 async def test_reflection_describes_the_services_to_who_has_a_key() -> None:
-    async with serving(keys=KEYS) as port:
+    async with serving(keys=TEAM) as port:
         stub = ServerReflectionStub(port.channel)
         asked = [ServerReflectionRequest(list_services=""), ServerReflectionRequest(file_by_filename="tei.proto")]
         right = (("authorization", "Bearer sesame"),)

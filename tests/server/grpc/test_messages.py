@@ -117,29 +117,18 @@ def test_rows_are_written_as_protobuf_writes_them() -> None:
     assert every.metadata.compute_tokens == 3
 
 
-def test_entries_scores_ranks_and_tokens() -> None:
-    call = new_call()
-    sparse = asyncio.run(methods.encode_embed_sparse(call, None, embedded([[7, 0.5], [90_000, 2]])))  # type: ignore[arg-type]
+def test_entries_are_any_and_texts_of_ranks_are_left_out_and_tokens_may_have_no_place() -> None:
+    sparse = asyncio.run(methods.encode_embed_sparse(new_call(), None, embedded([[7, 0.5], [90_000, 2]])))  # type: ignore[arg-type]
     entries = tei_pb2.EmbedSparseResponse.FromString(sparse).sparse_embeddings
     assert [(entry.index, entry.value) for entry in entries] == [(7, 0.5), (90_000, 2)]
 
-    models = one_model(labels=("no", "yes"))
-    request = methods.decode_predict(new_call(models=models), tei_pb2.PredictRequest(inputs="a"))
-    scores = asyncio.run(methods.encode_predict(call, request, embedded([[0.25, 0.75]])))
-    predictions = tei_pb2.PredictResponse.FromString(scores).predictions
-    assert [(each.label, each.score) for each in predictions] == [("yes", 0.75), ("no", 0.25)]
-
-    asked = methods.decode_rerank(new_call(), tei_pb2.RerankRequest(query="q", texts=["a", "b"], return_text=True))
+    asked = methods.decode_rerank(new_call(), tei_pb2.RerankRequest(query="q", texts=["a", "b"]))
     ranked = Ranked(np.array([0.25, 0.5], np.float32), 4, np.zeros(2, np.uint8))
-    ranks = tei_pb2.RerankResponse.FromString(asyncio.run(methods.encode_rerank(call, asked, ranked))).ranks
-    assert [(each.index, each.text, each.score) for each in ranks] == [(1, "b", 0.5), (0, "a", 0.25)]
-    plain = tei_pb2.RerankResponse.FromString(
-        asyncio.run(methods.encode_rerank(call, replace(asked, has_texts=False), ranked))
-    )
-    assert not plain.ranks[0].HasField("text")
+    ranks = tei_pb2.RerankResponse.FromString(asyncio.run(methods.encode_rerank(new_call(), asked, ranked))).ranks
+    assert [(each.index, each.HasField("text"), each.score) for each in ranks] == [(1, False, 0.5), (0, False, 0.25)]
 
     found = [[Token(101, "[CLS]", True, None, None), Token(7, "a", False, 0, 1)]]
-    written = tei_pb2.EncodeResponse.FromString(asyncio.run(methods.encode_tokens(call, None, found))).tokens  # type: ignore[arg-type]
+    written = tei_pb2.EncodeResponse.FromString(asyncio.run(methods.encode_tokens(new_call(), None, found))).tokens  # type: ignore[arg-type]
     assert [(token.id, token.text, token.special) for token in written] == [(101, "[CLS]", True), (7, "a", False)]
     assert [(token.HasField("start"), token.start, token.stop) for token in written] == [(False, 0, 0), (True, 0, 1)]
 

@@ -16,17 +16,16 @@ from server.features.grpc import calls, server, tei_pb2
 from server.features.grpc.calls import CODES
 from server.features.grpc.method import Method
 from server.requests import errors
-from server.requests.models import ServerState
-from server.settings.api_keys import ApiKey, digest
+from server.requests.models import ModelsState
 from tests.server.edge import Edge, ready_state
-from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
+from tests.server.grpc.serving import BOTH, MAX_BYTES, TEAM, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE
 from tokenizer_pool.messages import TextRefusal, TextRefused
 
+Code = grpc.StatusCode
 EMBED = "/tei.v1.Embed/Embed"
 REFLECTION = server._REFLECTION_PATH
 HELLO = tei_pb2.EmbedRequest(inputs="hello")
-KEYS = (ApiKey("team", digest(b"sesame")),)
 # What only heads, paths and bodies of HTTP can be.
 ONLY_HTTPS = {
     *(errors.Forbidden, errors.NoSuchRoute, errors.WrongMethod, errors.UnsupportedMedia, errors.HeadTooLarge),
@@ -41,9 +40,9 @@ def test_every_error_has_a_status() -> None:
 @pytest.mark.holds("gRPC", "API keys")
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),)], ids=["no key", "a wrong key"])
 async def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
-    async with serving(keys=KEYS) as port:
+    async with serving(keys=TEAM) as port:
         code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(), metadata=metadata))
-        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert code is Code.UNAUTHENTICATED
         assert await error_of(port.stream(f"{EMBED}Stream", nothing(), metadata=metadata).read()) == (
             code,
             "send a valid API key: authorization: Bearer …",
@@ -55,58 +54,28 @@ async def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
         assert port.traces[-1].key == "team"
 
 
-Case = tuple[Any, Exception | None, Exception | None, grpc.StatusCode, str, int]
 TOO_LONG = TextRefused(TextRefusal.TOO_LONG, 0, max_tokens=16)
-CASES: list[Case] = [
-    (tei_pb2.EmbedRequest(), None, None, grpc.StatusCode.INVALID_ARGUMENT, "`inputs` cannot be empty", 400),
-    (
-        HELLO,
-        TOO_LONG,
-        None,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "inputs is longer than 16 tokens and truncation is off",
-        400,
-    ),
-    (
-        HELLO,
-        TextRefused(TextRefusal.FAILED, 0),
-        None,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "inputs can't be tokenized",
-        400,
-    ),
-    (
-        HELLO,
-        None,
-        RequestRefused(batching.RequestRefusal.NO_ENGINE, retry_after=2.0),
-        grpc.StatusCode.UNAVAILABLE,
-        "no engine is ready",
-        503,
-    ),
-    (
-        HELLO,
-        None,
-        RequestRefused(batching.RequestRefusal.NON_FINITE, index=0),
-        grpc.StatusCode.FAILED_PRECONDITION,
-        "the model gives numbers that are not finite for inputs",
-        500,
-    ),
+NO_ENGINE = RequestRefused(batching.RequestRefusal.NO_ENGINE, retry_after=2.0)
+NON_FINITE = RequestRefused(batching.RequestRefusal.NON_FINITE, index=0)
+# what the tokenizer or the manager raises, the code, what is said, and the status that HTTP has
+CASES: list[tuple[Exception | None, grpc.StatusCode, str, int]] = [
+    (None, Code.INVALID_ARGUMENT, "`inputs` cannot be empty", 400),
+    (TOO_LONG, Code.INVALID_ARGUMENT, "inputs is longer than 16 tokens and truncation is off", 400),
+    (TextRefused(TextRefusal.FAILED, 0), Code.FAILED_PRECONDITION, "inputs can't be tokenized", 400),
+    (NO_ENGINE, Code.UNAVAILABLE, "no engine is ready", 503),
+    (NON_FINITE, Code.FAILED_PRECONDITION, "the model gives numbers that are not finite for inputs", 500),
 ]
 
 
 @pytest.mark.holds("gRPC")
-@pytest.mark.parametrize(("message", "of_tokenizer", "of_manager", "code", "text", "status"), CASES)
-async def test_errors_have_teis_codes(
-    message: Any,
-    of_tokenizer: Exception | None,
-    of_manager: Exception | None,
-    code: grpc.StatusCode,
-    text: str,
-    status: int,
-) -> None:
+@pytest.mark.parametrize(("error", "code", "text", "status"), CASES)
+async def test_errors_have_teis_codes(error: Exception | None, code: grpc.StatusCode, text: str, status: int) -> None:
     async with serving() as port:
-        port.edge.tokenizers.error, port.edge.managers.error = of_tokenizer, of_manager
-        call = port.call(EMBED, message)
+        if isinstance(error, TextRefused):
+            port.edge.tokenizers.error = error
+        else:
+            port.edge.managers.error = error
+        call = port.call(EMBED, HELLO if error else tei_pb2.EmbedRequest())
         assert await error_of(call) == (code, text)
         trailers = dict(await call.trailing_metadata())
         assert trailers["x-request-id"] == port.traces[0].request_id
@@ -117,12 +86,12 @@ async def test_errors_have_teis_codes(
 async def test_what_is_no_message_or_no_task_of_the_model() -> None:
     async with serving() as port:
         raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
-        code = grpc.StatusCode.INVALID_ARGUMENT
+        code = Code.INVALID_ARGUMENT
         problem = "the message is not of the type tei.v1.EmbedRequest, or a text in it is not UTF-8"
         assert await error_of(raw) == (code, problem)
 
         unsupported = await error_of(port.ask("/tei.v1.Predict/Predict", tei_pb2.PredictRequest(inputs="a")))
-        assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
+        assert unsupported[0] is Code.FAILED_PRECONDITION
         wrong_class = (("x-embedline-class", "first"),)
         assert (await error_of(port.ask(EMBED, HELLO, metadata=wrong_class)))[0] is code
 
@@ -130,12 +99,12 @@ async def test_what_is_no_message_or_no_task_of_the_model() -> None:
 @pytest.mark.holds("gRPC")
 async def test_metadata_name_the_model() -> None:
     edge = Edge(max_bytes=MAX_BYTES)
-    edge.state = ServerState(edge.page, strict_model_name=True)
-    edge.state.update(ready_state())
-    async with serving(edge) as port:
+    state = ModelsState(edge.page, strict_model_name=True)
+    state.update(ready_state())
+    async with serving(edge, state=state) as port:
         assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "the-model"),))).embeddings
         code, _ = await error_of(port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "another"),)))
-        assert code is grpc.StatusCode.NOT_FOUND
+        assert code is Code.NOT_FOUND
 
 
 @pytest.mark.holds("gRPC")
@@ -143,18 +112,18 @@ async def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytes
     monkeypatch.setattr(calls, "_MESSAGE_SECONDS", 0.05)
     async with serving() as port:
         begun = port.channel.stream_unary(EMBED)(nothing(), timeout=PATIENCE)
-        assert await error_of(begun) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
+        assert await error_of(begun) == (Code.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
         assert [(trace.status, trace.error) for trace in port.traces] == [(408, "BodyTooSlow")]
 
 
 async def test_a_message_that_is_too_large_never_comes_in() -> None:
     async with serving() as port:
         code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1))))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert code is Code.RESOURCE_EXHAUSTED
         # compressed it would be small
         how = {"compression": grpc.Compression.Gzip}
         code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1)), **how))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert code is Code.UNIMPLEMENTED
         assert not port.edge.tokenizers.asked
 
 
@@ -168,7 +137,7 @@ async def test_too_many_open_requests() -> None:
         first_sent = asyncio.ensure_future(first.initial_metadata())
         await edge.managers.arrivals.get()
         code, message = await error_of(port.ask(EMBED, HELLO))
-        assert (code, "--max-concurrent-requests" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        assert (code, "--max-concurrent-requests" in message) == (Code.RESOURCE_EXHAUSTED, True)
         edge.managers.gate.set()
         assert (await first).embeddings
         await first_sent
@@ -184,7 +153,7 @@ async def test_a_deadline_reaches_the_batch_manager_and_ends_the_request() -> No
         while not edge.managers.submitted:  # on a busy machine the first may be over on its way
             seconds *= 2
             code, _ = await error_of(port.ask(EMBED, HELLO, timeout=seconds))
-            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert code is Code.DEADLINE_EXCEEDED
         assert edge.managers.submitted[0].deadline < float("inf")
         await port.wait_reported(1)
         assert [(trace.status, trace.error) for trace in port.traces] == [(504, "DeadlineExceeded")]
@@ -203,7 +172,7 @@ async def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
         asking = asyncio.ensure_future(call.code())
         await edge.managers.arrivals.get()
         call.cancel()
-        assert await asking is grpc.StatusCode.CANCELLED
+        assert await asking is Code.CANCELLED
         await port.wait_reported(1)
         assert [(trace.status, trace.error, trace.stage) for trace in port.traces] == [(499, "ClientLeft", "queue")]
         assert edge.admission.requests.num_open == 0
@@ -214,7 +183,7 @@ async def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
 @pytest.mark.parametrize("has_keys", [False, True])
 async def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are places: of one message, of several, in streams, and of reflection."""
-    keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))] if has_keys else []
+    keys = BOTH if has_keys else []
 
     def noting(begin: Callable[[str], None], arrived: "asyncio.Queue[str]") -> Callable[[str], None]:
         def begin_and_note(key: str) -> None:
@@ -226,7 +195,7 @@ async def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pyte
     edge, arrived = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2), asyncio.Queue[str]()
     for places in (edge.admission.requests, edge.admission.streams):
         monkeypatch.setattr(places, "begin", noting(places.begin, arrived))
-    async with serving(edge, keys=keys) as port:
+    async with serving(edge) as port:
         silent = [
             port.channel.stream_stream(path)(nothing(), metadata=(("authorization", "Bearer key-a"),))
             for path in (EMBED, "/tei.v1.Rerank/RerankStream", "/tei.v1.Embed/EmbedStream", REFLECTION)
@@ -243,14 +212,13 @@ async def test_silent_calls_take_nobodys_place(has_keys: bool, monkeypatch: pyte
 
 @pytest.mark.holds("gRPC", "Every bound")
 async def test_calls_whose_answers_nobody_reads_refuse_their_own_key_alone() -> None:
-    keys = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
-    edge = Edge(max_bytes=MAX_BYTES, keys=keys, max_requests=2)
+    edge = Edge(max_bytes=MAX_BYTES, keys=BOTH, max_requests=2)
     with contextlib.ExitStack() as unread:
         for _ in range(3):
             unread.enter_context(edge.admission.unread.one_of("a"))
-        async with serving(edge, keys=keys) as port:
+        async with serving(edge) as port:
             asked = port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-a"),))
-            assert (await error_of(asked))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await error_of(asked))[0] is Code.RESOURCE_EXHAUSTED
             assert (await port.ask(EMBED, HELLO, metadata=(("authorization", "Bearer key-b"),))).embeddings
 
 
@@ -259,7 +227,7 @@ async def test_reflection_that_is_asked_nothing_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(server, "_REFLECTION_SECONDS", 0.02)
     async with serving() as port:
         stream = port.channel.stream_stream(REFLECTION)(nothing(), timeout=PATIENCE)
-        assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await stream.code() is Code.DEADLINE_EXCEEDED
         assert "no message came" in await stream.details()
 
 
@@ -291,7 +259,7 @@ def test_nothing_keeps_a_message_that_is_decoded_or_refused(path: str, monkeypat
         edge.managers.gate = asyncio.Event()
         async with serving(edge) as port:
             wrong = port.stream(path, iter([tei_pb2.EmbedRequest(inputs="a", dimensions=999)]))
-            assert await wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await wrong.code() is Code.INVALID_ARGUMENT
             right = port.stream(path, iter([HELLO]))
             await edge.managers.arrivals.get()
             assert [one() for one in kept] == [None, None]

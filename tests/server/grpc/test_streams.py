@@ -8,11 +8,10 @@ import grpc
 import pytest
 
 from server.features.grpc import calls, tei_pb2
-from server.http.body import BodyReader
+from server.http.body import RequestBodies
 from server.requests.time_slices import SharedSlice
-from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge
-from tests.server.grpc.serving import MAX_BYTES, error_of, nothing, serving
+from tests.server.grpc.serving import BOTH, MAX_BYTES, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE
 
 STREAM = "/tei.v1.Embed/EmbedStream"
@@ -45,9 +44,8 @@ async def test_answers_come_in_order_and_as_bulk() -> None:
 
 @pytest.mark.holds("gRPC")
 async def test_the_work_of_a_stream_is_counted_for_its_key() -> None:
-    keys = [ApiKey("one", digest(b"other")), ApiKey("two", digest(b"secret"))]
-    async with serving(keys=keys) as port:
-        asked = port.stream(STREAM, iter(messages("a", "bc")), metadata=(("authorization", "Bearer secret"),))
+    async with serving(keys=BOTH) as port:
+        asked = port.stream(STREAM, iter(messages("a", "bc")), metadata=(("authorization", "Bearer key-b"),))
         assert await sizes(asked) == [1, 2]
         assert [submission.key for submission in port.edge.managers.submitted] == [1, 1]
 
@@ -137,7 +135,7 @@ async def test_when_the_server_stops_what_was_sent_is_answered() -> None:
 
 async def test_a_stream_that_begins_while_the_server_stops_is_not_read() -> None:
     async with serving() as port:
-        port.calls.stop_reading()
+        port.server._calls.stop_reading()
         stream = port.stream(STREAM, nothing())
         assert await error_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
@@ -161,8 +159,8 @@ async def test_ranks_of_a_stream_that_is_too_long_or_empty() -> None:
     ids=["answered one by one", "answered together"],
 )
 async def test_small_messages_of_streams_count_together(path: str, message: Any) -> None:
-    async with serving(max_items=100) as port:
-        port.calls._bodies = bodies = BodyReader(max_bytes=MAX_BYTES, max_total_bytes=100_000)
+    bodies = RequestBodies(max_bytes=MAX_BYTES, max_total_bytes=100_000)
+    async with serving(max_items=100, bodies=bodies) as port:
         with bodies.held(70_000):  # of another client
             await error_of(all_of(port.stream(path, iter([message] * 20))))  # it may be told something else
     assert "open_payload" in {trace.reason for trace in port.traces}

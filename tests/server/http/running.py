@@ -24,7 +24,7 @@ class App:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.waiting: asyncio.Queue[None] = asyncio.Queue()
-        self.cancelled: asyncio.Queue[None] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()  # why
         self.reading = asyncio.Event()  # somebody's request to /echo
         self.paths: list[str] = []
         self.headers: list[tuple[bytes, bytes]] = []  # of the newest request
@@ -46,8 +46,8 @@ class App:
                     await whole_body(receive)
                 self.waiting.put_nowait(None)
                 await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.put_nowait(None)
+        except asyncio.CancelledError as cancelled:
+            self.cancelled.put_nowait(cancelled.args)
             if scope["path"] == "/wait":
                 raise
             await send_answer(send, Answer(503, [(b"content-length", b"5")], b"sorry"))

@@ -1,6 +1,5 @@
-"""What holds for answers of every route: JSON unless rows are asked for raw, not compressed, one shape of error."""
+"""What holds for answers of every route: JSON unless rows are asked for raw, one shape of error, the request's id."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -9,28 +8,21 @@ import pytest
 from server.dialects.error_shapes import openai_error, text_error
 from server.dialects.table import ROUTES
 from server.dialects.vllm.shared import vllm_error
-from server.http import body as asgi
-from server.http.body import Message
+from server.http.hosts import with_cors
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
-from tests.server.edge import ERROR_KEYS, Called, Edge, answered, good_body, state_with_everything
+from tests.server.edge import ERROR_KEYS, Called, Edge, answered, call, good_body, state_with_everything
 
 PATHS = [route.path for route in ROUTES]
 RAW = {route.path for route in ROUTES if route.raw_answer}
 OPENAI = {route.path for route in ROUTES if route.error_shape in (openai_error, vllm_error)}
 TEXT_ERRORS = {route.path for route in ROUTES if route.error_shape is text_error}
+EMBEDDINGS, BODY = "/v1/embeddings", b'{"input":"a"}'
 NEEDS_NOTHING = {path for path in PATHS if path.startswith("/api/")}  # Ollama's clients load a model with an empty body
 
 
 def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return answered(method, path, body, named, loaded=state_with_everything())
-
-
-@pytest.mark.holds("Requests and answers")
-@pytest.mark.parametrize("path", PATHS)
-def test_answers_are_not_compressed_unasked(path: str) -> None:
-    for body in (good_body(path), b"{}"):
-        assert "content-encoding" not in ask("POST", path, body, accept_encoding="gzip, br, zstd").headers
 
 
 @pytest.mark.holds("TEI's routes")
@@ -69,30 +61,6 @@ def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_f
     error = json.loads(called.body)
     assert is_in_shape(error, path)
     assert called.status == (400 if path in OPENAI | TEXT_ERRORS or body == b"{" else 422)
-
-
-@pytest.mark.holds("Errors")
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.005)
-    sent: list[Message] = []
-    pieces: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
-
-    async def receive() -> Message:
-        if not pieces:
-            await asyncio.Event().wait()
-        return pieces.pop()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await Edge().app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
-    error = json.loads(bytes(sent[1]["body"]))
-    assert sent[0]["status"] == 408
-    assert (b"connection", b"close") in sent[0]["headers"]
-    assert is_in_shape(error, path)
 
 
 @pytest.mark.holds("Errors")
@@ -159,3 +127,55 @@ async def test_what_never_became_a_request_is_counted_too(error: RequestError, s
 def test_the_viewer_comes_from_a_public_network_and_the_description_does_not() -> None:
     assert b"https://cdn." in ask("GET", "/docs").body
     assert b"://" not in ask("GET", "/openapi.json").body.replace(b"://huggingface.github.io", b"")
+
+
+# of every kind: answered and refused, by the hot path and by FastAPI
+REQUESTS = [
+    ("POST", EMBEDDINGS, BODY, 200),
+    ("POST", EMBEDDINGS, b"{}", 400),
+    ("POST", "/embed", b'{"inputs":"a"}', 200),
+    ("POST", "/embed", b"{}", 422),
+    ("GET", "/livez", b"", 200),
+    ("GET", EMBEDDINGS, b"", 405),
+    ("GET", "/nowhere", b"", 404),
+]
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
+@pytest.mark.parametrize("name", ["x-request-id", "x-baseten-customer-request-id"])
+def test_a_clients_own_name_comes_back(method: str, path: str, body: bytes, status: int, name: str) -> None:
+    called = answered(method, path, body, {name: "Run-7.a_b"})
+    assert (called.status, called.headers["x-request-id"]) == (status, "Run-7.a_b")
+
+
+@pytest.mark.holds("Requests and answers")
+def test_the_first_of_two_names_counts() -> None:
+    called = answered("POST", EMBEDDINGS, BODY, {"x-baseten-customer-request-id": "second", "x-request-id": "first"})
+    assert called.headers["x-request-id"] == "first"
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize("unfit", ["", "two words", "tab\tbed", "a" * 129, "naïve", 'a"b', "a\x00b", "{}"])
+def test_a_name_that_is_not_fit_for_a_log_is_not_taken(unfit: str) -> None:
+    made = answered("POST", EMBEDDINGS, BODY, {"x-request-id": unfit}).headers["x-request-id"]
+    assert made != unfit
+    assert made.isalnum()
+
+
+@pytest.mark.holds("Requests and answers")
+async def test_those_that_are_made_differ() -> None:
+    edges = [Edge() for _ in range(3)]  # as several frontends
+    made = [
+        (await call(edge.app, "POST", EMBEDDINGS, BODY)).headers["x-request-id"] for edge in edges for _ in range(20)
+    ]
+    assert len(set(made)) == len(made) == 60
+
+
+@pytest.mark.holds("Requests and answers")
+async def test_what_never_became_a_request_has_none() -> None:
+    """A browser's question beforehand; tests/server/http/connection/test_heads.py has the heads that are refused."""
+    asked = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    called = await call(with_cors(Edge().app, ["*"]), "OPTIONS", EMBEDDINGS, b"", asked)
+    assert called.status == 200
+    assert "x-request-id" not in called.headers

@@ -8,6 +8,7 @@ import pytest
 
 from server.feature import Feature
 from server.features.table import FEATURES
+from server.http.body import STOPPING
 from tests.server.edge import Called, Edge, answered, call, ready_state
 
 BODY = b'{"input":["one","three"]}'
@@ -111,11 +112,8 @@ async def test_startupz_is_503_until_it_was_ready_once() -> None:
     assert statuses == [503, 200, 200]
 
 
-def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
-    async def test() -> Called:
-        return await call(Edge(is_loaded=False).app, "POST", PATH, [])  # reading would end as a client that left
-
-    called = asyncio.run(test())
+async def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
+    called = await call(Edge(is_loaded=False).app, "POST", PATH, [])  # reading would end as a client that left
     assert called.status == 503
     assert called.error()["code"] == "not_ready"
     assert "retry-after" in called.headers
@@ -177,7 +175,7 @@ async def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_log
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     edge = Edge()
-    await call(edge.app, "POST", PATH, [])
+    assert (await call(edge.app, "POST", PATH, [])).status == 0
     counts = edge.metrics.drain()["counts"]
 
     assert counts == [
@@ -187,18 +185,36 @@ async def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_log
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("draining", "status"), [(False, 499), (True, 503)])
-async def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, status: int) -> None:
+@pytest.mark.parametrize("draining", [False, True])
+@pytest.mark.parametrize(("why", "status"), [(None, 499), (STOPPING, 503)])
+async def test_a_cancelled_request_is_answered_where_the_server_cant_wait(
+    why: str | None, status: int, draining: bool
+) -> None:
     edge = Edge()
     edge.managers.gate = asyncio.Event()
     waiting = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
     await edge.managers.arrivals.get()
     edge.state.draining = draining
-    waiting.cancel()
-    called = await waiting
-    assert called.status == status
-    if draining:
+    waiting.cancel(why)
+    (called,) = await asyncio.gather(waiting, return_exceptions=True)
+    if status == 503:
+        assert isinstance(called, Called)
         assert called.error()["code"] == "not_ready"
+    else:
+        assert isinstance(called, asyncio.CancelledError)
+    counts = edge.metrics.drain()["counts"]
+    assert ["embedline_requests_total", PATH, "interactive", str(status), 1] in counts
+    assert ["te_requests", "batch", "error", 1] in counts
+    assert (["embedline_cancelled_total", "queue", 1] in counts) == (status == 499)
+
+
+async def test_who_can_not_be_waited_for_is_told_so_in_the_shape_that_the_body_chose() -> None:
+    edge = Edge()
+    edge.managers.gate = asyncio.Event()
+    waiting = asyncio.create_task(call(edge.app, "POST", "/invocations", b'{"input":"a"}'))
+    await edge.managers.arrivals.get()
+    waiting.cancel(STOPPING)
+    assert (await waiting).error()["code"] == "not_ready"  # as OpenAI's clients read it
 
 
 @pytest.mark.holds("Limits")
@@ -229,17 +245,9 @@ async def test_a_request_is_open_from_its_head_to_its_answers_last_byte() -> Non
     assert (await call(edge.app, "POST", PATH, BODY)).status == 200
 
 
-async def test_one_model_and_the_pages_that_other_servers_have() -> None:
-    loaded = ready_state(names=["org/the-model"])
-    loaded["models"][0]["info"] |= {"name": "org/the-model"}
-    edge = Edge(loaded=loaded)
-    paths = ("/v1/models/org/the-model", "/v1/models/any", "/version", "/api-doc/openapi.json", "/openapi.json")
-    asked = [("GET", path) for path in paths] + [("POST", "/ping")]
-    card, other, version, api_doc, openapi, ping = [await call(edge.app, method, path) for method, path in asked]
-    assert (json.loads(card.body)["id"], json.loads(card.body)["max_model_len"]) == ("org/the-model", 16)
-    assert json.loads(other.body)["id"] == "org/the-model"  # one model takes any name
-    assert set(json.loads(version.body)) == {"version"}
-    assert api_doc.body == openapi.body
+def test_pages_that_other_servers_have() -> None:
+    assert set(json.loads(answer("GET", "/version").body)) == {"version"}
+    ping = answer("POST", "/ping")
     assert (ping.status, json.loads(ping.body)) == (200, {"status": "ok"})
 
 

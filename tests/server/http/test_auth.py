@@ -1,6 +1,5 @@
 """Every route asks for a key but those that are named open, whatever a path is written like."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -10,30 +9,26 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
-from server.features.jobs.routes import acting
-from server.features.pipelines.routes import acting as acting_of_steps
 from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import files
 from server.settings.api_keys import ApiKey, api_keys, digest, key_file
-from tests.server.edge import Called, Edge, answered
+from tests.server.edge import Called, answered
+from tests.server.fallback import fallback_routes
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
 OPEN = HEALTH_PATHS | METRICS_PATHS
 
 
-def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metrics_need_a_key: bool = False) -> Called:
-    return answered(method, path, b"{}", headers, keys=KEYS, metrics_need_a_key=metrics_need_a_key)
+def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metrics_auth: bool = False) -> Called:
+    return answered(method, path, b"{}", headers, keys=KEYS, metrics_auth=metrics_auth)
 
 
 def every_route() -> list[tuple[str, str]]:
     """Method and path of all that this server answers."""
-
-    async def slow() -> list[tuple[str, str]]:
-        routes: list[Any] = Edge().app.fallback_routes
-        return [(method, route.path) for route in routes for method in route.methods]
-
-    return sorted({*asyncio.run(slow()), *(("POST", route.path) for route in ROUTES)})
+    routes: list[Any] = fallback_routes()
+    found = {(method, route.path) for route in routes for method in route.methods}
+    return sorted({*found, *(("POST", route.path) for route in ROUTES)})
 
 
 def test_there_are_routes_of_both_kinds() -> None:
@@ -45,7 +40,8 @@ def test_there_are_routes_of_both_kinds() -> None:
 def test_each_route_asks_for_a_key_unless_it_is_named_open(method: str, path: str) -> None:
     is_open = path in OPEN or (path == "/" and method in ("GET", "HEAD"))
 
-    assert (ask(method, path).status == 401) is not is_open
+    refused = ask(method, path, {"x-request-id": "mine"})
+    assert ((refused.status, refused.headers["x-request-id"]) == (401, "mine")) is not is_open
     assert (ask(method, path, {"authorization": "Bearer key-3"}).status == 401) is not is_open
     assert ask(method, path, {"authorization": "Bearer key-2"}).status != 401
 
@@ -61,12 +57,14 @@ def test_what_is_not_known_asks_for_a_key_before_it_says_so(method: str, path: s
     assert ask(method, path, {"host": "localhost/health"}).status == 401
 
 
-@pytest.mark.holds("API keys")
-def test_the_metrics_may_be_closed_too() -> None:
-    assert ask("GET", "/metrics").status == 200
-    assert ask("GET", "/metrics", metrics_need_a_key=True).status == 401
-    assert ask("GET", "/metrics", {"x-api-key": "key-1"}, metrics_need_a_key=True).status == 200
-    assert ask("GET", "/livez", metrics_need_a_key=True).status == 200
+@pytest.mark.holds("API keys", "The load report")
+@pytest.mark.parametrize("path", METRICS_PATHS)
+def test_the_metrics_may_be_closed_too(path: str) -> None:
+    is_open = ask("GET", path).status
+    assert is_open in (200, 503)  # there is no load yet
+    assert ask("GET", path, metrics_auth=True).status == 401
+    assert ask("GET", path, {"x-api-key": "key-1"}, metrics_auth=True).status == is_open
+    assert ask("GET", "/livez", metrics_auth=True).status == 200
 
 
 @pytest.mark.holds("API keys")
@@ -86,7 +84,7 @@ def test_the_metrics_may_be_closed_too() -> None:
 )
 def test_a_key_may_be_given_as_clients_give_it(headers: dict[str, str]) -> None:
     raw = {name.encode(): value.encode() for name, value in headers.items()}
-    assert Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", raw) == "first"
+    assert Keys(KEYS, metrics_auth=False).check("POST", "/v1/embeddings", raw) == "first"
 
 
 @pytest.mark.holds("API keys")
@@ -95,7 +93,7 @@ def test_a_key_may_be_given_as_clients_give_it(headers: dict[str, str]) -> None:
 )
 def test_what_is_no_key_is_refused(value: bytes) -> None:
     with pytest.raises(Unauthorized) as refused:
-        Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"authorization": value})
+        Keys(KEYS, metrics_auth=False).check("POST", "/v1/embeddings", {b"authorization": value})
     assert "key-1" not in refused.value.message
 
 
@@ -108,19 +106,19 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         return given == kept
 
     monkeypatch.setattr("server.http.auth.hmac.compare_digest", compare_digest)
-    Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
+    Keys(KEYS, metrics_auth=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
 
     assert compared == [(digest(b"key-1"), key.digest) for key in KEYS]  # the second too, although the first fits
 
     compared.clear()
     both = {b"authorization": b"Bearer key-1", b"x-api-key": b"key-1"}
-    Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", both)
+    Keys(KEYS, metrics_auth=False).check("POST", "/v1/embeddings", both)
     assert len(compared) == 2 * len(KEYS)
 
 
 @pytest.mark.holds("API keys")
 def test_without_keys_nobody_is_asked() -> None:
-    assert Keys([], metrics_need_a_key=True).check("POST", "/v1/embeddings", {}) == ""
+    assert Keys([], metrics_auth=True).check("POST", "/v1/embeddings", {}) == ""
 
 
 @pytest.mark.holds("Errors")
@@ -139,7 +137,7 @@ class Watching:
         self.file = file
         watched = key_file(flag_keys, str(file))
         assert watched is not None
-        self._keys = Keys(api_keys(flag_keys, str(file)), metrics_need_a_key=False, file=watched)
+        self._keys = Keys(api_keys(flag_keys, str(file)), metrics_auth=False, file=watched)
 
     def accepts(self, key: str) -> bool:
         try:
@@ -198,35 +196,34 @@ def test_a_pipe_of_keys_is_read_once(tmp_path: Path) -> None:
 
 @pytest.mark.holds("API keys")
 def test_a_request_that_was_kept_stays_with_its_key_when_keys_are_numbered_anew() -> None:
-    before = Keys(api_keys(("gone", "stays"), None), metrics_need_a_key=False)
-    after = Keys(api_keys(("stays",), None), metrics_need_a_key=False)
-    after.let_act(acting("secret"))
+    before = Keys(api_keys(("gone", "stays"), None), metrics_auth=False)
+    after = Keys(api_keys(("stays",), None), metrics_auth=False)
+    after.let_act("secret")
     gone, stays = before.owner("key-1"), before.owner("key-2")
 
     assert after.owner("key-1") == stays
-    sent = {b"x-embedline-jobs": b"secret"}
-    assert after.check("POST", "/embed", {**sent, b"x-embedline-owner": stays.encode()}) == "key-1"
-    with pytest.raises(Unauthorized):
-        after.check("POST", "/embed", {**sent, b"x-embedline-owner": gone.encode()})
+    assert after.check("POST", "/embed", {b"x-api-key": f"secret.{stays}".encode()}) == "key-1"
+    with pytest.raises(Unauthorized, match="is not accepted any more"):
+        after.check("POST", "/embed", {b"x-api-key": f"secret.{gone}".encode()})
 
 
 @pytest.mark.holds("API keys")
 @pytest.mark.parametrize(
     ("headers", "is_let_in"),
     [
-        ({b"x-embedline-jobs": b"one", b"x-embedline-owner": b"team"}, True),
-        ({b"x-embedline-jobs": b"guessed", b"x-embedline-owner": b"team", b"x-api-key": b"sesame"}, False),
-        ({b"x-embedline-jobs": b"one", b"x-api-key": b"sesame"}, False),  # for nobody
-        ({b"x-api-key": b"other.team"}, True),
+        ({b"x-api-key": b"one.team"}, True),
+        ({b"authorization": b"Bearer other.team"}, True),
         ({b"x-api-key": b"other.nobody"}, False),
-        ({b"x-api-key": b"one.team"}, False),  # each has a way of its own
-        ({b"x-embedline-owner": b"team"}, False),
+        ({b"x-api-key": b"guessed.team"}, False),
+        ({b"x-api-key": b"one.", b"api-key": b"sesame"}, False),  # for nobody
+        ({b"x-api-key": b"one", b"api-key": b"sesame"}, False),
+        ({b"x-api-key": b".team"}, False),
     ],
 )
 def test_who_acts_for_a_key_needs_its_own_secret(headers: dict[bytes, bytes], is_let_in: bool) -> None:
-    keys = Keys([ApiKey("team", digest(b"sesame"))], metrics_need_a_key=False)
-    keys.let_act(acting("one"))
-    keys.let_act(acting_of_steps("other"))
+    keys = Keys([ApiKey("team", digest(b"sesame"))], metrics_auth=False)
+    keys.let_act("one")
+    keys.let_act("other")
     with contextlib.nullcontext() if is_let_in else pytest.raises(Unauthorized):
         assert keys.check("POST", "/embed", headers) == "team"
 
@@ -235,5 +232,5 @@ def test_a_key_of_a_file_that_is_changed_under_its_name_keeps_its_requests(tmp_p
     owners = set()
     for line in ("team:old", "team:new"):
         (tmp_path / "keys").write_text(line)
-        owners.add(Keys(api_keys((), str(tmp_path / "keys")), metrics_need_a_key=False).owner("team"))
+        owners.add(Keys(api_keys((), str(tmp_path / "keys")), metrics_auth=False).owner("team"))
     assert owners == {"team"}

@@ -10,10 +10,10 @@ import pytest
 
 from server.http import body
 from server.http.body import (
-    BodyReader,
     ClientLeft,
     Message,
     Receive,
+    RequestBodies,
     TimedReceive,
     decoded_bytes,
     decoded_bytes_of_large,
@@ -42,8 +42,8 @@ class Connection:
         return message if self._is_whole else {**message, "more_body": True}
 
 
-def reader(max_total_bytes: int = 10 * LIMIT) -> BodyReader:
-    return BodyReader(max_bytes=LIMIT, max_total_bytes=max_total_bytes)
+def reader(max_total_bytes: int = 10 * LIMIT) -> RequestBodies:
+    return RequestBodies(max_bytes=LIMIT, max_total_bytes=max_total_bytes)
 
 
 def timed(receive: Receive) -> TimedReceive:
@@ -54,7 +54,7 @@ def read(pieces: Iterable[bytes], content_length: int | None = None) -> tuple[by
     """The body or what was raised, and how many pieces were taken."""
     connection = Connection(pieces)
     try:
-        return asyncio.run(reader().read({}, connection.receive, content_length)), connection.num_taken
+        return asyncio.run(reader().read(None, connection.receive, content_length)), connection.num_taken
     except PayloadTooLarge as error:
         return error, connection.num_taken
 
@@ -99,8 +99,8 @@ async def test_a_client_that_leaves_early_takes_no_room(pieces: list[bytes]) -> 
     bodies = reader(max_total_bytes=LIMIT)
     for _ in range(3):
         with pytest.raises(ClientLeft):
-            await bodies.read({}, Connection(pieces, is_whole=False).receive, None)
-    assert len(await bodies.read({}, Connection([b"a" * 60, b"b" * 40]).receive, None)) == LIMIT
+            await bodies.read(None, Connection(pieces, is_whole=False).receive, None)
+    assert len(await bodies.read(None, Connection([b"a" * 60, b"b" * 40]).receive, None)) == LIMIT
 
 
 def large() -> Receive:
@@ -110,58 +110,39 @@ def large() -> Receive:
 @pytest.mark.holds("Limits")
 async def test_all_open_bodies_together_have_a_limit() -> None:
     bodies = reader(max_total_bytes=200)
-    first, second = await bodies.read({}, large(), None), await bodies.read({}, large(), None)
+    first, second = await bodies.read(None, large(), None), await bodies.read(None, large(), None)
     with bodies.held(len(first)):
         with bodies.held(len(second)):
             with pytest.raises(Overloaded) as refused:
-                await bodies.read({}, large(), None)
+                await bodies.read(None, large(), None)
             assert refused.value.retry_after is not None
-            assert await bodies.read({}, Connection([b"small"]).receive, None) == b"small"
-        assert len(await bodies.read({}, large(), None)) == 80
+            assert await bodies.read(None, Connection([b"small"]).receive, None) == b"small"
+        assert len(await bodies.read(None, large(), None)) == 80
 
 
-def test_bodies_that_are_being_read_count() -> None:
-    async def read_two_at_once() -> list[bytes | BaseException]:
-        bodies = reader(max_total_bytes=LIMIT)
-        return await asyncio.gather(
-            *(bodies.read({}, SlowConnection().receive, None) for _ in range(2)), return_exceptions=True
-        )
-
+async def test_bodies_that_are_being_read_count() -> None:
     class SlowConnection(Connection):
-        def __init__(self) -> None:
-            super().__init__([b"a" * 40, b"b" * 40])
-
         async def receive(self) -> Message:
             await asyncio.sleep(0)
             return await super().receive()
 
-    results = asyncio.run(read_two_at_once())
+    bodies = reader(max_total_bytes=LIMIT)
+    both = [bodies.read(None, SlowConnection([b"a" * 40, b"b" * 40]).receive, None) for _ in range(2)]
+    results = await asyncio.gather(*both, return_exceptions=True)
     assert [type(result) for result in results if isinstance(result, Exception)] == [Overloaded]
     assert [len(result) for result in results if isinstance(result, bytes)] == [80]
 
 
-def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
-    assert len(asyncio.run(reader(max_total_bytes=10).read({}, large(), None))) == 80
+async def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
+    assert len(await reader(max_total_bytes=10).read(None, large(), None)) == 80
 
 
 @pytest.mark.holds("Limits")
-def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_bounds_of_every_route.py has those that begin, and stop."""
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.01)
-
-    async def run(*first: Message) -> None:
-        pieces = list(first)
-
-        async def receive() -> Message:
-            if pieces:
-                return pieces.pop(0)
-            never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            return await never
-
-        with pytest.raises(BodyTooSlow):
-            await BodyReader(max_bytes=100, max_total_bytes=100).read({}, timed(receive), None)
-
-    asyncio.run(run())
-    asyncio.run(run({"type": "http.request", "body": b"half", "more_body": True}))
+    with pytest.raises(BodyTooSlow):
+        await reader().read(None, timed(asyncio.Queue[Message]().get), None)
 
 
 async def trickle(num_bytes: int) -> bytes:
@@ -173,41 +154,38 @@ async def trickle(num_bytes: int) -> bytes:
         num_bytes -= 1
         return {"type": "http.request", "body": b"a", "more_body": num_bytes > 0}
 
-    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None)
+    return await RequestBodies(max_bytes=1000, max_total_bytes=1000).read(None, timed(receive), None)
 
 
 @pytest.mark.holds("Limits")
-def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1_000_000)
     with pytest.raises(BodyTooSlow, match="more slowly than"):
-        asyncio.run(trickle(1000))
+        await trickle(1000)
 
 
 @pytest.mark.holds("Limits")
-def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second for each of 100 bytes, by a clock that the test moves on."""
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1)
 
-    async def run() -> bytes:
-        loop, passed, num_left = asyncio.get_running_loop(), 0.0, 100
-        time = loop.time
+    loop, passed, num_left = asyncio.get_running_loop(), 0.0, 100
+    time = loop.time
 
-        async def receive() -> Message:
-            nonlocal passed, num_left
-            passed, num_left = passed + 0.5, num_left - 1
-            await asyncio.sleep(0)
-            return {"type": "http.request", "body": b"a", "more_body": num_left > 0}
+    async def receive() -> Message:
+        nonlocal passed, num_left
+        passed, num_left = passed + 0.5, num_left - 1
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"a", "more_body": num_left > 0}
 
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "time", lambda: time() + passed)
-            return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None)
-
-    assert asyncio.run(run()) == b"a" * 100
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "time", lambda: time() + passed)
+        assert await reader().read(None, timed(receive), None) == b"a" * 100
 
 
 @pytest.mark.holds("Limits")
-def test_what_came_fast_gives_no_right_to_trickle(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_came_fast_gives_no_right_to_trickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has sent much could else hold it for hours."""
     monkeypatch.setattr(body, "_BODY_SECONDS", 0.05)
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1000)
@@ -220,7 +198,7 @@ def test_what_came_fast_gives_no_right_to_trickle(monkeypatch: pytest.MonkeyPatc
         return {"type": "http.request", "body": pieces.pop(), "more_body": True}
 
     with pytest.raises(BodyTooSlow, match="more slowly than"):
-        asyncio.run(BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, timed(receive), None))
+        await RequestBodies(max_bytes=1000, max_total_bytes=1000).read(None, timed(receive), None)
 
 
 @pytest.mark.holds("Limits", "Every bound")
@@ -243,17 +221,17 @@ def test_an_escape_between_two_slices_counts(start: int, escape: bytes, width: i
 
 
 async def test_of_several_keys_one_has_half_of_the_bytes_of_open_bodies() -> None:
-    bodies = BodyReader(max_bytes=LIMIT, max_total_bytes=4 * LIMIT, are_keys_several=True)
+    bodies = RequestBodies(max_bytes=LIMIT, max_total_bytes=4 * LIMIT, are_keys_several=True)
     of_a, of_b = bodies.of("a"), bodies.of("b")
     with of_a.held(2 * LIMIT):
         with pytest.raises(Overloaded):
-            await of_a.read({}, large(), None)
-        assert len(await of_b.read({}, large(), None)) == 80
-    assert len(await of_a.read({}, large(), None)) == 80
+            await of_a.read(None, large(), None)
+        assert len(await of_b.read(None, large(), None)) == 80
+    assert len(await of_a.read(None, large(), None)) == 80
 
 
 def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only_body() -> None:
-    bodies, much = BodyReader(max_bytes=LIMIT, max_total_bytes=LIMIT), SMALL_BYTES + 1
+    bodies, much = RequestBodies(max_bytes=LIMIT, max_total_bytes=LIMIT), SMALL_BYTES + 1
     with bodies.held(LIMIT):
         bodies.check(much, held=LIMIT)
         with bodies.held(1), pytest.raises(Overloaded):
@@ -262,21 +240,17 @@ def test_what_decoding_takes_is_refused_before_it_is_taken_but_never_to_the_only
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize(("num_values", "are_several", "held"), [(1000, False, 32_000), (60_000, True, 1 << 20)])
-def test_a_body_that_goes_on_counts_its_values(num_values: int, are_several: bool, held: int) -> None:
+async def test_a_body_that_goes_on_counts_its_values(num_values: int, are_several: bool, held: int) -> None:
     """Of two bytes each, which another process makes numbers of; not as more than a key may have."""
     content = b"[" + b"0," * num_values + b"0]"
-    bodies = BodyReader(max_bytes=1 << 20, max_total_bytes=2 << 20, are_keys_several=are_several)
+    bodies = RequestBodies(max_bytes=1 << 20, max_total_bytes=2 << 20, are_keys_several=are_several)
     opened = OpenRequest(OpenRequests(10))
 
-    async def read() -> int:
-        received: Receive = Connection([content]).receive
-        receive = TimedReceive(received, opened, is_whole=False)
-        request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder(), RequestContext())
-        with contextlib.ExitStack() as kept:
-            await request.holding(bodies.of("a"), kept)(bytes)
-            return bodies._open.num_bytes
-
-    assert asyncio.run(read()) == held
+    receive = TimedReceive(Connection([content]).receive, opened, is_whole=False)
+    request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder(), RequestContext())
+    with contextlib.ExitStack() as kept:
+        await request.holding(bodies.of("a"), kept)(bytes)
+        assert bodies._open.num_bytes == held
     assert bodies._open.num_bytes == 0
 
 

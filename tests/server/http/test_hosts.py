@@ -1,10 +1,23 @@
-"""Which names a server answers to and which web pages it takes requests from, against rebinding and forged requests."""
+"""Which names a server answers to and which web pages it takes requests from, against rebinding and forged requests.
+
+The last ones are about which pages a browser lets ask.
+"""
+
+import json
+import re
+from pathlib import Path
 
 import pytest
 
+import server
+from server.dialects.route import Answer
+from server.frontend.parts import Part
 from server.http.auth import HEALTH_PATHS
-from server.http.hosts import Hosts, answered_hosts
+from server.http.body import Receive, Scope, Send
+from server.http.hosts import Hosts, answered_hosts, with_cors
+from server.http.request import HeaderList, PassOn, Read
 from server.requests.errors import Forbidden
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, answered, call
 
 PATH = "/v1/embeddings"
@@ -51,15 +64,8 @@ def test_what_is_checked_where(
     "host",
     [
         *("localhost", "localhost:8080", "LocalHost:80", "localhost.", "127.0.0.1", "127.0.0.1:8080", "127.9.8.7:1"),
-        *(
-            "[::1]",
-            "[::1]:8080",
-            "[::ffff:127.0.0.1]",
-            "[0:0:0:0:0:0:0:1]:80",
-            "embed.internal",
-            "Embed.Internal.:443",
-            "[fd00::5]:80",
-        ),
+        *("[::1]", "[::1]:8080", "[::ffff:127.0.0.1]", "[0:0:0:0:0:0:0:1]:80", "[fd00::5]:80"),
+        *("embed.internal", "Embed.Internal.:443"),
         "",
     ],
 )
@@ -154,6 +160,34 @@ def test_a_name_that_was_bound_to_this_machine_reads_nothing(method: str, path: 
     assert ask(method, path, Hosts(()), host="localhost:8080").status != 403
 
 
+class Elsewhere(Part):
+    """A feature's route whose requests go on to another process."""
+
+    route = "/async_predict"
+
+    def __init__(self) -> None:
+        self.passed_on = self
+        self.num_asked = 0
+
+    def at(self, method: str, path: str) -> PassOn | None:
+        return self._answer if (method, path) == ("POST", self.route) else None
+
+    async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
+        self.num_asked += 1
+        return Answer(202, [], b"")
+
+
+@pytest.mark.holds("Hosts and web pages")
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [("host", "rebound.example", 403), ("origin", "https://page.example", 403), ("host", "localhost", 202)],
+)
+def test_what_goes_on_to_another_process_is_checked_before(header: str, value: str, status: int) -> None:
+    part = Elsewhere()
+    called = answered("POST", part.route, b"{}", {header: value}, hosts=Hosts(()), parts={"jobs": part})
+    assert (called.status, part.num_asked) == (status, status == 202)
+
+
 def test_teis_routes_refuse_in_their_own_shape() -> None:
     called = ask("POST", "/embed", Hosts(()), host="rebound.example")
 
@@ -166,3 +200,75 @@ def test_teis_routes_refuse_in_their_own_shape() -> None:
 def test_health_is_for_everybody(path: str) -> None:
     assert ask("GET", path, Hosts(()), host="rebound.example", origin="https://page.example").status in (200, 204)
     assert ask("HEAD", path, Hosts(()), host="rebound.example").status in (200, 204)
+
+
+ORIGIN = "https://page.example"
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+@pytest.mark.holds("CORS")
+def test_off_unless_asked_for() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    assert with_cors(app, []) is app
+
+
+@pytest.mark.holds("CORS")
+@pytest.mark.parametrize(
+    ("origins", "allowed"),
+    [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None), (["https://*.example"], ORIGIN)],
+)
+async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str], allowed: str | None) -> None:
+    app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, origins)
+
+    preflight = await call(app, "OPTIONS", "/v1/embeddings", headers=PREFLIGHT)
+
+    assert preflight.headers.get("access-control-allow-origin") == allowed
+    assert preflight.status == (200 if allowed else 400)
+    if allowed:
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+
+
+@pytest.mark.holds("CORS")
+async def test_answers_and_errors_can_be_read_by_the_page() -> None:
+    app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, [ORIGIN])
+    body = json.dumps({"input": "a", "model": "m"}).encode()
+
+    answered = await call(app, "POST", "/v1/embeddings", body, {"origin": ORIGIN, "authorization": "Bearer sesame"})
+    refused = await call(app, "POST", "/v1/embeddings", body, {"origin": ORIGIN})
+
+    assert (answered.status, refused.status) == (200, 401)
+    for answer in answered, refused:
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "x-embedline-shape" in answer.headers["access-control-expose-headers"]
+
+
+# Headers of HTTP itself: a page may read them anyway, or they are about the connection.
+_OF_HTTP = {"connection", "content-encoding", "content-length", "content-type", "date"}
+_OF_HTTP |= {"transfer-encoding", "vary", "www-authenticate"}
+_WRITTEN = re.compile(r'\(b"([a-z]+(?:-[a-z0-9]+)*)",\s')
+
+
+def written_headers() -> set[str]:
+    """The headers that the source puts into answers: pairs of bytes in a list of headers. Jobs write none."""
+    folder = Path(server.__file__).parent
+    files = (path for path in folder.rglob("*.py") if not path.is_relative_to(folder / "features" / "jobs"))
+    return {name for path in files for name in _WRITTEN.findall(path.read_text())}
+
+
+@pytest.mark.holds("CORS")
+async def test_a_page_may_read_every_header_that_answers_have() -> None:
+    called = await call(with_cors(Edge().app, [ORIGIN]), "GET", "/livez", headers={"origin": ORIGIN})
+    exposed = set(called.headers["access-control-expose-headers"].split(", "))
+    read_only = {"authorization", "accept", "accept-encoding", "host", "request-timeout-ms"}  # of requests
+    no_headers = {"null", "score", "name", "filename"}  # the last two are parameters of parts of a form
+
+    written = written_headers() - _OF_HTTP - read_only - no_headers
+
+    assert {"x-embedline-shape", "x-queue-time", "metadata", "x-ratelimit-reset-tokens"} <= written
+    assert exposed == written

@@ -9,7 +9,7 @@ import pytest
 
 from server.http import connection
 from server.http.connection import AnswerClock
-from server.http.protocol import Protocol
+from server.http.protocol import HttpProtocol
 from tests.server.http.running import GET, POST, Running
 from tests.server_e2e.running import PATIENCE
 
@@ -23,7 +23,7 @@ async def test_a_client_that_leaves_ends_the_work_for_it(running: Running, caplo
         async with running.client() as client:
             client.send(GET % path)
             await running.app.waiting.get()
-        await running.app.cancelled.get()
+        assert await running.app.cancelled.get() == ()
     async with running.client() as client:  # others go on
         client.send(GET % b"now")
         assert await client.answer() == (200, b"/now")
@@ -103,13 +103,13 @@ async def test_who_does_not_read_its_answers_is_cut_off(
     running: Running, monkeypatch: pytest.MonkeyPatch, num_requests: int, size: int
 ) -> None:
     """What waits in the connection's buffer is let go too."""
-    monkeypatch.setattr(Protocol, "answer_seconds", 0.05)
+    monkeypatch.setattr(HttpProtocol, "answer_seconds", 0.05)
     async with running.client() as client:
         head = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
         client.send(*[head, b"x" * size] * num_requests)
         await running.app.waiting.get()
         await running.server._state.empty.wait()
-    monkeypatch.setattr(Protocol, "answer_seconds", PATIENCE)
+    monkeypatch.setattr(HttpProtocol, "answer_seconds", PATIENCE)
     async with running.client() as client:
         client.send(GET % b"now")
         assert await client.answer() == (200, b"/now")
@@ -130,7 +130,7 @@ async def test_who_reads_its_answers_is_left_alone(running: Running, monkeypatch
             client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
             assert len((await client.answer())[1]) == size
             (accepted,) = running.server._state.connections
-            assert isinstance(accepted, Protocol)
+            assert isinstance(accepted, HttpProtocol)
             client.send(GET % b"now")
             assert await client.answer() == (200, b"/now")
             assert accepted._answer_clock is None
@@ -139,7 +139,7 @@ async def test_who_reads_its_answers_is_left_alone(running: Running, monkeypatch
 
 @pytest.mark.holds("Limits")
 async def test_a_connection_that_says_nothing_is_closed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Protocol, "head_seconds", 0.05)  # less than a connection may be idle between requests
+    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.05)  # less than a connection may be idle between requests
     async with running.client() as client:
         assert await client.rest() == b""
     assert running.refused == []

@@ -1,6 +1,5 @@
 """Readiness of each model: /v1/models, /readyz?model=, metrics."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,16 +11,16 @@ from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
 from server.requests.errors import ModelNotFound, NotReady
 from server.requests.load import expected_wait
-from server.requests.models import ServerState
+from server.requests.models import ModelsState
 from tests.server.edge import call, ready_state
 from wire.page import Page
 
 pytestmark = pytest.mark.holds("Readiness")
 
 
-def state_of(page: Page, **changes: Any) -> ServerState:
+def state_of(page: Page, **changes: Any) -> ModelsState:
     """Two models are served, and the first has been loaded."""
-    state = ServerState(page)
+    state = ModelsState(page)
     state.update(ready_state(names=["the-model", "the-other"], ready=False, **changes))
     return state
 
@@ -47,12 +46,12 @@ def test_one_of_two(page: Page) -> None:
     assert state.why_model_not_ready("the-other") == "the server is stopping"
 
 
-def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
+async def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
     app = make_app(state_of(page), _no_metrics)
 
-    (loaded, loading) = json.loads(asyncio.run(call(app, "GET", "/v1/models")).body)["data"]
+    (loaded, loading) = json.loads((await call(app, "GET", "/v1/models")).body)["data"]
     statuses = [
-        asyncio.run(call(app, "GET", f"/readyz?model={name}")).status for name in ("the-model", "the-other", "nobody")
+        (await call(app, "GET", f"/readyz?model={name}")).status for name in ("the-model", "the-other", "nobody")
     ]
 
     assert (loaded["id"], loaded["ready"], loaded["dimensions"]) == ("the-model", True, 8)
@@ -60,7 +59,7 @@ def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
     assert loading.items() >= {"id": "the-other", "created": 0, "owned_by": "embedline", "ready": False}.items()
     assert "dimensions" not in loading
     assert statuses == [200, 503, 404]
-    assert asyncio.run(call(app, "GET", "/readyz")).status == 503
+    assert (await call(app, "GET", "/readyz")).status == 503
 
 
 @pytest.mark.parametrize(
@@ -76,22 +75,22 @@ def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
         (["org/the-model", "the-other"], False, "nobody", None),
     ],
 )
-def test_a_model_has_the_names_that_requests_may_call_it(
+async def test_a_model_has_the_names_that_requests_may_call_it(
     page: Page, names: list[str], is_strict: bool, name: str, own: str | None
 ) -> None:
     """The same that POST takes; a model that is loading has its names too."""
-    state = ServerState(page, strict_model_name=is_strict)
+    state = ModelsState(page, strict_model_name=is_strict)
     loaded = ready_state(names=names)
     loaded["models"][0]["info"]["name"] = names[0]
     app = make_app(state, _no_metrics)
     for newest in (ready_state(names=names, models=[]), loaded):
         state.update(newest)
-        card = asyncio.run(call(app, "GET", f"/v1/models/{name}"))
+        card = await call(app, "GET", f"/v1/models/{name}")
         assert (card.status, json.loads(card.body).get("id")) == (404 if own is None else 200, own)
     assert own_name_of_post(state, name) == own
 
 
-def own_name_of_post(state: ServerState, name: str) -> str | None:
+def own_name_of_post(state: ModelsState, name: str) -> str | None:
     try:
         return state.models_or_not_ready().choose(name, with_prompt=True).name
     except NotReady:

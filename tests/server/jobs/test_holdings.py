@@ -8,11 +8,10 @@ import pytest
 from server.features.jobs import command as command
 from server.features.jobs.calls import Holdings
 from server.features.jobs.disk import Folder
-from server.features.jobs.store.store import RequestStore
 from server.settings.flag import SettingsError
 from tests.server.jobs.batches.fake_batches import FakeServer, ended, input_lines, joined, opened
 from tests.server.jobs.connected import connected
-from tests.server.jobs.store.stores import SUCCESS, request
+from tests.server.jobs.store.stores import ended as request_ended
 
 
 async def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +23,7 @@ async def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pyt
             await ended(place, await place.made(joined(input_lines(3))))
             await place.made(joined(input_lines(3)), owner="anna")
             await place.uploaded(b"more", "anna")
-            await _run_one(place.requests, "anna")
+            await request_ended(place.store, owner="anna")
             await asyncio.to_thread(command.held, jobs=str(tmp_path / "jobs"))
             await asyncio.to_thread(command.remove, "anna", jobs=str(tmp_path / "jobs"))
             await asyncio.to_thread(command.remove, "-", jobs=str(tmp_path / "jobs"))
@@ -36,12 +35,6 @@ async def test_what_a_key_holds_is_shown_and_removed(tmp_path: Path, capsys: pyt
     assert quota.split()[1] == "--jobs-quota"
     assert of_anna.startswith("removed results, 1 files and 0 batches; ")
     assert of_nobody == "removed results, 2 files and 1 batches; 0 bytes are left"
-
-
-async def _run_one(requests: RequestStore, owner: str) -> None:
-    await requests.add(request(owner=owner))
-    (claimed,) = await requests.claim(1)
-    await requests.finish(claimed.request_id, SUCCESS)
 
 
 def test_a_folder_that_no_server_has_is_told_of(tmp_path: Path) -> None:

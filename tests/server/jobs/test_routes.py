@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,13 +49,12 @@ LIMITS = ("0", "101", "-1", "+1", "01", "0" * 8 + "1999999", "0" * 8 + "9" * 500
 OTHER_DIGITS = ("\u0661", "\uff11")
 
 
-@pytest.mark.parametrize("limit", LIMITS + OTHER_DIGITS, ids=range(14))
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
-async def test_a_limit_is_a_number_in_its_bounds(tmp_path: Path, path: str, limit: str) -> None:
+async def test_a_limit_is_a_number_in_its_bounds(tmp_path: Path, path: str) -> None:
     async with routes(tmp_path) as ask:
-        called = await ask("GET", f"{path}?limit={limit}")
-    assert called.status == 400
-    assert called.error()["param"] == "limit"
+        for limit in LIMITS + OTHER_DIGITS:
+            called = await ask("GET", f"{path}?limit={limit}")
+            assert (called.status, called.error()["param"]) == (400, "limit"), limit
 
 
 async def test_a_limit_bounds_a_page(tmp_path: Path) -> None:
@@ -67,14 +65,13 @@ async def test_a_limit_bounds_a_page(tmp_path: Path) -> None:
     assert (len(page["data"]), page["has_more"]) == (2, True)
 
 
-@pytest.mark.parametrize("query", ["order=asc", "purpose=batch", "before=file-1", "order=desc&order=asc", "Limit=2"])
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
-async def test_what_would_list_otherwise_is_refused_by_its_name(tmp_path: Path, path: str, query: str) -> None:
+async def test_what_would_list_otherwise_is_refused_by_its_name(tmp_path: Path, path: str) -> None:
     async with routes(tmp_path) as ask:
-        called = await ask("GET", f"{path}?limit=2&{query}")
+        for query in ("order=asc", "purpose=batch", "before=file-1", "order=desc&order=asc", "Limit=2"):
+            called = await ask("GET", f"{path}?limit=2&{query}")
+            assert (called.status, called.error()["param"]) == (400, query.partition("=")[0]), query
         assert (await ask("GET", f"{path}?limit=2&order=desc")).status == 200
-    assert called.status == 400
-    assert called.error()["param"] == query.partition("=")[0]
 
 
 async def test_head_of_a_file_reads_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,15 +126,12 @@ async def test_a_batch_that_has_ended_can_be_deleted(tmp_path: Path) -> None:
 async def test_metadata_has_the_bounds_of_openai(tmp_path: Path, metadata: dict[str, str], is_taken: bool) -> None:
     async with opened(tmp_path, FakeServer()) as place:
         if is_taken:
-            return await _is_kept(place, metadata)
+            assert (await place.shown(await place.made(b"line", **metadata)))["metadata"] == metadata
+            return
         with pytest.raises(InvalidRequest) as refused:
             await place.made(b"line", **metadata)
     assert refused.value.param == "metadata"
     assert not any(len(text) > 3 and text in str(refused.value) for pair in metadata.items() for text in pair)
-
-
-async def _is_kept(place: Any, metadata: dict[str, str]) -> None:
-    assert (await place.shown(await place.made(b"line", **metadata)))["metadata"] == metadata
 
 
 async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> None:

@@ -16,18 +16,20 @@ from server.features.jobs.runner import Runner
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import RequestStore, StoreFull
 from server.features.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
+from tests.batch_manager.peers import until
 from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
 
 OK = (200, b'{"rows":1}')
 NEVER = (0, b"")  # no answer comes
 LOST = (-1, b"")  # the connection ends
+Answers = Sequence[tuple[int, bytes]]
 
 
 class Server:
     """Answers one request after the other from a list; the last answer stays."""
 
-    def __init__(self, answers: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(self, answers: Answers) -> None:
         self._answers = list(answers)
         self.asked = asyncio.Event()
         self.heads: list[str] = []
@@ -77,35 +79,29 @@ async def serving(path: str, accepted: Callable[..., Awaitable[None]]) -> AsyncI
         await server.wait_closed()
 
 
-Test = Callable[[RequestStore, Server, Runner], Awaitable[None]]
-
-
-def run(folder: Path, server: Server, test: Test) -> None:
-    """With a runner that claims what the test adds."""
-
-    async def main() -> None:
-        store = await open_sqlite(folder / "store")
-        path, pace = str(folder / "http.sock"), Pace(4)
-        client = SelfClient(path, "secret", pace)
-        runner = Runner(
-            store.requests,
-            client,
-            pace,
-            most=4,
-            metrics=Recorder(),
-            changed=lambda: server.changes.append(runner.num_running),
-        )
-        runner.may_claim.set()
-        running = asyncio.create_task(runner.run())
-        async with serving(path, server.accepted), asyncio.timeout(PATIENCE):
-            await test(store.requests, server, runner)
-            running.cancel()
-            await asyncio.wait([running])
-            await runner.stop()
-            client.close()
-        await store.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(folder: Path, server: Server) -> AsyncIterator[tuple[RequestStore, Runner]]:
+    """A runner that claims what the test adds, and is stopped after the block."""
+    store = await open_sqlite(folder / "store")
+    path, pace = str(folder / "http.sock"), Pace(4)
+    client = SelfClient(path, "secret", pace)
+    runner = Runner(
+        store.requests,
+        client,
+        pace,
+        most=4,
+        metrics=Recorder(),
+        changed=lambda: server.changes.append(runner.num_running),
+    )
+    runner.may_claim.set()
+    task = asyncio.create_task(runner.run())
+    async with serving(path, server.accepted), asyncio.timeout(PATIENCE):
+        yield store.requests, runner
+        task.cancel()
+        await asyncio.wait([task])
+        await runner.stop()
+        client.close()
+    await store.close()
 
 
 def new(**changes: object) -> NewRequest:
@@ -114,91 +110,94 @@ def new(**changes: object) -> NewRequest:
     return NewRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def ended(folder: Path, answers: Sequence[tuple[int, bytes]]) -> tuple[RequestView, Result | None, Server]:
-    found: list[tuple[RequestView, Result | None]] = []
+async def when_ended(store: RequestStore, request_id: str, owner: str = "team") -> RequestView:
+    while (view := await store.view(owner, request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
+        pass  # the store answers in a thread
+    return view
 
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
-        request_id = await store.add(new(headers=(("accept", "a/b"),)))
-        while (view := await store.view("team", request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
-            pass  # the store answers in a thread
-        found.append((view, await store.result("team", request_id)))
 
+async def ended(folder: Path, answers: Answers) -> tuple[RequestView, Result | None, Server]:
     server = Server(answers)
-    run(folder, server, test)
-    return *found[0], server
+    async with running(folder, server) as (store, _):
+        request_id = await store.add(new(headers=(("accept", "a/b"),)))
+        view = await when_ended(store, request_id)
+        return view, await store.result("team", request_id), server
 
 
-def test_what_is_sent_and_kept(tmp_path: Path) -> None:
-    view, result, server = ended(tmp_path, [OK])
+async def test_what_is_sent_and_kept(tmp_path: Path) -> None:
+    view, result, server = await ended(tmp_path, [OK])
 
     assert view.status is Status.SUCCEEDED
     assert result is not None
     assert (result.status_code, result.body, result.headers) == (200, OK[1], (("x-embedline-shape", "1"),))
     (head,) = server.heads
     assert head.startswith("POST /v1/embeddings HTTP/1.1\r\n")
-    sent = {"accept: a/b", "x-embedline-class: bulk", "x-embedline-owner: team", "x-embedline-jobs: secret"}
+    sent = {"accept: a/b", "x-embedline-class: bulk", "x-api-key: secret.team"}
     assert {*sent, f"x-request-id: {view.request_id}"} <= set(head.split("\r\n"))
     assert server.changes == [1, 0]
 
 
-def test_after_the_last_attempt_it_has_failed_with_the_routes_answer(tmp_path: Path) -> None:
-    view, result, server = ended(tmp_path, [(500, b'{"message":"the engine failed"}')])
-
-    assert (view.status, len(server.heads)) == (Status.FAILED, 3)
-    assert [(one.code, one.message) for one in view.errors] == [
-        ("MODEL_PREDICT_ERROR", "status 500: the engine failed")
-    ]
+@pytest.mark.parametrize(
+    ("answer", "code", "message", "times"),
+    [
+        ((500, b'{"message":"the engine failed"}'), "MODEL_PREDICT_ERROR", "status 500: the engine failed", 3),
+        *(
+            ((status, b"not JSON"), "MODEL_INVALID_INPUT", f"status {status}: an error without a message", 1)
+            for status in (400, 413, 415, 422)
+        ),
+        ((401, b"not JSON"), "INTERNAL_SERVER_ERROR", "status 401: an error without a message", 1),
+        ((404, b"not JSON"), "MODEL_DOES_NOT_EXIST", "status 404: an error without a message", 1),
+    ],
+    ids=["after the last attempt", "400", "413", "415", "422", "401", "404"],
+)
+async def test_it_has_failed_with_the_routes_answer(
+    answer: tuple[int, bytes], code: str, message: str, times: int, tmp_path: Path
+) -> None:
+    view, result, server = await ended(tmp_path, [answer])
+    assert (view.status, len(server.heads)) == (Status.FAILED, times)
+    assert [(one.code, one.message) for one in view.errors] == [(code, message)]
     assert result is not None
-    assert result.status_code == 500
+    assert (result.status_code, result.body) == answer
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(400, "MODEL_INVALID_INPUT"), (401, "INTERNAL_SERVER_ERROR"), (404, "MODEL_DOES_NOT_EXIST")]
+    ("changes", "answer", "code"),
+    [
+        ((http_client, "_LOST_SECONDS", 0.0), LOST, "MODEL_PREDICT_ERROR"),
+        ((runner_module, "_MAX_RUN_SECONDS", 0.01), NEVER, "MODEL_PREDICT_TIMEOUT"),
+        ((runner_module, "_MAX_RESULT_BYTES", 3), OK, "MODEL_INVALID_INPUT"),
+    ],
+    ids=["the server ends at every attempt", "it runs too long", "the answer is too large"],
 )
-def test_what_the_route_refuses_has_failed(status: int, code: str, tmp_path: Path) -> None:
-    view, _, server = ended(tmp_path, [(status, b"not JSON"), OK])
-    assert (view.status, view.errors[0].code, len(server.heads)) == (Status.FAILED, code, 1)
-
-
-def test_a_request_whose_server_ends_at_every_attempt_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_request_without_an_answer_has_failed(
+    changes: tuple[Any, str, float],
+    answer: tuple[int, bytes],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "_LOST_SECONDS", 0.0)
-    view, result, _ = ended(tmp_path, [LOST])
-    assert (view.status, view.errors[0].code, result) == (Status.FAILED, "MODEL_PREDICT_ERROR", None)
+    monkeypatch.setattr(*changes)
+    view, result, _ = await ended(tmp_path, [answer])
+    assert (view.status, view.errors[0].code, result) == (Status.FAILED, code, None)
 
 
-def test_what_runs_at_the_end_is_queued_again(tmp_path: Path) -> None:
-    ids: list[str] = []
-
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
-        ids.append(await store.add(new()))
+async def test_what_runs_at_the_end_is_queued_again(tmp_path: Path) -> None:
+    server = Server([NEVER])
+    async with running(tmp_path, server) as (store, _):
+        request_id = await store.add(new())
         await server.asked.wait()
-
-    run(tmp_path, Server([NEVER]), test)
-
-    async def status() -> str:
-        store = await open_sqlite(tmp_path / "store")
-        view = await store.requests.view("team", ids[0])
-        await store.close()
-        assert view is not None
-        return view.status
-
-    assert asyncio.run(status()) == "QUEUED"
+    after = await open_sqlite(tmp_path / "store")
+    view = await after.requests.view("team", request_id)
+    await after.close()
+    assert view is not None
+    assert view.status is Status.QUEUED
 
 
-def test_a_request_that_runs_too_long_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_MAX_RUN_SECONDS", 0.01)
-    view, _, _ = ended(tmp_path, [NEVER])
-    assert (view.status, view.errors[0].code) == (Status.FAILED, "MODEL_PREDICT_TIMEOUT")
-
-
-def test_a_disk_without_room_is_logged_once_a_request(
+async def test_a_disk_without_room_is_logged_once_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner_module, "_STORE_SECONDS", 0.0)
-
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+    async with running(tmp_path, Server([OK])) as (store, _):
         finish, refusals = store.finish, 0
 
         async def refused_twice(request_id: str, outcome: Finished) -> bool:
@@ -209,12 +208,8 @@ def test_a_disk_without_room_is_logged_once_a_request(
             return await finish(request_id, outcome)
 
         monkeypatch.setattr(store, "finish", refused_twice)
-        request_id = await store.add(new())
-        while (view := await store.view("team", request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
-            pass  # the store answers in a thread
-        assert (view.status, refusals) == (Status.SUCCEEDED, 3)
-
-    run(tmp_path, Server([(200, b"{}")]), test)
+        view = await when_ended(store, await store.add(new()))
+    assert (view.status, refusals) == (Status.SUCCEEDED, 3)
     assert sum("can't be kept yet" in record.message for record in caplog.records) == 1
 
 
@@ -227,7 +222,7 @@ class Ceilings(Server):
         self.order: list[str] = []
 
     def answer(self, head: str) -> tuple[int, bytes, str]:
-        owner = head.split("x-embedline-owner: ")[1].split("\r\n")[0]
+        owner = head.split("x-api-key: secret.")[1].split("\r\n")[0]
         self.order.append(owner)
         status, more = (429, "retry-after: 30\r\n") if owner in self.over else (200, "")
         return status, b"{}", more
@@ -235,53 +230,38 @@ class Ceilings(Server):
 
 async def all_ended(store: RequestStore, owner: str, ids: Sequence[str]) -> None:
     for request_id in ids:
-        while (view := await store.view(owner, request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
-            pass  # the store answers in a thread
-        assert view.status is Status.SUCCEEDED
+        assert (await when_ended(store, request_id, owner)).status is Status.SUCCEEDED
 
 
 @pytest.mark.parametrize("over", ["a", "abcde"])
 @pytest.mark.holds("Fair shares")
-def test_keys_over_their_ceilings_stop_nobody_elses_requests(tmp_path: Path, over: str) -> None:
+async def test_keys_over_their_ceilings_stop_nobody_elses_requests(tmp_path: Path, over: str) -> None:
     """They are put back one after another, and wait in the store as others do."""
-
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
-        for owner in over * 60:
+    async with running(tmp_path, server := Ceilings(over)) as (store, _):
+        for owner in over * 20:
             await store.add(new(owner=owner))
-        while {*server.order} != {*over}:  # type: ignore[attr-defined]  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: {*server.order} == {*over})
         await all_ended(store, "z", [await store.add(new(owner="z")) for _ in range(30)])
         counts = await store.counts(None)
         assert counts.in_progress <= 4 * len(over)
-        assert counts.queued[0] + counts.in_progress == 60 * len(over), "none of them has ended"
-
-    run(tmp_path, Ceilings(over), test)
+        assert counts.queued[0] + counts.in_progress == 20 * len(over), "none of them has ended"
 
 
 @pytest.mark.holds("Fair shares")
-def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path) -> None:
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+async def test_a_key_with_a_long_queue_takes_turns_with_others(tmp_path: Path) -> None:
+    async with running(tmp_path, server := Ceilings("")) as (store, runner):
         runner.may_claim.clear()
         first = [await store.add(new(owner="a")) for _ in range(40)]
-        await all_of_it_claimed(store)
+        while (await store.counts(None)).in_progress:
+            pass  # the store answers in a thread
         last = [await store.add(new(owner="b", priority=2)) for _ in range(4)]
         runner.may_claim.set()
         await all_ended(store, "b", last)
         await all_ended(store, "a", first)
-        order = "".join(server.order)  # type: ignore[attr-defined]
-        assert order.rindex("b") < 30
-
-    async def all_of_it_claimed(store: RequestStore) -> None:
-        while (await store.counts(None)).in_progress:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-    run(tmp_path, Ceilings(""), test)
+    assert "".join(server.order).rindex("b") < 30
 
 
-def test_what_is_refused_ends_when_it_is_taken_again(tmp_path: Path) -> None:
+async def test_what_is_refused_ends_when_it_is_taken_again(tmp_path: Path) -> None:
     """Requests that were put back begin anew, and none is lost."""
-
-    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+    async with running(tmp_path, Server([(429, b"{}")] * 100 + [OK])) as (store, _):
         await all_ended(store, "team", [await store.add(new()) for _ in range(40)])
-
-    run(tmp_path, Server([(429, b"{}")] * 100 + [OK]), test)

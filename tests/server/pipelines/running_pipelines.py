@@ -6,7 +6,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,23 +64,15 @@ async def waiting(text: str) -> str:
 
 
 @step
-async def failing(text: str) -> str:
-    raise KeyError(text)
-
-
-@step
-async def refusing(text: str) -> str:
-    raise InvalidInput("no index for this tenant")
-
-
-@step
-async def busy(text: str) -> str:
-    raise RequestFailed("busy", request="", status=429, start=0, stop=1, attempts=[])
-
-
-@step
 async def unsendable(text: str) -> str:
     return object()  # type: ignore[return-value]
+
+
+@step
+async def endless(text: str) -> str:
+    found: list[Any] = []
+    found.append(found)
+    return found  # type: ignore[return-value]
 
 
 @pipeline
@@ -92,72 +84,6 @@ def search(text: str, scores: Rows, limit: int = 2) -> list[Hit]:
 @pipeline
 def arrays(rows: Rows) -> Rows:
     return doubled(rows)
-
-
-@pipeline(timeout=10.0)
-def waits(text: str) -> str:
-    return waiting(text)
-
-
-@pipeline(timeout=0.001)
-def hangs(text: str) -> str:
-    return waiting(text)
-
-
-@pipeline
-def fails(text: str) -> str:
-    return failing(text)
-
-
-@pipeline
-def refuses(text: str) -> str:
-    return refusing(text)
-
-
-@pipeline
-def too_busy(text: str) -> str:
-    return busy(text)
-
-
-@pipeline
-def sends_nothing(text: str) -> str:
-    return unsendable(text)
-
-
-class Panic(BaseException):
-    """As those of libraries in Rust."""
-
-
-@step
-async def panicking(text: str) -> str:
-    raise Panic(text)
-
-
-@pipeline
-def panics(text: str) -> str:
-    return panicking(text)
-
-
-@step
-async def refusing_unsendably(text: str) -> str:
-    raise InvalidInput("no index \ud800")
-
-
-@pipeline
-def refuses_unsendably(text: str) -> str:
-    return refusing_unsendably(text)
-
-
-@step
-async def endless(text: str) -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
-
-
-@pipeline
-def holds_itself(text: str) -> list[Any]:
-    return endless(text)
 
 
 @dataclass
@@ -180,6 +106,7 @@ def picks(one: Picky) -> str:
 
 @step
 async def twice(number: np.float32, text: str) -> np.float32:
+    assert type(number) is np.float32
     return np.float32(2) * number
 
 
@@ -191,28 +118,48 @@ _client_named.__name__ = "client_named"
 client_named = pipeline(_client_named)
 
 
-@step
-async def leaving(text: str) -> str:
-    raise GeneratorExit
+class Panic(BaseException):
+    """As those of libraries in Rust."""
 
 
-@pipeline
-def leaves(text: str) -> str:
-    return leaving(text)
+def raising(name: str, error: Callable[[str], BaseException]) -> Any:
+    """A step that raises this, made of its text."""
+
+    async def fail(text: str) -> str:
+        raise error(text)
+
+    fail.__name__ = name
+    return step(fail)
 
 
-@step
-async def repeating(text: str) -> str:
-    raise InvalidInput(text)
+def of_one_step(name: str, work: Any, **options: float) -> Any:
+    """A pipeline that gives its text to this step."""
+
+    def run(text: str) -> str:
+        found: str = work(text)
+        return found
+
+    run.__name__ = name
+    return pipeline(**options)(run)
 
 
-@pipeline
-def repeats(text: str) -> str:
-    return repeating(text)
-
-
-FAILING = (leaves, repeats, panics, refuses_unsendably, holds_itself, picks, client_named)
-ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing, *FAILING)
+OF_ONE_STEP = (
+    of_one_step("waits", waiting, timeout=10.0),
+    of_one_step("hangs", waiting, timeout=0.001),
+    of_one_step("sends_nothing", unsendable),
+    of_one_step("holds_itself", endless),
+    of_one_step("fails", raising("failing", KeyError)),
+    of_one_step("panics", raising("panicking", Panic)),
+    of_one_step("leaves", raising("leaving", lambda _: GeneratorExit())),
+    of_one_step("repeats", raising("repeating", InvalidInput)),
+    of_one_step("refuses", raising("refusing", lambda _: InvalidInput("no index for this tenant"))),
+    of_one_step("refuses_unsendably", raising("refusing_unsendably", lambda _: InvalidInput("no index \ud800"))),
+    of_one_step(
+        "too_busy",
+        raising("busy", lambda _: RequestFailed("busy", request="", status=429, start=0, stop=1, attempts=[])),
+    ),
+)
+ALL: tuple[Any, ...] = (search, arrays, picks, client_named, *OF_ONE_STEP)
 
 
 class Process:

@@ -47,16 +47,12 @@ def wrong(folder: Path, text: str) -> str:
     return message.removeprefix(f"--pipelines {file}: ")
 
 
-async def _lengths(folder: Path) -> object:
-    (folder / "embedline_test_beside.py").write_text("ANSWER = 42")
-    (folder / "mine.py").write_text(GOOD)
-    found = load(str(folder / "mine.py"))
-    assert list(found) == ["search"]
-    return await found["search"].run(None, text="abc")
-
-
 async def test_a_file_and_what_lies_beside_it(tmp_path: Path) -> None:
-    assert await _lengths(tmp_path) == 45
+    (tmp_path / "embedline_test_beside.py").write_text("ANSWER = 42")
+    (tmp_path / "mine.py").write_text(GOOD)
+    found = load(str(tmp_path / "mine.py"))
+    assert list(found) == ["search"]
+    assert await found["search"].run(None, text="abc") == 45
 
 
 @pytest.mark.parametrize(
@@ -84,12 +80,10 @@ def test_what_is_wrong_is_said_in_one_line(text: str, problem: str, tmp_path: Pa
     assert wrong(tmp_path, text).startswith(problem)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(PipelinesUnusable, match=r"nothing\.py: there is no such file"):
-        load(str(tmp_path / "nothing.py"))
-
-
-def test_a_file_that_is_no_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"), [("nothing.py", "there is no such file"), ("mine.txt", r"its name must end in \.py")]
+)
+def test_a_file_that_is_not_there_or_no_python(name: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(GOOD)
-    with pytest.raises(PipelinesUnusable, match=r"its name must end in \.py"):
-        load(str(tmp_path / "mine.txt"))
+    with pytest.raises(PipelinesUnusable, match=f"{name}: {problem}"):
+        load(str(tmp_path / name))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import Server, serving
-from tests.server_e2e.test_refusals_at_start import start
+from tests.server_e2e.test_refusals_at_start import refusal
 
 FILE = """
 import asyncio, os, time
@@ -134,22 +134,17 @@ def test_the_list(server: Server) -> None:
     assert listed[0]["steps"] == ["embed", "embed 2", "added"]
 
 
-def test_refusals(server: Server) -> None:
-    statuses = {
-        path: server.request(method, path, {}, **headers).status
-        for method, path, headers in (
-            ("POST", "/pipelines/nothing", KEY),
-            ("POST", "/pipelines/two_models/", KEY),
-            ("GET", "/pipelines/two_models", KEY),
-            ("POST", "/pipelines/ends", {}),
-        )
-    }
-    assert statuses == {
-        "/pipelines/nothing": 404,
-        "/pipelines/two_models/": 400,
-        "/pipelines/two_models": 405,
-        "/pipelines/ends": 401,
-    }
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/pipelines/nothing", KEY, 404),
+        ("POST", "/pipelines/two_models/", KEY, 400),
+        ("GET", "/pipelines/two_models", KEY, 405),
+        ("POST", "/pipelines/ends", {}, 401),
+    ],
+)
+def test_refusals(method: str, path: str, headers: dict[str, str], status: int, server: Server) -> None:
+    assert server.request(method, path, {}, **headers).status == status
 
 
 def test_a_process_that_a_step_ends_is_started_again(server: Server) -> None:
@@ -225,13 +220,4 @@ def is_open(port: int) -> bool:
 def test_a_start_with_a_wrong_file_is_refused(text: str | None, problem: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
-    ended = start(*FAKE, "--pipelines", str(tmp_path / "mine.py"), folder=tmp_path)
-    assert ended.returncode == 2
-    assert problem in ended.stderr
-
-
-def test_without_the_flag_the_routes_say_how_to_have_them(fake_server: Server) -> None:
-    for method, path in (("GET", "/pipelines"), ("POST", "/pipelines/search")):
-        answer = fake_server.request(method, path, {})
-        assert answer.status == 404
-        assert "--pipelines" in answer.json()["error"]["message"]
+    assert problem in refusal(*FAKE, "--pipelines", str(tmp_path / "mine.py"), folder=tmp_path)

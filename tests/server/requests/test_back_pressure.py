@@ -128,14 +128,6 @@ async def test_health_facts_and_metrics_are_never_refused_for_load() -> None:
 
 
 @pytest.mark.holds("Readiness")
-@pytest.mark.parametrize("path", PATHS)
-async def test_before_the_model_is_loaded_every_route_is_503_and_reads_no_body(path: str) -> None:
-    called = await call(edge_of(is_loaded=False).app, "POST", path, [])  # reading would end as a client that left
-    assert called.status == 503
-    assert int(called.headers["retry-after"]) >= 1
-
-
-@pytest.mark.holds("Readiness")
 async def test_a_process_that_is_not_ready_is_alive() -> None:
     edge = edge_of(is_loaded=False)
     before = (await call(edge.app, "GET", "/livez")).status

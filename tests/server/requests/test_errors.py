@@ -40,70 +40,48 @@ def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> 
     assert (b"retry-after" in dict(answer.headers)) == (kind in (errors.Overloaded, errors.NotReady))
 
 
-def test_the_documented_statuses() -> None:
-    statuses = {kind.__name__: openai_error(kind("")).status for kind in every_error()}
-
-    assert statuses == {
-        "InvalidRequest": 400,
-        "EmptyInput": 400,
-        "MalformedBody": 400,
-        "NotTokenizable": 400,
-        "UnsupportedTask": 400,
-        "Unauthorized": 401,
-        "Forbidden": 403,
-        "BodyTooSlow": 408,
-        "PayloadTooLarge": 413,
-        "UnsupportedMedia": 415,
-        "HeadTooLarge": 431,
-        "ModelNotFound": 404,
-        "NoSuchRoute": 404,
-        "NotFound": 404,
-        "Conflict": 409,
-        "WrongMethod": 405,
-        "Overloaded": 429,
-        "NotReady": 503,
-        "DeadlineExceeded": 504,
-        "EngineFailed": 500,
+@pytest.mark.holds("Errors")
+def test_the_documented_statuses_and_teis_own_with_its_types() -> None:
+    shapes = {kind.__name__: (openai_error(kind("")), tei_error(kind("x", param="inputs"))) for kind in every_error()}
+    found = {
+        name: (usual.status, tei.status, json.loads(bytes(tei.body))["error_type"])
+        for name, (usual, tei) in shapes.items()
     }
-    assert statuses == {kind.__name__: row.status for kind, row in errors.ERRORS.items()}
+
+    assert found == {
+        "InvalidRequest": (400, 422, "Validation"),
+        "EmptyInput": (400, 400, "Empty"),
+        "MalformedBody": (400, 400, "Validation"),
+        "NotTokenizable": (400, 422, "Tokenizer"),
+        "UnsupportedTask": (400, 424, "Backend"),
+        "Unauthorized": (401, 401, "Unauthorized"),
+        "Forbidden": (403, 403, "Unauthorized"),
+        "BodyTooSlow": (408, 408, "Validation"),
+        "PayloadTooLarge": (413, 413, "Validation"),
+        "UnsupportedMedia": (415, 415, "Validation"),
+        "HeadTooLarge": (431, 431, "Validation"),
+        "ModelNotFound": (404, 404, "Validation"),
+        "NoSuchRoute": (404, 404, "Validation"),
+        "NotFound": (404, 404, "Validation"),
+        "Conflict": (409, 409, "Validation"),
+        "WrongMethod": (405, 405, "Validation"),
+        "Overloaded": (429, 429, "Overloaded"),
+        "NotReady": (503, 503, "Unhealthy"),
+        "DeadlineExceeded": (504, 504, "Overloaded"),
+        "EngineFailed": (500, 424, "Backend"),
+    }
+    for name, (_, tei) in shapes.items():
+        said = "`inputs` cannot be empty" if name == "EmptyInput" else "x"
+        assert json.loads(bytes(tei.body)) == {"error": said, "error_type": found[name][2]}
+    assert {name: usual for name, (usual, _, _) in found.items()} == {
+        kind.__name__: row.status for kind, row in errors.ERRORS.items()
+    }
 
 
 def test_each_error_has_a_reason_of_its_own() -> None:
     assert len({row.reason for row in errors.ERRORS.values()}) == len(every_error())
     assert errors.InvalidRequest("").reason == "invalid"
     assert errors.InvalidRequest("", reason="batch_size").reason == "batch_size"
-
-
-@pytest.mark.holds("Errors")
-def test_the_statuses_and_types_of_tei() -> None:
-    answers = {kind.__name__: tei_error(kind("what is wrong", param="inputs")) for kind in every_error()}
-    found = {name: (answer.status, json.loads(bytes(answer.body))["error_type"]) for name, answer in answers.items()}
-
-    assert found == {
-        "InvalidRequest": (422, "Validation"),
-        "EmptyInput": (400, "Empty"),
-        "MalformedBody": (400, "Validation"),
-        "NotTokenizable": (422, "Tokenizer"),
-        "UnsupportedTask": (424, "Backend"),
-        "Unauthorized": (401, "Unauthorized"),
-        "Forbidden": (403, "Unauthorized"),
-        "BodyTooSlow": (408, "Validation"),
-        "NotFound": (404, "Validation"),
-        "Conflict": (409, "Validation"),
-        "PayloadTooLarge": (413, "Validation"),
-        "UnsupportedMedia": (415, "Validation"),
-        "HeadTooLarge": (431, "Validation"),
-        "ModelNotFound": (404, "Validation"),
-        "NoSuchRoute": (404, "Validation"),
-        "WrongMethod": (405, "Validation"),
-        "Overloaded": (429, "Overloaded"),
-        "NotReady": (503, "Unhealthy"),
-        "DeadlineExceeded": (504, "Overloaded"),
-        "EngineFailed": (424, "Backend"),
-    }
-    for name, answer in answers.items():
-        said = "`inputs` cannot be empty" if name == "EmptyInput" else "what is wrong"
-        assert json.loads(bytes(answer.body)) == {"error": said, "error_type": found[name][1]}
 
 
 @pytest.mark.holds("Back-pressure")

@@ -13,13 +13,12 @@ import pytest
 
 from server.requests import embeddings
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
-from server.requests.inputs import GivenIds, TokenIds
+from server.requests.given_ids import GivenIds, TokenIdsRule
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from tests.server.edge import Edge
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool import cl100k
-from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.tasks import Token
 
 VOCABULARY = {1: b"the ", 2: b"fer", 3: b"ry", 4: "é".encode()[:1], 5: "é".encode()[1:]}
@@ -31,7 +30,7 @@ def framed(first: list[int], last: list[int]) -> list[list[Token]]:
 
 
 def submitted(
-    rule: TokenIds,
+    rule: TokenIdsRule,
     token_ids: Any,
     *,
     texts: Any = None,
@@ -50,7 +49,7 @@ def submitted(
             return framed(*frame)
 
         edge.tokenizers.tokenize_details = details  # type: ignore[method-assign, assignment]
-        given = GivenIds(rule, cast(TokenizerPool, edge.tokenizers), vocabulary)
+        given = GivenIds(rule, vocabulary)
         pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
         for _ in range(times):
             await pipeline.embed(a_request(texts=texts, token_ids=token_ids, **fields), trace)
@@ -59,7 +58,7 @@ def submitted(
     return asyncio.run(run())
 
 
-def error(rule: TokenIds, token_ids: Any, **more: Any) -> RequestError:
+def error(rule: TokenIdsRule, token_ids: Any, **more: Any) -> RequestError:
     with pytest.raises(RequestError) as refused:
         submitted(rule, token_ids, **more)
     return refused.value
@@ -67,7 +66,7 @@ def error(rule: TokenIds, token_ids: Any, **more: Any) -> RequestError:
 
 async def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
     edge = Edge()
-    given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
+    given = GivenIds(TokenIdsRule.CL100K, VOCABULARY)
     pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
     request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
     edge, embedded = edge, await embeddings.embed_any(pipeline, request, Trace())
@@ -95,7 +94,7 @@ def ids_of(edge: Edge) -> list[int]:
     ],
 )
 def test_native_ids_go_as_they_stand(frame: Any, token_ids: list[list[int]]) -> None:
-    edge, trace = submitted(TokenIds.NATIVE, token_ids, frame=frame)
+    edge, trace = submitted(TokenIdsRule.NATIVE, token_ids, frame=frame)
     assert ids_of(edge) == [token_id for each in token_ids for token_id in each]
     assert not trace.are_ids_decoded
 
@@ -103,7 +102,7 @@ def test_native_ids_go_as_they_stand(frame: Any, token_ids: list[list[int]]) -> 
 @pytest.mark.holds("Token ids")
 @pytest.mark.parametrize("token_ids", [[[5, 6]], [[10, 5, 11], [10, 5]], [[5, 11]], [[11, 5, 10]], [[10]]])
 def test_other_ids_are_refused_with_both_fixes(token_ids: list[list[int]]) -> None:
-    refused = error(TokenIds.NATIVE, token_ids)
+    refused = error(TokenIdsRule.NATIVE, token_ids)
     assert type(refused) is InvalidRequest
     assert refused.param == f"input[{len(token_ids) - 1}]"
     assert "check_embedding_ctx_length=False" in refused.message
@@ -111,38 +110,38 @@ def test_other_ids_are_refused_with_both_fixes(token_ids: list[list[int]]) -> No
 
 
 def test_the_model_is_asked_once_for_its_special_tokens() -> None:
-    edge, _ = submitted(TokenIds.NATIVE, [[10, 5, 11]], times=3)
+    edge, _ = submitted(TokenIdsRule.NATIVE, [[10, 5, 11]], times=3)
     assert [what for what, _ in edge.tokenizers.asked] == [("details",)]
 
 
 def test_no_ids_at_all_are_refused_as_such() -> None:
-    assert "has no tokens" in error(TokenIds.NATIVE, [[10, 5, 11], []]).message
-    assert type(error(TokenIds.CL100K, [[1], []])) is EmptyInput
+    assert "has no tokens" in error(TokenIdsRule.NATIVE, [[10, 5, 11], []]).message
+    assert type(error(TokenIdsRule.CL100K, [[1], []])) is EmptyInput
 
 
 @pytest.mark.holds("Token ids")
 def test_cl100k_ids_become_texts_with_the_prompt_before_them() -> None:
-    edge, trace = submitted(TokenIds.CL100K, [[1, 2, 3], [4, 5, 4]], prompt="q: ")
+    edge, trace = submitted(TokenIdsRule.CL100K, [[1, 2, 3], [4, 5, 4]], prompt="q: ")
     ((texts, how),) = edge.tokenizers.asked
     assert (texts, how["prompt"]) == (["the ferry", "é\ufffd"], "q: ")
     assert trace.are_ids_decoded
 
 
 def test_texts_beside_cl100k_ids_stay() -> None:
-    edge, _ = submitted(TokenIds.CL100K, [[], [2, 3]], texts=["a", ""])
+    edge, _ = submitted(TokenIdsRule.CL100K, [[], [2, 3]], texts=["a", ""])
     assert edge.tokenizers.asked[0][0] == ["a", "ferry"]
 
 
 @pytest.mark.parametrize("token_ids", [[[1], [6]], [[1], [-1]], [[1], [10**30]]])
 def test_ids_that_cl100k_does_not_have_are_refused(token_ids: list[list[int]]) -> None:
-    refused = error(TokenIds.CL100K, token_ids)
+    refused = error(TokenIdsRule.CL100K, token_ids)
     assert (refused.param, "cl100k_base" in refused.message) == ("input[1]", True)
 
 
 @pytest.mark.holds("Token ids")
 def test_any_and_reject() -> None:
-    assert ids_of(submitted(TokenIds.ANY, [[5, 6]])[0]) == [5, 6]
-    refused = error(TokenIds.REJECT, [[10, 5, 11]])
+    assert ids_of(submitted(TokenIdsRule.ANY, [[5, 6]])[0]) == [5, 6]
+    refused = error(TokenIdsRule.REJECT, [[10, 5, 11]])
     assert (refused.param, "--token-ids" in refused.message) == ("input", True)
 
 

@@ -64,7 +64,7 @@ lates = st.builds(
 bodies = st.lists(st.integers(0, 80), max_size=MAX_SEQLEN - 2)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     late=lates,
     bodies=st.lists(bodies, min_size=1, max_size=6),

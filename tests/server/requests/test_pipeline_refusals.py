@@ -35,8 +35,6 @@ def error_of(request: EmbedRequest, **stand_ins: Any) -> RequestError:
 
 
 MANY = a_request(texts=["a", "b"])
-
-
 SINGLE = a_request(texts=["a"], is_single=True)
 
 

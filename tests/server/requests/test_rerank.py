@@ -10,7 +10,7 @@ import pytest
 from batch_manager.messages import RequestRefusal, RequestRefused
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
-from server.requests.errors import DeadlineExceeded, EmptyInput, InvalidRequest, RequestError, UnsupportedTask
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.row_memory import RequestContext
 from server.requests.rows import MAX_COMPARISONS
@@ -273,7 +273,7 @@ def test_who_is_to_blame_is_named(model: dict[str, Any], index: int, param: str)
     def refuse_rows(edge: Edge) -> None:
         edge.managers.error = RequestRefused(RequestRefusal.NON_FINITE, index)
 
-    request = a_request(model, documents_field="texts", truncation=Truncation.NONE)
+    request = a_request(model, field="texts", truncation=Truncation.NONE)
     error = error_of(request, refuse_text)
     assert error.param == param
     assert ("paired" in error.message) is (model is PAIRS)
@@ -291,13 +291,6 @@ def test_a_document_is_named_also_where_the_query_was_tokenized_apart() -> None:
         edge.pipeline._tokenizers = Picky()  # type: ignore[assignment]
 
     assert error_of(a_request(PROMPTS), prepare).param == "documents[1]"
-
-
-def test_the_deadline_holds() -> None:
-    def prepare(edge: Edge) -> None:
-        edge.managers.gate = asyncio.Event()  # never set
-
-    assert isinstance(error_of(a_request(PAIRS, deadline=0.0), prepare), DeadlineExceeded)
 
 
 def test_what_was_cut_is_counted() -> None:

@@ -1,7 +1,6 @@
 """Texts to tokens and ids to texts at the edge: what is asked of the pool, what becomes of its refusals."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +8,7 @@ import pytest
 
 from batch_manager.client import BatchManagers
 from server.requests.admission import Admission
-from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
+from server.requests.errors import InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
 from server.requests.row_memory import RequestContext
 from server.requests.trace import Trace
@@ -26,10 +25,9 @@ INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 class Pool:
     """One token for each text, named like it; the text of ids is their number. Takes note of what it is asked."""
 
-    def __init__(self, error: TextRefused | None = None, *, hangs: bool = False) -> None:
+    def __init__(self, error: TextRefused | None = None) -> None:
         self.asked: list[dict[str, Any]] = []
         self._error = error
-        self._hangs = hangs
 
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._note(how)
@@ -41,8 +39,6 @@ class Pool:
 
     async def _note(self, how: dict[str, Any]) -> None:
         self.asked.append(how)
-        if self._hangs:
-            await asyncio.Event().wait()
         if self._error is not None:
             raise self._error
 
@@ -150,8 +146,3 @@ def test_ids_that_are_refused(reason: TextRefusal, message: str) -> None:
         decode(Pool(refused(reason, 0)), token_ids=[[5]], is_single=True)
     assert type(caught.value) is (NotTokenizable if reason is TextRefusal.FAILED else InvalidRequest)
     assert (caught.value.message, caught.value.param) == (message, "ids")
-
-
-def test_a_deadline_that_passes_ends_the_wait() -> None:
-    with pytest.raises(DeadlineExceeded):
-        tokenize(Pool(hangs=True), deadline=time.monotonic() + 0.01)

@@ -36,6 +36,10 @@ class Run:
         for variable in ("EMBEDLINE_CONFIG", *VARIABLES):
             monkeypatch.delenv(variable, raising=False)
 
+    def environment(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
+
     def settings(self, *arguments: str) -> Settings:
         with pytest.raises(Ran) as ran:
             self("serve", *arguments)

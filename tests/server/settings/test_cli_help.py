@@ -1,5 +1,6 @@
 """What the command line says of itself: versions and help."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -11,7 +12,8 @@ from typer.main import get_command
 
 from embedline import __version__
 from server import cli
-from server.feature import Command, Feature, Group
+from server.feature import Command, Feature, Group, loaded
+from server.features.table import FEATURES
 from server.settings.flag import SettingsError
 from server.settings.settings import GROUPS
 from tests.server.settings.cli_runs import FLAGS, Run
@@ -58,19 +60,11 @@ def test_a_command_that_needs_what_engines_compute_with_says_so(
 
 @pytest.mark.holds("Containers")
 @pytest.mark.parametrize("word", ["--version", "-V"])
-def test_an_images_version(run: Run, capsys: pytest.CaptureFixture[str], word: str) -> None:
-    """Its entry point has said `serve` already."""
-    run("serve", "--hostname", "0.0.0.0", word)
-    assert capsys.readouterr().out == f"{__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [["--version"], ["-V"], ["version"]])
-def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    if arguments == ["version"]:
-        assert not run.exit_code(*arguments)
-    else:
-        run(*arguments)
-    assert capsys.readouterr().out == f"{__version__}\n"
+@pytest.mark.parametrize("before", [(), ("serve", "--hostname", "0.0.0.0")], ids=["", "an image's entry point"])
+def test_version(run: Run, capsys: pytest.CaptureFixture[str], before: tuple[str, ...], word: str) -> None:
+    run(*before, word)
+    assert not run.exit_code("version")
+    assert capsys.readouterr().out == 2 * f"{__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -103,6 +97,15 @@ def measure(out: str, **words: Any) -> None:
 def first() -> None:
     """Be refused."""
     raise SettingsError("it can't\nbe done")
+
+
+def test_what_a_feature_names_as_a_place_is_there() -> None:
+    places = [getattr(feature, field.name) for feature in FEATURES for field in dataclasses.fields(feature)]
+    for command in (command for feature in FEATURES for command in feature.commands.values()):
+        places += [command.function] if isinstance(command, Command) else command.functions.values()
+    named = [place for place in places if isinstance(place, str) and ":" in place]
+    assert len(named) > 10
+    assert all(callable(loaded(place)) for place in named)
 
 
 def test_a_features_commands_are_those_of_embedline(

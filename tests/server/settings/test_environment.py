@@ -21,10 +21,9 @@ from tests.server.settings.cli_runs import Run
     ],
 )
 def test_sagemaker_runs_an_image_with_the_word_serve(
-    run: Run, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], port: int, model: str
+    run: Run, environment: Mapping[str, str], port: int, model: str
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    run.environment(**environment)
 
     settings = run.settings("--hostname", "0.0.0.0", "serve")
 
@@ -59,22 +58,19 @@ def test_sagemaker_s_artifacts_are_the_model_where_no_name_is_given(tmp_path: Pa
 )
 def test_a_wrong_value_of_a_platform_is_blamed_on_the_platform_s_name(
     run: Run,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     environment: Mapping[str, str],
     words: Sequence[str],
     name: str,
 ) -> None:
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
+    run.environment(**environment)
 
     assert run.exit_code("serve", *words) == 2
     assert f"(the variable {name}) must be a whole number" in capsys.readouterr().err
 
 
-def test_the_log_has_a_platform_s_names(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
-    monkeypatch.setenv("AIP_STORAGE_URI", "folder")
+def test_the_log_has_a_platform_s_names(run: Run) -> None:
+    run.environment(AIP_HTTP_PORT="8085", AIP_STORAGE_URI="folder")
 
     assert set(run.settings().variables) == {"AIP_HTTP_PORT", "AIP_STORAGE_URI"}
 
@@ -85,9 +81,8 @@ def test_every_other_word_is_refused(run: Run, capsys: pytest.CaptureFixture[str
     assert run.settings("--served-model-name", "serve").port == 8080  # the value of a flag
 
 
-def test_vertex_chooses_the_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORT", "80")
-    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
+def test_vertex_chooses_the_port(run: Run) -> None:
+    run.environment(PORT="80", AIP_HTTP_PORT="8085")
 
     assert run.settings().port == 8085
     assert run.settings("--port", "8086").port == 8086
@@ -104,20 +99,18 @@ def test_vertex_chooses_the_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_vertex_s_artifacts_are_never_passed_over_for_the_default_model(
-    run: Run, monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], words: Sequence[str], model: str
+    run: Run, environment: Mapping[str, str], words: Sequence[str], model: str
 ) -> None:
-    monkeypatch.setenv("AIP_HTTP_PORT", "8085")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    run.environment(AIP_HTTP_PORT="8085", **environment)
 
     assert run.settings(*words).models[0].model_id == model
 
 
-def test_the_address_of_a_service_is_no_port(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_a_service_is_no_port(run: Run) -> None:
     """As Kubernetes sets it where a Service is called prometheus."""
-    monkeypatch.setenv("PROMETHEUS_PORT", "tcp://10.96.1.1:9090")
+    run.environment(PROMETHEUS_PORT="tcp://10.96.1.1:9090")
     assert run.settings().prometheus_port is None
-    monkeypatch.setenv("PROMETHEUS_PORT", "9100")
+    run.environment(PROMETHEUS_PORT="9100")
     assert run.settings().prometheus_port == 9100
 
 
@@ -153,9 +146,8 @@ def test_a_misspelt_name_with_the_prefix_is_named() -> None:
     assert settings_from({}, environment).variables_unknown == ("EMBEDLINE_API_KEYFILE",)
 
 
-def test_names_that_other_programs_use_are_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"JOBS": "8", "ENGINE": "docker", "MODEL_ID": "a/b", "EMBEDLINE_DEVICES": "cpu"}.items():
-        monkeypatch.setenv(name, value)
+def test_names_that_other_programs_use_are_not_read(run: Run) -> None:
+    run.environment(**{"JOBS": "8", "ENGINE": "docker", "MODEL_ID": "a/b", "EMBEDLINE_DEVICES": "cpu"})
 
     settings = run.settings()
 

@@ -1,7 +1,6 @@
 """Every flag and variable of text-embeddings-inference's router is taken, in each of its forms."""
 
 import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,53 +10,38 @@ import pytest
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
-from server import cli
-from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings, server_flags
 from server.settings.tei_flags import check_dense_path, warn_of_flags_without_effect
 from tests.engine.folder_files import write
+from tests.server.settings.cli_runs import VARIABLES as VARIABLES_READ
+from tests.server.settings.cli_runs import Run
 
 # Of router/src/main.rs, at commit 0d124dc: words, the field they set here, its value.
+WORDS = """
+--model-id org/model --revision refs/pr/2 --tokenization-workers 3 --dtype float16 --served-model-name name
+--pooling last-token --max-concurrent-requests 512 --max-batch-tokens 16384 --max-batch-requests 64
+--max-client-batch-size 32 --default-prompt-name query --dense-path 2_Dense --hf-token hf_x --hostname 0.0.0.0
+--port 80 --uds-path /tmp/text-embeddings-inference-server --huggingface-hub-cache /data --payload-limit
+2000000 --otlp-endpoint http://localhost:4317 --otlp-service-name text-embeddings-inference.server
+--prometheus-port 9000
+"""
 FORMS: list[tuple[list[str], str, Any]] = [
-    (["--model-id", "org/model"], "model_id", "org/model"),
+    *(([flag, word], flag[2:].replace("-", "_"), None) for flag, word in zip(*[iter(WORDS.split())] * 2, strict=True)),
+    (["--default-prompt", "query: "], "default_prompt", "query: "),
     (["--model-id=org/model"], "model_id", "org/model"),
-    (["--revision", "refs/pr/2"], "revision", "refs/pr/2"),
-    (["--tokenization-workers", "3"], "tokenization_workers", 3),
-    (["--dtype", "float16"], "dtype", "float16"),
-    (["--dtype", "float32"], "dtype", "float32"),
-    (["--dtype", "bfloat16"], "dtype", "bfloat16"),
-    (["--served-model-name", "name"], "served_model_name", "name"),
-    (["--pooling", "cls"], "pooling", "cls"),
-    (["--pooling", "mean"], "pooling", "mean"),
-    (["--pooling", "splade"], "pooling", "splade"),
-    (["--pooling", "last-token"], "pooling", "last-token"),
-    (["--max-concurrent-requests", "512"], "max_concurrent_requests", 512),
-    (["--max-batch-tokens", "16384"], "max_batch_tokens", 16384),
-    (["--max-batch-requests", "64"], "max_batch_requests", 64),
-    (["--max-client-batch-size", "32"], "max_client_batch_size", 32),
+    *((["--dtype", word], "dtype", word) for word in ("float32", "bfloat16")),
+    *((["--pooling", word], "pooling", word) for word in ("cls", "mean", "splade")),
     (["--auto-truncate"], "auto_truncate", True),
     (["--auto-truncate", "true"], "auto_truncate", True),
     (["--auto-truncate", "false"], "auto_truncate", False),
     (["--auto-truncate=false"], "auto_truncate", False),
-    (["--default-prompt-name", "query"], "default_prompt_name", "query"),
-    (["--default-prompt", "query: "], "default_prompt", "query: "),
-    (["--dense-path", "2_Dense"], "dense_path", "2_Dense"),
     (["--hf-api-token", "hf_x"], "hf_token", "hf_x"),
-    (["--hf-token", "hf_x"], "hf_token", "hf_x"),
-    (["--hostname", "0.0.0.0"], "hostname", "0.0.0.0"),
-    (["--port", "80"], "port", 80),
     (["-p", "80"], "port", 80),
     (["-p80"], "port", 80),
-    (["--uds-path", "/tmp/text-embeddings-inference-server"], "uds_path", "/tmp/text-embeddings-inference-server"),
-    (["--huggingface-hub-cache", "/data"], "huggingface_hub_cache", "/data"),
-    (["--payload-limit", "2000000"], "payload_limit", 2_000_000),
     (["--api-key", "sesame"], "api_key", ("sesame",)),
     (["--json-output"], "json_output", True),
     (["--disable-spans"], "disable_spans", True),
-    (["--otlp-endpoint", "http://localhost:4317"], "otlp_endpoint", "http://localhost:4317"),
-    (["--otlp-service-name", "text-embeddings-inference.server"], "otlp_service_name", None),
-    (["--prometheus-port", "9000"], "prometheus_port", 9000),
     (["--cors-allow-origin", "https://a.example"], "cors_allow_origin", ("https://a.example",)),
     (["--cors-allow-origin", "*", "--cors-allow-origin", "https://a"], "cors_allow_origin", ("*", "https://a")),
 ]
@@ -77,29 +61,6 @@ VARIABLES: list[tuple[str, str, str, Any]] = [
 NOT_READ = {"HOSTNAME"}
 
 
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {name for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
-    for variable in (*variables, "EMBEDLINE_CONFIG"):
-        monkeypatch.delenv(variable, raising=False)
-
-
-def served(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
-    """The settings of `embedline serve` with these words."""
-    found: list[Settings] = []
-
-    def run_server(settings: Settings) -> int:
-        found.append(settings)
-        return 0
-
-    monkeypatch.setattr("server.commands.serve.serve", run_server)
-    monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--hostname", "0.0.0.0", *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
-    return found[0]
-
-
 def value_of(settings: Settings, name: str) -> Any:
     return getattr(settings if hasattr(settings, name) else settings.models[0], name)
 
@@ -108,27 +69,27 @@ def value_of(settings: Settings, name: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "name", "value"), FORMS, ids=lambda part: " ".join(part) if type(part) is list else ""
 )
-def test_a_flag_in_this_form(monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, value: Any) -> None:
-    expected = words[-1] if value is None else value
-    assert value_of(served(monkeypatch, *words), name) == expected
+def test_a_flag_in_this_form(run: Run, words: list[str], name: str, value: Any) -> None:
+    last = words[-1]
+    expected = (int(last) if last.isdecimal() else last) if value is None else value
+    assert value_of(run.settings(*words), name) == expected
 
 
 @pytest.mark.parametrize(("variable", "word", "name", "value"), VARIABLES)
-def test_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str, word: str, name: str, value: Any) -> None:
+def test_a_variable(run: Run, monkeypatch: pytest.MonkeyPatch, variable: str, word: str, name: str, value: Any) -> None:
     monkeypatch.setenv(variable, word)
-    assert value_of(served(monkeypatch), name) == value
+    assert value_of(run.settings(), name) == value
 
 
 @pytest.mark.holds("Containers")
 def test_every_flags_variable_is_read() -> None:
-    read = {name for flag in (*server_flags(), *flags_of(ModelSettings)) for name in flag.variables}
     theirs = {words[0].partition("=")[0] for words, _, _ in FORMS if words[0].startswith("--")}
-    assert {name[2:].replace("-", "_").upper() for name in theirs} - read == NOT_READ
+    assert {name[2:].replace("-", "_").upper() for name in theirs} - {*VARIABLES_READ} == NOT_READ
 
 
-def test_a_whole_start_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_start_command(run: Run) -> None:
     words = "--model-id org/m --auto-truncate --json-output --dtype float16 --auto-truncate false -p 3000"
-    settings = served(monkeypatch, *words.split())
+    settings = run.settings("--hostname", "0.0.0.0", *words.split())
     (model,) = settings.models
     assert (model.model_id, model.dtype, model.auto_truncate) == ("org/m", "float16", False)
     assert (settings.json_output, settings.port, settings.hostname) == (True, 3000, "0.0.0.0")

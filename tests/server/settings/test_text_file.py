@@ -35,15 +35,20 @@ def test_a_byte_order_mark_changes_nothing(tmp_path: Path, flag: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--api-key-file", "--config", "--jobs-webhook-secrets"])
-def test_another_encoding_is_named(tmp_path: Path, flag: str) -> None:
-    reader, text = READERS[flag]
-    (tmp_path / "file").write_text(text, encoding="utf-16")
-    with pytest.raises(SettingsError, match=f"^{flag}.* is not UTF-8 text; save it as UTF-8$"):
+@pytest.mark.parametrize(
+    ("text", "encoding", "words"),
+    [
+        (None, "utf-16", "is not UTF-8 text; save it as UTF-8$"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "utf-8",
+            "is a pointer of Git LFS; git lfs",
+        ),
+    ],
+    ids=["another encoding", "a pointer of Git LFS"],
+)
+def test_what_is_no_such_text_is_named(tmp_path: Path, flag: str, text: str | None, encoding: str, words: str) -> None:
+    reader, good = READERS[flag]
+    (tmp_path / "file").write_text(text or good, encoding=encoding)
+    with pytest.raises(SettingsError, match=f"^{flag}.* {words}"):
         reader(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize("flag", ["--api-key-file", "--config", "--jobs-webhook-secrets"])
-def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, flag: str) -> None:
-    (tmp_path / "file").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    with pytest.raises(SettingsError, match=f"^{flag}.* is a pointer of Git LFS; git lfs pull"):
-        READERS[flag][0](str(tmp_path / "file"))

@@ -81,7 +81,9 @@ async def test_a_start_for_which_there_are_no_descriptors_leaves_nothing(
         with pytest.raises(SpawnError, match=r"engine 0 can't be started: .*: Too many open files"):
             await child.start()
     assert (num_open(), children(os.getpid()), child.pid) == (before, others, None)
+    child.seen = 7
     await child.start()  # the next try is as the first
+    assert child.seen == 0
     assert child.pid is not None
     assert await child.stop(0)
 

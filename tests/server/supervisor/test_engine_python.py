@@ -34,7 +34,9 @@ def program(path: Path, line: str) -> str:
 
 def test_what_it_has(with_tensorrt_llm: str, tmp_path: Path) -> None:
     assert has_tensorrt_llm_alone(with_tensorrt_llm)
-    assert not has_tensorrt_llm_alone(program(tmp_path / "other", f'exec {sys.executable} "$@"\n'))
+    other = program(tmp_path / "other", f'exec {sys.executable} "$@"\n')
+    model_plan.check_engine_python(other)
+    assert not has_tensorrt_llm_alone(other)
     assert not has_tensorrt_llm_alone(sys.executable)
 
 

@@ -18,7 +18,7 @@ KEYS = [ApiKey("team", digest(b"sesame"))]
     ("needs_key", "given", "status"), [(False, None, 200), (True, None, 401), (True, "sesame", 200)]
 )
 async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
-    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=needs_key), Hosts(None))
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_auth=needs_key), Hosts(None))
     headers = {"authorization": f"Bearer {given}"} if given else {}
 
     answer = await call(page, "GET", "/metrics", headers=headers)
@@ -34,14 +34,14 @@ async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
 async def test_no_host_header_gets_around_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions of starlette make `request.url` of this header, so that its path is another than the route's."""
     monkeypatch.setattr(Request, "url", URL("http://x/livez?/metrics"))
-    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=True), Hosts(None))
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_auth=True), Hosts(None))
 
     assert (await call(page, "GET", "/metrics", headers={"host": "x/livez?"})).status == 401
 
 
 @pytest.mark.holds("Readiness")
 async def test_health_needs_no_key() -> None:
-    page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_need_a_key=True), Hosts(()))
+    page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_auth=True), Hosts(()))
 
     elsewhere = {"host": "page.example", "origin": "https://page.example"}
     assert (await call(page, "GET", "/livez", headers=elsewhere)).status == 200
@@ -51,7 +51,7 @@ async def test_health_needs_no_key() -> None:
 
 @pytest.mark.holds("Hosts and web pages")
 async def test_metrics_of_a_server_on_localhost_are_not_for_web_pages() -> None:
-    page = make_monitor(lambda: "up 1\n", lambda: None, Keys([], metrics_need_a_key=False), Hosts(()))
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys([], metrics_auth=False), Hosts(()))
 
     assert (await call(page, "GET", "/metrics", headers={"host": "localhost:9000"})).status == 200
     refused = await call(page, "GET", "/metrics", headers={"host": "rebound.example:9000"})
@@ -59,6 +59,6 @@ async def test_metrics_of_a_server_on_localhost_are_not_for_web_pages() -> None:
 
 
 async def test_no_answer_leads_elsewhere() -> None:
-    page = make_monitor(lambda: "", lambda: None, Keys((), metrics_need_a_key=False), Hosts(None))
+    page = make_monitor(lambda: "", lambda: None, Keys((), metrics_auth=False), Hosts(None))
 
     assert (await call(page, "GET", "/livez/", headers={"host": "page.example"})).status == 404

@@ -32,21 +32,21 @@ def test_only_this_user_can_reach_the_sockets(runtime: Path) -> None:
     previous = os.umask(0)
     try:
         folder = SocketFolder()
-        listener, path = folder.listen("engine-0")
+        listening = folder.listen("engine-0")
     finally:
         assert os.umask(previous) == 0  # put back as it was
 
     assert folder.path.parent == runtime
     assert mode(folder.path) == 0o700
-    assert mode(path) == 0o600
-    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.connect(path)
+    assert mode(listening.path) == 0o600
+    with listening.listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(listening.path)
     folder.remove()
 
 
 def test_remove_leaves_nothing(runtime: Path) -> None:
     folder = SocketFolder()
-    folder.listen("a")[0].close()
+    folder.listen("a").listener.close()
 
     folder.remove()
 
@@ -78,11 +78,10 @@ def test_where_the_runtime_folder_can_not_be_used_there_is_tmp(unusable: str, mo
     monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
 
     folder = SocketFolder()
-    listener, path = folder.listen("batch-manager-99")
-    listener.close()
+    path = Path(folder.listen("batch-manager-99").path)
     folder.remove()
 
-    assert Path(path).parent.parent == Path("/tmp")
+    assert path.parent.parent == Path("/tmp")
 
 
 def test_where_no_folder_can_be_written_to_one_line_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:

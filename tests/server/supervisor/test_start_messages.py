@@ -15,6 +15,7 @@ from engine.model.model_folder import ModelFolder
 from engine.offer import offer_of
 from engine.registry import ENGINES
 from engine.types import OutputKind
+from server.features.jobs.feature import JobsFlags
 from server.features.jobs.messages import JobsStart
 from server.frontend.start import Access, FeatureStart, FrontendStart, ProcessAddress
 from server.settings.api_keys import ApiKey, KeyFile, digest
@@ -59,16 +60,8 @@ FRONTEND = FrontendStart(
 )
 JOBS = JobsStart(
     listener_fd=3,
-    folder="/jobs",
-    redis="redis://:secret@localhost",
-    files="s3://key:secret@bucket",
+    flags=JobsFlags(jobs="/jobs", jobs_redis="redis://:secret@localhost", jobs_key_share=0.25, jobs_batch_ttl=3.5),
     waits_for_folder=False,
-    quota=1,
-    result_ttl=2.5,
-    batch_ttl=3.5,
-    key_share=0.25,
-    webhook_secrets=None,
-    private_webhooks=True,
     http_path="/h",
     secret="secret",
     max_in_flight=4,

@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -17,14 +18,6 @@ from server.supervisor.supervisor import Restarts, Supervisor
 from server.supervisor.topology import Topology
 from tests.server_e2e.running import PATIENCE
 from wire.control import Json
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFolder]:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    made = SocketFolder()
-    yield made
-    made.remove()
 
 
 class Fallen:
@@ -57,11 +50,16 @@ class Fallen:
         return (ending.result().code, ending.result().message) if ending.done() else None
 
 
+@pytest.fixture
+def fallen(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fallen]:
+    return partial(Fallen, folder, monkeypatch)
+
+
 @pytest.mark.holds("When a process dies")
 async def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
-    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+    fallen: Callable[..., Fallen],
 ) -> None:
-    server = Fallen(folder, monkeypatch, "a", "b")
+    server = fallen("a", "b")
     server.fall("engine 0", 5)
     assert server.end is None  # engine 1 may yet serve
     server.fall("engine 1", 4)
@@ -71,10 +69,8 @@ async def test_five_failed_starts_end_the_server_unless_another_does_the_same_wo
 
 
 @pytest.mark.holds("When a process dies", "Readiness")
-async def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(
-    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Fallen(folder, monkeypatch, "a", "b")
+async def test_two_equal_faults_end_the_server_unless_another_does_the_same_work(fallen: Callable[..., Fallen]) -> None:
+    server = fallen("a", "b")
     server.children["engine 0"].stage = server.children["engine 1"].stage = "weights"
     server.fall("engine 0", 2, -signal.SIGSEGV)
     server.fall("engine 1", 1, -signal.SIGSEGV)
@@ -87,10 +83,8 @@ async def test_two_equal_faults_end_the_server_unless_another_does_the_same_work
 
 
 @pytest.mark.parametrize("title", ["engine 0", "batch manager 0", "tokenizer 0", "frontend 0"])
-async def test_the_only_one_of_its_kind_ends_it(
-    title: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Fallen(folder, monkeypatch, "cpu")
+async def test_the_only_one_of_its_kind_ends_it(title: str, fallen: Callable[..., Fallen]) -> None:
+    server = fallen("cpu")
     others = [name for name in server.children if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
     for other in others:
         server.fall(other, 4)
@@ -103,9 +97,9 @@ async def test_the_only_one_of_its_kind_ends_it(
 
 @pytest.mark.parametrize("has_served", [False, True])
 async def test_pipelines_that_never_start_end_it_and_others_are_tried_for_ever(
-    has_served: bool, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+    has_served: bool, fallen: Callable[..., Fallen]
 ) -> None:
-    server = Fallen(folder, monkeypatch, "cpu", pipelines=__file__)
+    server = fallen("cpu", pipelines=__file__)
     if has_served:
         server.supervisor.child_ready(server.children["pipelines 0"], {})
     server.fall("pipelines 0", 6)
@@ -114,11 +108,13 @@ async def test_pipelines_that_never_start_end_it_and_others_are_tried_for_ever(
 
 @pytest.mark.faults
 @pytest.mark.holds("When a process dies")
-async def test_a_restart_that_fails_is_tried_again(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restart_that_fails_is_tried_again(
+    fallen: Callable[..., Fallen], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as another process does the same work it is never given up."""
     tries: list[str] = []
     is_started = asyncio.Event()
-    server = Fallen(folder, monkeypatch, "a", "b")
+    server = fallen("a", "b")
 
     async def start(child: ChildProcess) -> None:
         tries.append(child.plan.title)
@@ -154,12 +150,10 @@ class Dying:
 
 
 @pytest.mark.holds("Shutdown")
-async def test_processes_end_in_the_reverse_order_of_their_start(
-    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_processes_end_in_the_reverse_order_of_their_start(fallen: Callable[..., Fallen]) -> None:
     """Frontends have --shutdown-timeout and five seconds for what they hold, the others five."""
     stopped: list[tuple[str, float]] = []
-    server = Fallen(folder, monkeypatch, "a")
+    server = fallen("a")
     children = server.supervisor._children
     children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
     await server.supervisor._shutdown.stop_frontends(30)
@@ -174,7 +168,7 @@ async def test_processes_end_in_the_reverse_order_of_their_start(
 
 @pytest.mark.holds("Shutdown")
 async def test_while_requests_are_finished_whatever_computes_them_is_started_again(
-    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+    fallen: Callable[..., Fallen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as connections are accepted, frontends too."""
     asking, let_go = asyncio.Event(), asyncio.Event()
@@ -184,7 +178,7 @@ async def test_while_requests_are_finished_whatever_computes_them_is_started_aga
         await let_go.wait()
         return True
 
-    server = Fallen(folder, monkeypatch, "a")
+    server = fallen("a")
     supervisor = server.supervisor
     everything = list(server.children)
 
@@ -214,9 +208,9 @@ async def test_while_requests_are_finished_whatever_computes_them_is_started_aga
     [(True, ["TERM"], 60.0), (True, ["INT"], 0.0), (False, ["TERM"], 0.0), (True, ["INT", "TERM"], 0.0)],
 )
 async def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
-    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, was_ready: bool, signals: list[str], delay: float
+    fallen: Callable[..., Fallen], was_ready: bool, signals: list[str], delay: float
 ) -> None:
-    server = Fallen(folder, monkeypatch, "a")
+    server = fallen("a")
     told: list[None] = []
     server.supervisor.on_stopping = lambda: told.append(None)
     server.supervisor._readiness.was_ready = was_ready
@@ -227,9 +221,9 @@ async def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
     assert len(told) == 1
 
 
-async def test_one_that_ends_by_itself_says_so_too(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_ends_by_itself_says_so_too(fallen: Callable[..., Fallen]) -> None:
     """Its sockets soon refuse connections, so no server may take them over."""
-    server = Fallen(folder, monkeypatch, "a")
+    server = fallen("a")
     told: list[None] = []
     server.supervisor.on_stopping = lambda: told.append(None)
     server.fall("batch manager 0", 5)
@@ -238,8 +232,8 @@ async def test_one_that_ends_by_itself_says_so_too(folder: SocketFolder, monkeyp
 
 
 @pytest.mark.parametrize("who", ["a second signal", "a successor"])
-async def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Fallen(folder, monkeypatch, "a")
+async def test_the_delay_ends_early(who: str, fallen: Callable[..., Fallen]) -> None:
+    server = fallen("a")
     server.supervisor._signalled(3600.0)
     draining = asyncio.create_task(server.supervisor._shutdown.drain(3600.0, was_ready=False))
     await asyncio.sleep(0)

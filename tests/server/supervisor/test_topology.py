@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from server.features.jobs.feature import JobsFlags
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.child import ChildProcess, Plan
+from server.supervisor.child import Plan
 from server.supervisor.listeners import bind
 from server.supervisor.model_plan import plan_models
 from server.supervisor.readiness import Readiness
 from server.supervisor.resources import cpu_threads
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.topology import Topology
+from wire.page import Page
 
 JOBS = (JobsFlags(jobs="/jobs"),)
 
@@ -38,18 +39,14 @@ def model(name: str, **others: Any) -> ModelSettings:
     return ModelSettings(served_model_name=name, **{"engine": "fake", **others})
 
 
-def topology_of(
-    chosen: Settings, folder: SocketFolder, http: socket.socket, *, cache_dir: str | None = None
-) -> Topology:
-    return Topology(chosen, plan_models(chosen), folder=folder, http=[http], cache_dir=cache_dir)
+Made = Callable[..., Topology]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFolder]:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    made = SocketFolder()
-    yield made
-    made.remove()
+def made(folder: SocketFolder) -> Iterator[Made]:
+    """The topology of settings, with one socket of the HTTP port."""
+    with bind("127.0.0.1", 0, "--port") as http:
+        yield lambda chosen, **others: Topology(chosen, plan_models(chosen), folder=folder, http=[http], **others)
 
 
 @pytest.mark.holds("Limits")
@@ -58,11 +55,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFo
     [(64_000_000, 1 << 30), (100_000_000, 1_600_000_000), (1_000_000, 1 << 30), (1_000, 1 << 30)],
 )
 def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
-    folder: SocketFolder, payload_limit: int, open_payload: int
+    made: Made, payload_limit: int, open_payload: int
 ) -> None:
-    with bind("127.0.0.1", 0, "--port") as http:
-        chosen = settings(frontends=4, max_concurrent_requests=4096, payload_limit=payload_limit)
-        frontends = by_role(topology_of(chosen, folder, http).plans(), "frontend")
+    chosen = settings(frontends=4, max_concurrent_requests=4096, payload_limit=payload_limit)
+    frontends = by_role(made(chosen).plans(), "frontend")
 
     assert len(frontends) == 4
     for frontend in frontends:
@@ -80,11 +76,10 @@ def by_role(plans: list[Plan], role: str) -> list[Plan]:
     return [plan for plan in plans if plan.role == role]
 
 
-def test_every_model_has_an_engine_on_every_device(folder: SocketFolder) -> None:
-    with bind("127.0.0.1", 0, "--port") as http:
-        chosen = settings(model("one", devices="a, b"), model("two", devices="c"), batch_managers=2, frontends=2)
-        topology = topology_of(chosen, folder, http)
-        plans = topology.plans()
+def test_every_model_has_an_engine_on_every_device(made: Made) -> None:
+    chosen = settings(model("one", devices="a, b"), model("two", devices="c"), batch_managers=2, frontends=2)
+    topology = made(chosen)
+    plans = topology.plans()
 
     engines = by_role(plans, "engine")
     assert [(e.model, e.start.model, e.start.options.device) for e in engines] == [
@@ -106,13 +101,12 @@ def test_every_model_has_an_engine_on_every_device(folder: SocketFolder) -> None
     assert {plan.log_level for plan in plans} == {"info"}
 
 
-def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder: Path) -> None:
+def test_each_model_has_settings_of_its_own(made: Made, minilm_folder: Path) -> None:
     chosen = settings(
         model("one", fake_dim=8, max_batch_tokens=100, max_input_length=16),
         model("two", engine="transformers", model_id=str(minilm_folder), dtype="bfloat16", quantization="none"),
     )
-    with bind("127.0.0.1", 0, "--port") as http:
-        plans = topology_of(chosen, folder, http, cache_dir="/cache").plans()
+    plans = made(chosen, cache_dir="/cache").plans()
 
     one, two = (plan.start.options for plan in by_role(plans, "engine"))
     assert (one.own_of(registry.FAKE, Options).fake_dim, one.max_num_tokens, one.max_seqlen) == (8, 100, 16)
@@ -125,42 +119,28 @@ def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder:
 
 
 @pytest.mark.parametrize(
-    ("changes", "flag"),
-    [({"devices": "cpu,"}, "--devices"), ({"max_input_length": 257}, "--max-input-length")],
-)
-def test_what_a_model_cannot_be(changes: dict[str, Any], flag: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^{flag}"):
-        plan_models(settings(model("one", **changes)))
-
-
-@pytest.mark.parametrize(
     ("devices", "asked", "number"), [("a", None, 1), ("a,b,c", None, 1), ("a,b,c,d", None, 2), ("a,b,c,d", 4, 4)]
 )
-def test_batch_managers_share_the_engines_out(
-    devices: str, asked: int | None, number: int, folder: SocketFolder
-) -> None:
+def test_batch_managers_share_the_engines_out(devices: str, asked: int | None, number: int, made: Made) -> None:
     chosen = settings(model("one", devices=devices), batch_managers=asked)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        managers = by_role(topology.plans(), "batch manager")
+    topology = made(chosen)
+    managers = by_role(topology.plans(), "batch manager")
     assert len(managers) == topology.page.num_managers == number
     assert sum(len(manager.start.engines) for manager in managers) == len(devices.split(","))
 
 
-def test_frontends_begin_with_different_tokenizers(folder: SocketFolder) -> None:
+def test_frontends_begin_with_different_tokenizers(made: Made) -> None:
     """So requests that come one at a time to each frontend don't all go to the same tokenizer."""
-    with bind("127.0.0.1", 0, "--port") as http:
-        chosen = settings(frontends=4, tokenization_workers=3)
-        topology = topology_of(chosen, folder, http)
-        paths = [plan.start.tokenizer_paths for plan in by_role(topology.plans(), "frontend")]
+    chosen = settings(frontends=4, tokenization_workers=3)
+    topology = made(chosen)
+    paths = [plan.start.tokenizer_paths for plan in by_role(topology.plans(), "frontend")]
 
     assert [path[0] for path in paths] == [*paths[0], paths[0][0]]
     assert all(sorted(path) == sorted(paths[0]) for path in paths)
 
 
-def test_without_tokenizer_processes_each_frontend_has_a_tokenizer_of_its_own(folder: SocketFolder) -> None:
-    with bind("127.0.0.1", 0, "--port") as http:
-        plans = topology_of(settings(frontends=2, tokenization_workers=0), folder, http).plans()
+def test_without_tokenizer_processes_each_frontend_has_a_tokenizer_of_its_own(made: Made) -> None:
+    plans = made(settings(frontends=2, tokenization_workers=0)).plans()
     one, other = by_role(plans, "frontend")
 
     assert not list(by_role(plans, "tokenizer"))
@@ -191,7 +171,7 @@ def test_engines_on_the_cpu_share_its_threads(
     usable: int,
     asked: int | None,
     threads: list[int],
-    folder: SocketFolder,
+    made: Made,
     minilm_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -203,8 +183,7 @@ def test_engines_on_the_cpu_share_its_threads(
         model(name, engine="transformers", model_id=str(minilm_folder), devices=devices)
         for name, devices in {"one": "cpu,cpu", "two": "cpu", "three": "cuda:0"}.items()
     ]
-    with bind("127.0.0.1", 0, "--port") as http:
-        engines = by_role(topology_of(settings(*models, cpu_threads=asked), folder, http).plans(), "engine")
+    engines = by_role(made(settings(*models, cpu_threads=asked)).plans(), "engine")
     options = [engine.start.options for engine in engines]
     assert [one.num_threads for one in options if one.device == "cpu"] == threads
     assert [one.device for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
@@ -218,18 +197,15 @@ def test_fewer_threads_than_engines_on_the_cpu_are_refused() -> None:
 
 
 @pytest.mark.holds("Readiness")
-def test_a_padded_model_gets_a_line_in_the_log(folder: SocketFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_padded_model_gets_a_line_in_the_log(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     chosen = settings(model("one"))
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children: Any = [FakeChild(plan) for plan in topology.plans()]
-    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})
+    readiness, children, _ = of_processes(made(chosen), chosen)
 
     with caplog.at_level("INFO", logger="embedline.supervisor"):
-        readiness.engine_loaded(children[0], {"info": {"name": "one", **LOADED}})
+        readiness.child_ready(children[0], {"info": {"name": "one", **LOADED}})
         assert "padded" not in caplog.text
         info = {"name": "one", **LOADED, "is_padded": True, "notes": ["padded: for a reason", "another"]}
-        readiness.engine_loaded(children[0], {"info": info})
+        readiness.child_ready(children[0], {"info": info})
 
     assert caplog.messages[-1] == "one runs with padded batches (padded: for a reason)"
 
@@ -253,24 +229,27 @@ class FakeChild:
         self.seen = 0
         self.states: list[Any] = []
 
+    def note_seen(self, number: int) -> None:
+        self.seen = number
+
     def send_state(self, number: int, state: Any) -> None:
         self.states.append((number, state))
 
 
-@pytest.mark.holds("Readiness")
-def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketFolder) -> None:
-    chosen = settings(model("one", max_input_length=16), model("two"))
-    plans = plan_models(chosen)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children = [FakeChild(plan) for plan in topology.plans()]
-    first, second = children[:2]
-    frontend = children[-1]
-    first.is_ready = False
-    listed: list[ChildProcess] = children  # type: ignore[assignment]
-    readiness = Readiness(listed, plans, page=topology.page, limits={})
+def of_processes(topology: Topology, chosen: Settings) -> tuple[Readiness, Any, Page]:
+    """Of a server whose processes are all ready, with these and the page."""
+    children: Any = [FakeChild(plan) for plan in topology.plans()]
+    return Readiness(children, plan_models(chosen), page=topology.page, limits={}), children, topology.page
 
-    readiness.engine_loaded(listed[1], {"info": {"name": "two", **LOADED}})
+
+@pytest.mark.holds("Readiness")
+def test_a_model_keeps_its_index_and_every_model_needs_an_engine(made: Made) -> None:
+    chosen = settings(model("one", max_input_length=16), model("two"))
+    readiness, children, page = of_processes(made(chosen), chosen)
+    first, second, *_, frontend = children
+    first.is_ready = False
+
+    readiness.child_ready(second, {"info": {"name": "two", **LOADED}})
     readiness.send()
 
     number, state = frontend.states[-1]
@@ -280,7 +259,7 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketF
     assert state["names"] == ["one", "two"]
 
     first.is_ready = True
-    readiness.engine_loaded(listed[0], {"info": {"name": "one", **LOADED}})
+    readiness.child_ready(first, {"info": {"name": "one", **LOADED}})
     readiness.send()
 
     number, state = frontend.states[-1]
@@ -288,31 +267,27 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketF
     assert [entry["index"] for entry in state["models"]] == [0, 1]
     # an engine need not know of --max-input-length
     assert [entry["info"]["max_seqlen"] for entry in state["models"]] == [16, 256]
-    topology.page.engines_ready[:] = 1
+    page.engines_ready[:] = 1
     assert readiness.why_not_ready() == "a frontend does not have the newest state yet"
     frontend.seen = number
     assert readiness.why_not_ready() is None
-    topology.page.engines_ready[0, 1] = 0
+    page.engines_ready[0, 1] = 0
     assert readiness.why_not_ready() == "no engine is ready"
     assert second.states == []  # only frontends are told
 
 
 @pytest.mark.holds("Readiness")
-def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) -> None:
+def test_a_frontend_that_is_about_to_accept_is_told_first(made: Made) -> None:
     """It asks for the state, then accepts, then is ready. Meanwhile it refuses nobody either."""
     chosen = settings(model("one"), frontends=2)
-    plans = plan_models(chosen)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children: Any = [FakeChild(plan) for plan in topology.plans()]
+    readiness, children, page = of_processes(made(chosen), chosen)
     informed, late = children[-2:]
     late.is_ready = False
-    topology.page.engines_ready[:] = 1
-    readiness = Readiness(children, plans, page=topology.page, limits={})
+    page.engines_ready[:] = 1
     answer = readiness.state_for(late)
     assert answer["models"] == []
 
-    readiness.engine_loaded(children[0], {"info": {"name": "one", **LOADED}})
+    readiness.child_ready(children[0], {"info": {"name": "one", **LOADED}})
     readiness.send()
 
     informed.seen = informed.states[-1][0]
@@ -327,14 +302,11 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
 
 @pytest.mark.holds("Readiness")
 @pytest.mark.parametrize("role", ["engine", "tokenizer", "batch manager", "frontend"])
-def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
+def test_each_kind_of_process_is_needed(role: str, made: Made) -> None:
     """One of a kind is enough."""
     chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children = [FakeChild(plan) for plan in topology.plans()]
-    topology.page.engines_ready[:] = 1
-    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
+    readiness, children, page = of_processes(made(chosen), chosen)
+    page.engines_ready[:] = 1
     first, second = [child for child in children if child.plan.role == role]
 
     reasons = []
@@ -345,50 +317,45 @@ def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None
     assert reasons == [None, f"no {role} is ready"]
 
 
-def test_without_jobs_there_is_no_process_of_that_kind(folder: SocketFolder) -> None:
-    with bind("127.0.0.1", 0, "--port") as http:
-        plans = topology_of(settings(), folder, http).plans()
+def test_without_jobs_there_is_no_process_of_that_kind(made: Made) -> None:
+    plans = made(settings()).plans()
 
     assert not by_role(plans, "jobs")
     assert all(frontend.start.features == [] for frontend in by_role(plans, "frontend"))
 
 
-def test_frontends_and_the_jobs_process_reach_each_other(folder: SocketFolder) -> None:
-    with bind("127.0.0.1", 0, "--port") as http:
-        plans = topology_of(settings(features=JOBS, frontends=2, max_concurrent_requests=20), folder, http).plans()
-        (jobs,) = by_role(plans, "jobs")
-        starts = [frontend.start.features[0] for frontend in by_role(plans, "frontend")]
-        with socket.socket(fileno=os.dup(starts[0].process.listener_fd)) as inherited:
-            assert inherited.getsockname() == jobs.start.http_path
+def test_frontends_and_the_jobs_process_reach_each_other(made: Made) -> None:
+    plans = made(settings(features=JOBS, frontends=2, max_concurrent_requests=20)).plans()
+    (jobs,) = by_role(plans, "jobs")
+    starts = [frontend.start.features[0] for frontend in by_role(plans, "frontend")]
+    with socket.socket(fileno=os.dup(starts[0].process.listener_fd)) as inherited:
+        assert inherited.getsockname() == jobs.start.http_path
 
     for frontend, start in zip(by_role(plans, "frontend"), starts, strict=True):
         assert (start.name, start.process.secret) == ("jobs", jobs.start.secret)
         assert start.process.listener_fd in frontend.fds
     assert jobs.start.max_in_flight == 5  # a quarter, so that nobody who waits finds all places taken
-    assert (jobs.start.folder, jobs.start.waits_for_folder) == ("/jobs", False)
+    assert (jobs.start.flags.jobs, jobs.start.waits_for_folder) == ("/jobs", False)
 
 
-def without_jobs(folder: SocketFolder, *, takeover: bool) -> tuple[Readiness, FakeChild]:
+def without_jobs(made: Made, *, takeover: bool) -> tuple[Readiness, FakeChild]:
     """A server whose other processes are ready, and its jobs process."""
     chosen = settings(features=JOBS, takeover=takeover)
-    with bind("127.0.0.1", 0, "--port") as http:
-        topology = topology_of(chosen, folder, http)
-        children = [FakeChild(plan) for plan in topology.plans()]
-    topology.page.engines_ready[:] = 1
+    readiness, children, page = of_processes(made(chosen), chosen)
+    page.engines_ready[:] = 1
     (jobs,) = [child for child in children if child.plan.role == "jobs"]
     jobs.is_ready = False
-    return Readiness(children, plan_models(chosen), page=topology.page, limits={}), jobs  # type: ignore[arg-type]
+    return readiness, jobs
 
 
-def test_the_server_is_ready_without_its_jobs_process(folder: SocketFolder) -> None:
-    readiness, jobs = without_jobs(folder, takeover=False)
+def test_the_server_is_ready_without_its_jobs_process(made: Made) -> None:
+    readiness, jobs = without_jobs(made, takeover=False)
     assert readiness.why_not_ready() == "no jobs is ready"  # another server may have its folder
-    jobs.is_ready = True
+    readiness.child_ready(jobs, {})  # type: ignore[arg-type]
     assert readiness.why_not_ready() is None
-    jobs.is_ready = False
     assert readiness.why_not_ready() is None
 
 
-def test_a_server_that_takes_over_is_ready_before_it_has_the_folder(folder: SocketFolder) -> None:
-    readiness, _ = without_jobs(folder, takeover=True)
+def test_a_server_that_takes_over_is_ready_before_it_has_the_folder(made: Made) -> None:
+    readiness, _ = without_jobs(made, takeover=True)
     assert readiness.why_not_ready() is None

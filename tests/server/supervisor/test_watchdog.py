@@ -27,6 +27,7 @@ class FakeChild:
     plan: Any = field(default_factory=lambda: types.SimpleNamespace(title="engine 0", model=0))
     is_dying: bool = False
     num_kills: int = 0
+    excuse_silence = ChildProcess.excuse_silence
 
     def kill(self) -> None:
         """The kernel may hold on to it."""

@@ -50,6 +50,7 @@ def embed_on(connection: http.client.HTTPConnection, key: str) -> Reply:
     return send(connection, "POST", "/v1/embeddings", BODY, authorization=f"Bearer {key}")
 
 
+@pytest.mark.full
 @pytest.mark.holds("TLS", "Readiness")
 def test_it_answers_and_the_health_command_asks_by_tls(tmp_path: Path) -> None:
     with serving_tls(tmp_path) as server:

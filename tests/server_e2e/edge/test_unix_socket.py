@@ -33,6 +33,7 @@ def embed(path: str, key: str = "sesame") -> Reply:
         return send(connection, "POST", "/v1/embeddings", BODY, authorization=f"Bearer {key}")
 
 
+@pytest.mark.full
 @pytest.mark.holds("A Unix socket", "API keys")
 def test_it_answers_on_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the paths of sockets are short

@@ -27,7 +27,7 @@ TEXTS = ["hello world", "embed this, please", "a"]
 # Stops the converting process when it imports torch, after it has settled and before it opens the file.
 STOPS_THE_CHILD = """
 import os, signal, sys
-if "engine.convert.child" in sys.orig_argv:
+if "engine.convert.process" in sys.orig_argv:
     def stop(event, args):
         if event == "import" and args[0] == "torch":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -33,7 +33,6 @@ STAGES = {
     ),
 }
 CASES = [(engine, stage) for engine, stages in STAGES.items() for stage in stages]
-KEPT = [("fake", "fake: load"), ("fused", "fused: graphs")]
 
 
 def options_of(engine: str, folder: Path) -> LoadOptions:
@@ -60,7 +59,7 @@ def stages_told(process: EngineProcess) -> list[str]:
 
 
 @pytest.mark.holds("When a process dies")
-@pytest.mark.parametrize(("engine", "stage"), full_but(KEPT, CASES))
+@pytest.mark.parametrize(("engine", "stage"), full_but([("fake", "fake: load")], CASES))
 def test_a_death_in_each_stage_of_an_engine(
     engine: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,19 @@ import pytest
 import tokenizers
 from sentence_transformers.base.modules import Transformer
 from tokenizers import AddedToken, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, BertConfig, BertModel
+from transformers import AutoTokenizer
 
-from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
+from tests.tokenizer_pool.builders import (
+    DEBERTA_V2_TOKENS,
+    bert_folder,
+    folder_of,
+    qwen,
+    roberta,
+    save_tiny_bert,
+    unigram,
+    word_piece,
+    write_json,
+)
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool import config_files
 from tokenizer_pool.config_files import TokenizerError
@@ -21,11 +31,11 @@ from wire import files
 MAX_SEQLEN = 32
 
 
-def folder_of(folder: Path, backend: tokenizers.Tokenizer, name: str, **flags: Any) -> Path:
-    backend.save(str(folder / "tokenizer.json"))
-    write_json(folder / "config.json", {"model_type": "bert"})
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": name, **flags})
-    return folder
+def assert_same_ids(folder: Path, *texts: str) -> None:
+    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    for text in texts:
+        assert ours.encode(text).ids == reference(text)["input_ids"], text
+    assert ours.get_vocab_size() == len(reference)
 
 
 def assert_equal_to_transformers(folder: Path) -> None:
@@ -73,11 +83,8 @@ def test_bert_saved_without_its_casing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("add_prefix_space", [False, True])
 @pytest.mark.parametrize("tokenizer_class", ["RobertaTokenizer", "GPT2Tokenizer"])
 def test_a_space_before_the_first_word(tmp_path: Path, tokenizer_class: str, add_prefix_space: bool) -> None:
-    roberta().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "roberta"})
-    config = {"tokenizer_class": tokenizer_class, "add_prefix_space": add_prefix_space}
-    write_json(tmp_path / "tokenizer_config.json", config)
-    assert_equal_to_transformers(tmp_path)
+    flags: dict[str, Any] = {"model_type": "roberta", "add_prefix_space": add_prefix_space}
+    assert_equal_to_transformers(folder_of(tmp_path, roberta(), tokenizer_class, **flags))
 
 
 # made from these files by XLMRobertaTokenizerFast, CamembertTokenizerFast and DebertaV2TokenizerFast of 4.57.1
@@ -90,7 +97,7 @@ def test_a_space_before_the_first_word(tmp_path: Path, tokenizer_class: str, add
     ],
     ids=str,
 )
-def test_unigram_is_taken_as_it_stands(tmp_path: Path, name: str, flags: dict[str, bool]) -> None:
+def test_unigram_is_taken_as_it_stands(tmp_path: Path, name: str, flags: dict[str, Any]) -> None:
     folder = folder_of(tmp_path, unigram(), name, **flags)
     assert load(folder).encode("\ufb01n  \uff12 ").ids == [0, 363, 186, 343, 3, 343, 2]
     assert load(folder).encode("Seven\nferry!").ids == [0, 354, 169, 166, 3, 174, 233, 265, 8, 2]
@@ -124,18 +131,14 @@ def test_a_folder_that_transformers_5_saved(tmp_path: Path, name: str, flags: di
 
 
 def test_unigram_of_no_class_in_particular(tmp_path: Path) -> None:
-    unigram().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "llama"})
-    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    assert_equal_to_transformers(tmp_path)
+    folder = folder_of(tmp_path, unigram(), "PreTrainedTokenizerFast", model_type="llama")
+    assert_equal_to_transformers(folder)
 
 
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": False}, {"add_eos_token": True}])
 def test_the_last_token_of_a_decoder(tmp_path: Path, flags: dict[str, bool]) -> None:
-    qwen().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "qwen3"})
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", **flags}
-    write_json(tmp_path / "tokenizer_config.json", config)
+    given: dict[str, Any] = {"model_type": "qwen3", "eos_token": "<|endoftext|>", **flags}
+    folder_of(tmp_path, qwen(), "PreTrainedTokenizerFast", **given)
     assert_equal_to_transformers(tmp_path)
     assert load(tmp_path).encode("x").ids[-1] == 5
 
@@ -150,26 +153,19 @@ def test_tokens_that_only_the_configuration_names_are_added(tmp_path: Path) -> N
         pad_token={"__type": "AddedToken", "content": "<filler>", "lstrip": True, "rstrip": False, "special": True},
         additional_special_tokens=["[SEVEN]"],
     )
-    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
-    for text in ("the harbour", "harbours", "so [END]", "a <filler> b", "[SEVEN] o'clock", "[end]"):
-        assert ours.encode(text).ids == reference(text)["input_ids"], text
-    assert ours.get_vocab_size() == len(reference)
+    assert_same_ids(folder, "the harbour", "harbours", "so [END]", "a <filler> b", "[SEVEN] o'clock", "[end]")
 
 
 def test_tokens_of_an_old_special_tokens_map_are_added(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
     write_json(folder / "special_tokens_map.json", {"eos_token": "[END]", "sep_token": "[SEP]"})
-    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
-    assert ours.encode("so [END]").ids == reference("so [END]")["input_ids"]
+    assert_same_ids(folder, "so [END]")
 
 
 def test_tokens_of_an_old_list_are_added(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, tokenizer_class="BertTokenizer", bos_token="[END]")
     write_json(folder / "added_tokens.json", {"harbour view": 902, "[END]": 901, "[SEP]": 3})
-    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
-    for text in ("the Harbour View", "so [END][SEP]", "[end]"):
-        assert ours.encode(text).ids == reference(text)["input_ids"], text
-    assert ours.get_vocab_size() == len(reference)
+    assert_same_ids(folder, "the Harbour View", "so [END][SEP]", "[end]")
 
 
 def test_flags_of_a_listed_token_hold_over_those_of_tokenizer_json(tmp_path: Path) -> None:
@@ -181,9 +177,7 @@ def test_flags_of_a_listed_token_hold_over_those_of_tokenizer_json(tmp_path: Pat
         added_tokens_decoder={"3": token | {"single_word": True}},
         query_token="[QUERY]",
     )
-    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
-    for text in ("so [SEP]", "so[SEP]so", "[QUERY] so"):
-        assert ours.encode(text).ids == reference(text)["input_ids"], text
+    assert_same_ids(folder, "so [SEP]", "so[SEP]so", "[QUERY] so")
 
 
 def test_without_a_post_processor_nothing_is_put_around_texts(tmp_path: Path) -> None:
@@ -214,14 +208,7 @@ def test_lower_case_first_as_sentence_transformers_puts_it(
     backend.save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
     write_json(tmp_path / "tokenizer_config.json", config)
-    size = BertConfig(
-        vocab_size=backend.get_vocab_size(),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-    )
-    BertModel(size).save_pretrained(tmp_path)
+    save_tiny_bert(tmp_path, backend.get_vocab_size())
     reference = Transformer(str(tmp_path), do_lower_case=True, max_seq_length=MAX_SEQLEN)
     ours = load(tmp_path, do_lower_case=True)
     ours.enable_truncation(MAX_SEQLEN)

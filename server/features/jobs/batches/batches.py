@@ -71,7 +71,7 @@ class Batches:
     async def create(
         self, owner: str, *, endpoint: str, input_file_id: str, completion_window: str, metadata: Mapping[str, str]
     ) -> BatchState:
-        """Raises InvalidRequest, and StoreFull where as many as may be run and wait."""
+        """The new batch. Raises InvalidRequest, and StoreFull where as many as may be run and wait."""
         if endpoint not in ENDPOINTS:
             raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
         _check_metadata(metadata)
@@ -130,7 +130,7 @@ class Batches:
         return state_of(document) if document is not None else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[BatchState]:
-        """Raises InvalidRequest where `after` is no batch."""
+        """An owner's batches behind `after`, the newest first. Raises InvalidRequest where `after` is no batch."""
         if after is not None and await self._documents.get(owner, KIND, after) is None:
             raise InvalidRequest("after is not the id of a batch", param="after")
         return [state_of(one) for one in await self._documents.newest(owner, KIND, after=after, limit=limit)]

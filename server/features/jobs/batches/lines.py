@@ -128,7 +128,7 @@ def custom_id_of(line: Line) -> str | None:
 
 
 def request_of(line: Line, endpoint: str) -> LineRequest:
-    """Raises LineProblem."""
+    """The request of a line. Raises LineProblem."""
     if line.content is None:
         raise LineProblem("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:

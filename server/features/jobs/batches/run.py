@@ -79,7 +79,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def turn(self, queue: SendQueue) -> AsyncIterator[None]:
-        """Raises Postponed after `leave`."""
+        """A turn, held for as long as the block runs. Raises Postponed after `leave`."""
         future = self._waiting[queue] = self._loop.create_future()
         self._look()
         try:
@@ -212,7 +212,8 @@ class BatchRun:
         await self._end()
 
     async def _input_path(self) -> Path:
-        """Raises FileNotFoundError where it can't be had before the batch is cancelled or its window is over."""
+        """The input as a file here. Raises FileNotFoundError where it can't be had before the batch is cancelled or its
+        window is over."""
 
         async def copied() -> Path:
             try:

@@ -263,8 +263,8 @@ class RedisRequests:
 
 
 def _turns(turns: Turns) -> list[str | int]:
-    held, room = turns.held.items(), turns.room.items()
-    return [len(held), *(part for pair in (*held, *room) for part in pair)]
+    held, left = turns.held.items(), turns.left.items()
+    return [len(held), *(part for pair in (*held, *left) for part in pair)]
 
 
 def _scores(answers: list[list[bytes]]) -> list[float]:

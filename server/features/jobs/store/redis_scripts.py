@@ -153,30 +153,30 @@ end
 -- As store.py says. ARGV has from `at` on: how many owners have something, each with how much; then
 -- owners with how much more they may get. `first` gives when an owner's first came, and its id; `take` if to go on.
 local function take_in_turn(owners, at, first, take)
-  local count, held, place, room, line = tonumber(ARGV[at]), {}, {}, {}, {}
+  local count, held, place, left, line = tonumber(ARGV[at]), {}, {}, {}, {}
   for i = 1, count do
     held[ARGV[at + 2 * i - 1]], place[ARGV[at + 2 * i - 1]] = tonumber(ARGV[at + 2 * i]), i
   end
-  for i = at + 2 * count + 1, #ARGV, 2 do room[ARGV[i]] = tonumber(ARGV[i + 1]) end
+  for i = at + 2 * count + 1, #ARGV, 2 do left[ARGV[i]] = tonumber(ARGV[i + 1]) end
   local function look(one)
     one.since, one.id = first(one.owner)
     if not one.since then call('SREM', P .. owners, one.owner) end
   end
   for _, owner in ipairs(call('SMEMBERS', P .. owners)) do
-    local one = {owner = owner, held = held[owner] or 0, place = place[owner] or 0, room = room[owner] or math.huge}
+    local one = {owner = owner, held = held[owner] or 0, place = place[owner] or 0, left = left[owner] or math.huge}
     look(one)
     line[#line + 1] = one
   end
   while true do
     local best
     for _, one in ipairs(line) do
-      if one.id and one.room > 0 and (not best or one.held < best.held or (one.held == best.held and
+      if one.id and one.left > 0 and (not best or one.held < best.held or (one.held == best.held and
           (one.place < best.place or (one.place == best.place and one.since < best.since)))) then best = one end
     end
     local goes_on = best and take(best.id)
     if not best then return end
     count = count + 1
-    best.held, best.place, best.room = best.held + 1, count, best.room - 1
+    best.held, best.place, best.left = best.held + 1, count, best.left - 1
     look(best)
     if not goes_on then return end
   end

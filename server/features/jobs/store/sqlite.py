@@ -242,13 +242,13 @@ async def open_sqlite(
 ) -> SqliteStore:
     """Open or make the store in this folder, else StoreUnusable. What was in progress is queued again."""
     limits = limits or StoreLimits()
-    lock = await asyncio.to_thread(_locked, path)
+    descriptor = await asyncio.to_thread(_locked, path)
     try:
         connection = await asyncio.to_thread(open_for_writing, path / FILE)
     except BaseException:
-        os.close(lock)
+        os.close(descriptor)
         raise
-    return SqliteStore(path, lock, connection, limits, clock)
+    return SqliteStore(path, descriptor, connection, limits, clock)
 
 
 def _usage(connection: sqlite3.Connection) -> Usage:

@@ -226,7 +226,7 @@ class SqliteRequests:
         return True
 
     def _kept_if_there_is_room(self, transaction: Transaction, ending: "_Ending", outcome: Finished) -> Finished:
-        """Raises StoreFull where there is none now."""
+        """The outcome, as failed where it can never have room. Raises StoreFull where there is none now."""
         owner, size, usage, limits = ending.owner, size_of_end(outcome), transaction.usage, self._limits
         if size > limits.quota_of(owner):
             return too_large_to_keep(outcome)

@@ -74,11 +74,11 @@ class Turns:
     So nobody waits for another. An owner's own order is another matter: it is kept within its turns.
 
     held    how much each owner has now, who had its turn longest ago first; who is not named has nothing
-    room    how much more an owner may get; who is not named, any number
+    left    how much more an owner may get; who is not named, any number
     """
 
     held: Mapping[str, int] = field(default_factory=dict)
-    room: Mapping[str, int] = field(default_factory=dict)
+    left: Mapping[str, int] = field(default_factory=dict)
 
     def given(self, waiting: Iterable[tuple[str, float]], first: Callable[[str], T | None]) -> Iterator[T]:
         """Yields what is to be taken, one after another: take each before you ask for the next.
@@ -88,15 +88,15 @@ class Turns:
         """
         places = {owner: place for place, owner in enumerate(self.held, 1)}
         later = itertools.count(len(places) + 1)
-        room: dict[str, float] = dict(self.room)
-        line = [(self.held.get(owner, 0), places.get(owner, 0), since, owner) for owner, since in waiting]
-        heapq.heapify(line)
-        while line:
-            held, _, since, owner = heapq.heappop(line)
-            if (left := room.get(owner, math.inf)) > 0 and (found := first(owner)) is not None:
+        left: dict[str, float] = dict(self.left)
+        owners = [(self.held.get(owner, 0), places.get(owner, 0), since, owner) for owner, since in waiting]
+        heapq.heapify(owners)
+        while owners:
+            held, _, since, owner = heapq.heappop(owners)
+            if (more := left.get(owner, math.inf)) > 0 and (found := first(owner)) is not None:
                 yield found
-                room[owner] = left - 1
-                heapq.heappush(line, (held + 1, next(later), since, owner))
+                left[owner] = more - 1
+                heapq.heappush(owners, (held + 1, next(later), since, owner))
 
 
 NO_TURNS = Turns()  # nobody has anything yet
@@ -169,8 +169,8 @@ class RequestStore(Protocol):
     async def result(
         self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
     ) -> Result | None:
-        """Returns None as `view` does, and where the request has none (yet). Of its body so many bytes from the offset
-        on."""
+        """A part of the body: `count` bytes from `offset` on. None as for `view`, or if the request has no result
+        (yet)."""
         ...
 
     async def cancel(self, owner: str, request_id: str) -> bool:
@@ -184,7 +184,7 @@ class RequestStore(Protocol):
     async def expire(self) -> int:
         """End requests that waited too long as EXPIRED, and make their webhooks due; at most 1,000 a call.
 
-        How many, and what claims have ended so since the last call.
+        Returns how many, with those that `claim` has ended since the last call.
         """
         ...
 
@@ -225,7 +225,8 @@ class RequestStore(Protocol):
     async def claimable(self, seconds: float) -> None:
         """Return when there may be something to claim that came after the last `claim` began, or after so many seconds.
 
-        For one waiter, after a claim that gave less than its limit. No arrival is missed, and some are none.
+        For one waiter, after a claim that gave less than its limit. It may return though nothing arrived, but misses
+        no arrival.
         """
         ...
 

@@ -19,7 +19,7 @@ TRIED = {
 NUM_PADDING = 9  # rows of NaN behind the sequences, and as many tiles without queries
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One batch, and the heads of its model."""
 

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.fused.readers import MappedReader, StagedReader, Staging
-from engine.store.tensor_file import places
+from engine.store.tensor_file import byte_ranges
 from engine.types import ModelError
+from tests.engine.fused.model.models import CPU
 
-CPU = torch.device("cpu")
 BUFFER, SLICE = 64, 16  # bytes
 
 
@@ -193,7 +193,7 @@ def test_a_file_that_shrinks_once_its_header_was_read(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(TENSORS, file)
     reader = StagedReader(CPU, EagerTransfer())
-    found = places(file)
+    found = byte_ranges(file)
     last = max(found, key=lambda name: found[name].begin + found[name].num_bytes)
     reader.names(file)
     file.write_bytes(file.read_bytes()[:-1])

@@ -1,45 +1,38 @@
-"""Quantized models kept and found again: the same tensors, whatever befell the disk."""
+"""Quantized models kept and found again, whatever befell the disk; for which GPU and folder they are; kernels too."""
 
+import dataclasses
 import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.fused import loading, offer
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
-from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.model.spec import LayerSpec
+from engine.fused.offer import FusedConfig
+from engine.fused.quantization import cache
 from engine.fused.quantization import cache as store_module
-from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
+from engine.fused.quantization.cache import QuantizedCache, QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
+from engine.fused.start import Phases
+from engine.messages import LoadOptions
 from engine.selftest.fidelity import Fidelity
-from engine.store import tensor_file
+from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache
+from tests.engine.folder_files import change, write
+from tests.engine.fused.loaded import fp8_options
+from tests.engine.fused.model.models import CPU, SPEC
+from tests.engine.tiny_models import save
 
-CPU = torch.device("cpu")
 SAME = Fidelity(min_cosine=1.0, p1_cosine=1.0, median_cosine=1.0, overlap=1.0, num_texts=5)
-SPEC = Spec(
-    architecture="a",
-    family="bert",
-    hidden_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    intermediate_size=32,
-    vocab_size=9,
-    activation="gelu",
-    is_gated=False,
-    norm="layer",
-    norm_eps=1e-12,
-    is_causal=False,
-    scaling=0.1 + 0.2,
-    layers=(LayerSpec(window=3, rope=0), LayerSpec()),
-)
 QUANTIZED = ("layers.0.gate_up", "layers.1.gate_up")
 
 
@@ -74,7 +67,8 @@ def model() -> QuantizedModel:
     down = linear(16, 32)
     linears: dict[str, Linear] = {"layers.0.down": down, "layers.1.down": PlainLinear(down.weight, down.bias)}
     linears |= {name: Fp8Linear.of(linear(32, 16, has_bias=name == QUANTIZED[0])) for name in QUANTIZED}
-    return QuantizedModel(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
+    spec = dataclasses.replace(SPEC, scaling=0.1 + 0.2, layers=(LayerSpec(window=3, rope=0), LayerSpec()))
+    return QuantizedModel(spec, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
 
 
 def store_in(folder: Path) -> QuantizedCache:
@@ -125,7 +119,7 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 
 def test_what_layers_share_is_kept_once_and_shared_again(stored: Stored) -> None:
-    names = tensor_file.places(stored.entry / "weights.safetensors").keys()
+    names = tensor_file.byte_ranges(stored.entry / "weights.safetensors").keys()
     assert len([name for name in names if name.endswith("down.weight")]) == 1
     assert len([name for name in names if "mlp_norm" in name]) == 1
     found = stored.store.find()
@@ -225,3 +219,90 @@ def test_what_another_process_has_kept_is_not_written_again(stored: Stored, monk
 
     monkeypatch.setattr(tensor_file, "write", refuse)
     stored.store.put(stored.kept)
+
+
+def on_gpu(chosen: FusedConfig, capability: tuple[int, int] = (9, 0)) -> FusedConfig:
+    return dataclasses.replace(chosen, capability=capability)
+
+
+def test_each_kind_of_gpu_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = offer.choose(fp8_options(save("bert", tmp_path)))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    keys = [cache._key(one, "fp8") for one in (chosen, on_gpu(chosen), on_gpu(chosen, (8, 9)))]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    keys.append(cache._key(on_gpu(chosen), "fp8"))
+    assert len(set(keys)) == 4
+    assert cache._key(on_gpu(chosen), "fp8") == keys[-1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda folder: os.utime(folder / "model.safetensors", (1, 1)),
+        lambda folder: change(folder / "config.json", layer_norm_eps=1e-3),
+        lambda folder: write(folder / "tokenizer.json", {}),
+        {"pooling": "cls"},
+        {"max_seqlen": 40},
+        {"dtype": "bfloat16"},
+    ],
+    ids=["weights", "config", "tokenizer", "pooling", "length", "dtype"],
+)
+def test_what_changes_rows_makes_another_model(edit: Any, tmp_path: Path) -> None:
+    folder = save("bert", tmp_path)
+    before = cache._key(offer.choose(fp8_options(folder)), "fp8")
+    assert before not in (None, cache._key(offer.choose(fp8_options(folder)), "auto"))
+    if not isinstance(edit, dict):
+        edit(folder)
+    asked = edit if isinstance(edit, dict) else {}
+    assert cache._key(offer.choose(fp8_options(folder, **asked)), "fp8") != before
+
+
+@pytest.mark.parametrize("changes", [{"do_lower_case": True}, {"config": {"is_causal": False}}])
+def test_a_folder_understood_in_another_way_is_another_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    chosen = offer.choose(fp8_options(save("bert", tmp_path)))
+    folder = dataclasses.replace(chosen.folder, **changes)
+    assert cache._key(dataclasses.replace(chosen, folder=folder), "fp8") != cache._key(chosen, "fp8")
+
+
+def test_an_entry_of_another_format_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = offer.choose(fp8_options(save("bert", tmp_path)))
+    before = cache._key(chosen, "fp8")
+    monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
+    assert cache._key(chosen, "fp8") != before
+
+
+def test_a_file_that_can_not_be_read_is_the_readers_affair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    given = fp8_options(save("bert", tmp_path / "model"), tmp_path / "cache")
+    monkeypatch.setattr(fingerprint, "key", unreadable)
+    assert cache_for(offer.choose(given), given) is None
+
+
+class Reached(Exception):
+    """The call that was waited for."""
+
+
+@pytest.mark.parametrize(("is_gpu", "has_folder"), [(True, True), (True, False), (False, True)])
+def test_kernels_are_kept_where_there_are_any(
+    is_gpu: bool, has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Path] = []
+    choose: Callable[[LoadOptions], FusedConfig] = offer.choose
+
+    def stop(*_: object, **__: object) -> NoReturn:
+        raise Reached
+
+    monkeypatch.setattr(offer, "choose", lambda given: on_gpu(choose(given)) if is_gpu else choose(given))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(loading, "cache_for", stop)
+    monkeypatch.setattr(
+        loading,
+        "keep_kernels",
+        lambda folder, environment: used.append(folder) if environment is os.environ else None,
+    )
+    given = fp8_options(save("bert", tmp_path / "model"), tmp_path / "cache" if has_folder else None)
+    with pytest.raises(Reached):
+        loading.load(Phases(), name="m", reason="", options=given)
+    assert used == ([tmp_path / "cache"] if is_gpu and has_folder else [])

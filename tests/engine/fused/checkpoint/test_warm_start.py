@@ -11,16 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.fused import start as fused
 from engine.fused import weights
-from engine.fused.engine import FusedEngine
-from engine.fused.offer import choose
-from engine.fused.quantization import cache, gate
-from engine.messages import LoadOptions
+from engine.fused.quantization import gate
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
-from engine.types import ModelError
-from tests.engine.engines import load_options
+from tests.engine.fused.loaded import fp8_options, load_fp8
 from tests.engine.tiny_models import save_tame
 from tests.tiers import full
 
@@ -43,15 +38,6 @@ print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
 """
 
 
-def options(folder: Path, cache_dir: Path | None, **others: Any) -> LoadOptions:
-    fixed = {"quantization": "fp8", "cache_dir": None if cache_dir is None else str(cache_dir), "max_num_tokens": None}
-    return load_options(folder, **{**fixed, **others})
-
-
-def load(folder: Path, cache_dir: Path | None, **others: Any) -> FusedEngine:
-    return fused.load(name="m", reason="", options=options(folder, cache_dir, **others))
-
-
 def entries(cache_dir: Path) -> list[Path]:
     return sorted((cache_dir / "fused").glob("[!.]*"))
 
@@ -59,7 +45,7 @@ def entries(cache_dir: Path) -> list[Path]:
 def start(folder: Path, cache_dir: Path, how: str) -> tuple[bool, list[str]]:
     """In a new process: whether transformers was imported, and what is noted of the model."""
     answer = subprocess.run(
-        [sys.executable, "-c", START, json.dumps(dataclasses.asdict(options(folder, cache_dir))), how],
+        [sys.executable, "-c", START, json.dumps(dataclasses.asdict(fp8_options(folder, cache_dir))), how],
         capture_output=True,
         text=True,
         check=False,
@@ -94,7 +80,7 @@ def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["modernbert", *full("bert", "albert", "qwen3 with a window", "gemma2", "mpnet")])
 def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
     folder, cache_dir = save_tame(family, tmp_path / "model"), tmp_path / "cache"
-    cold, warm = load(folder, cache_dir), load(folder, cache_dir)
+    cold, warm = load_fp8(folder, cache_dir), load_fp8(folder, cache_dir)
     assert any("taken from" in note for note in warm.info.notes)
     assert (warm.info.dtype, warm.info.dimensions) == (cold.info.dtype, cold.info.dimensions) == ("fp8", 32)
     sequences = sample_ids.arbitrary(model_folder.read(folder), (5, 17, 1, 30))
@@ -105,7 +91,7 @@ def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("others", [{"quantization": "auto"}, *full({"quantization": "none"}, {"is_gated": False})])
 def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], tmp_path: Path) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir, **others)
+    load_fp8(folder, cache_dir, **others)
     assert not entries(cache_dir)
 
 
@@ -113,17 +99,17 @@ def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], 
 @pytest.mark.usefixtures("lenient")
 def test_a_model_that_is_not_gated_takes_none_that_was(tmp_path: Path) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir)
-    assert not any("taken from" in note for note in load(folder, cache_dir, is_gated=False).info.notes)
+    load_fp8(folder, cache_dir)
+    assert not any("taken from" in note for note in load_fp8(folder, cache_dir, is_gated=False).info.notes)
 
 
 def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MIN_P1", 1.1)
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    cold = load(folder, cache_dir).info
+    cold = load_fp8(folder, cache_dir).info
     assert cold.dtype == "float32"
     monkeypatch.setattr(gate, "check", None)
-    warm = load(folder, cache_dir).info
+    warm = load_fp8(folder, cache_dir).info
     assert warm.dtype == "float32"
     (note,) = [note for note in warm.notes if "was rejected" in note]
     assert note.endswith(", at an earlier start")
@@ -131,53 +117,20 @@ def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("lenient")
-@pytest.mark.parametrize(
-    "what", ["weights", *full("config", "tokenizer", "pooling", "length", "dtype", "quantization")]
-)
-def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
+def test_other_weights_make_a_start_cold_again(tmp_path: Path) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir)
-    others: dict[str, dict[str, Any]] = {
-        "pooling": {"pooling": "cls"},
-        "length": {"max_seqlen": 40},
-        "dtype": {"dtype": "bfloat16"},
-        "quantization": {"quantization": "auto"},
-    }
-    if what == "weights":
-        os.utime(folder / "model.safetensors", (1, 1))
-    elif what == "config":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
-    elif what == "tokenizer":
-        (folder / "tokenizer.json").write_text("{}")
-    if what == "tokenizer":
-        with pytest.raises(ModelError, match=r"tokenizer\.json can't be used"):
-            load(folder, cache_dir)
-    else:
-        assert not any("taken from" in note for note in load(folder, cache_dir, **others.get(what, {})).info.notes)
-
-
-def test_config_json_understood_in_another_way_is_another_model(tmp_path: Path) -> None:
-    chosen = choose(options(save_tame("bert", tmp_path / "model"), None))
-    folder = dataclasses.replace(chosen.folder, config={**chosen.folder.config, "is_causal": False})
-    assert cache._key(chosen, "fp8") == cache._key(chosen, "fp8")
-    assert cache._key(chosen, "fp8") != cache._key(dataclasses.replace(chosen, folder=folder), "fp8")
-
-
-def test_an_entry_of_another_format_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = choose(options(save_tame("bert", tmp_path / "model"), None))
-    before = cache._key(chosen, "fp8")
-    monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
-    assert cache._key(chosen, "fp8") != before
+    load_fp8(folder, cache_dir)
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert not any("taken from" in note for note in load_fp8(folder, cache_dir).info.notes)
 
 
 @pytest.mark.usefixtures("lenient")
 def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
-    load(folder, cache_dir)
+    load_fp8(folder, cache_dir)
 
     def refuse(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(weights, "open_model", refuse)
-    load(folder, cache_dir)
+    load_fp8(folder, cache_dir)

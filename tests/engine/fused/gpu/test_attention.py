@@ -42,24 +42,13 @@ def deviation(case: Case, rows: torch.Tensor, **rule: object) -> float:
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("rule", [{}, {"is_causal": True}, {"window": 100}, {"is_causal": True, "softcap": 50.0}])
 def test_tiles(dtype: torch.dtype, heads: tuple[int, int, int], block: int, rule: dict[str, object]) -> None:
-    num_heads, num_kv_heads, head_dim = heads
-    case = Case(
-        lengths=LENGTHS,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block=block,
-        dtype=dtype,
-        device="cuda",
-    )
+    case = Case(LENGTHS, *heads, block, dtype, "cuda")
     rows = attend(*case.views(), case.tiles(), rule_of(case, **rule))  # type: ignore[arg-type]
     assert deviation(case, rows, **rule) < TOLERANCE[dtype]
 
 
 def test_tiles_with_relative_biases() -> None:
-    case = Case(
-        lengths=LENGTHS, num_heads=12, num_kv_heads=12, head_dim=64, block=128, dtype=torch.float16, device="cuda"
-    )
+    case = Case(LENGTHS, 12, 12, 64, 128, torch.float16, "cuda")
     assert deviation(case, attend(*case.views(), case.tiles(), rule_of(case, reach=127)), reach=127) < 2e-3
 
 
@@ -68,15 +57,7 @@ def test_tiles_with_relative_biases() -> None:
 def test_sizes_of_a_sweep(head_dim: int, block: int, sizes: Sizes, is_causal: bool) -> None:
     if torch.cuda.get_device_capability()[0] not in (9, 10):
         pytest.skip("they are for Hopper and data-centre Blackwell")
-    case = Case(
-        lengths=LENGTHS,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=head_dim,
-        block=block,
-        dtype=torch.bfloat16,
-        device="cuda",
-    )
+    case = Case(LENGTHS, 16, 8, head_dim, block, torch.bfloat16, "cuda")
     rows = attend(*case.views(), case.tiles(), rule_of(case, is_causal=is_causal), sizes=sizes)
     assert deviation(case, rows, is_causal=is_causal) < TOLERANCE[torch.bfloat16]
 

@@ -9,14 +9,12 @@ from torch import Tensor
 from engine.fused.kernels import TritonOps
 from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, NormOutputs, Ops, QuantizedRows, Tiles
 from engine.fused.model.reference import ReferenceOps
-from tests.engine.fused.kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike
+from tests.engine.fused.kernels.samples import RELATIVE, Result, Samples, assert_alike
 
 pytestmark = pytest.mark.gpu
 
 NUM_ROWS = 4099
 DTYPES = (torch.bfloat16, torch.float16)
-
-Result = Tensor | QuantizedRows | NormedRows | None
 
 
 def has_float8() -> bool:
@@ -47,22 +45,6 @@ def tensors_of(result: Result) -> list[Tensor]:
         case NormedRows(_, rows, quantized):
             return [*tensors_of(rows), *tensors_of(quantized)]
     return []
-
-
-def assert_alike(actual: Result, expected: Result) -> None:
-    match actual, expected:
-        case Tensor(), Tensor():
-            assert_near(actual, expected)
-        case QuantizedRows(), QuantizedRows():
-            assert_quantized_alike(actual, expected)
-        case NormedRows(total, rows, quantized), NormedRows(expected_total, expected_rows, expected_quantized):
-            assert_alike(total, expected_total)
-            assert_alike(rows, expected_rows)
-            assert_alike(quantized, expected_quantized)
-        case None, None:
-            pass
-        case _:
-            raise AssertionError((type(actual), type(expected)))
 
 
 def check(call: Callable[[Ops], Result]) -> None:

@@ -12,8 +12,8 @@ from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.readers import CudaTransfer, Staging
 from engine.store.cache import Cache
 from tests.engine.fused.checkpoint.test_fuse import flattened
-from tests.engine.fused.checkpoint.test_store import SPEC, model, outcome, same
-from tests.engine.fused.model.models import source_of
+from tests.engine.fused.checkpoint.test_store import model, outcome, same
+from tests.engine.fused.model.models import SPEC, source_of
 from tests.engine.tiny_models import save
 
 pytestmark = pytest.mark.gpu

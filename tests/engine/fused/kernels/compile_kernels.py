@@ -11,12 +11,14 @@ the tensors may lie on the CPU.
 import dataclasses
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import triton.backends.nvidia
@@ -97,6 +99,16 @@ def resource_usage(binary: bytes) -> tuple[int, int]:
     assert found is not None, usage
     registers, stack, local = map(int, found.groups())
     return registers, stack + local
+
+
+def compiled_apart(folder: Path, module: str, *arguments: str) -> list[dict[str, Any]]:
+    """What this module prints of what it compiles in a process of its own, where Triton does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=environment | {"TRITON_CACHE_DIR": str(folder)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
 
 
 def compiled(case: Case, arch: int) -> list[Compiled]:

@@ -22,7 +22,7 @@ def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 # as the families ask: norms behind a sum need no total, those before one no plain rows beside quantized ones
 PLAIN = {"layer": NormOutputs.ROWS, "rms": NormOutputs.RESIDUAL | NormOutputs.ROWS}
-QUANTIZED = {"layer": NormOutputs.ROWS | NormOutputs.QUANTIZED, "rms": NormOutputs.RESIDUAL | NormOutputs.QUANTIZED}
+WITH_FP8 = {"layer": NormOutputs.ROWS | NormOutputs.QUANTIZED, "rms": NormOutputs.RESIDUAL | NormOutputs.QUANTIZED}
 
 
 def ints(number: int) -> Tensor:
@@ -77,50 +77,28 @@ def launch_batches(width: int) -> None:
         pool(one, batch[: num_rows + 1])
 
 
+NORMS = [(384, "layer"), (768, "layer"), (1024, "layer"), (1024, "rms"), (12288, "rms")]
+QUANTIZED_NORMS = [(1024, "layer"), (1024, "rms"), (2560, "rms"), (4096, "rms"), (12288, "rms")]
+ACTIVATED = [(1536, "gelu", False), (3072, "relu", False), (3072, "silu", True), (1152, "gelu_tanh", True)]
+QUANTIZED = [
+    *((4096, "gelu", False), (16384, "gelu_tanh", True)),
+    *((width, "silu", True) for width in (3072, 9728, 12288, 14336, 18944)),
+]
 CASES = [
     *(
-        Case(f"add_norm {width} {kind}", partial(launch_add_norm, width, kind, outputs=PLAIN[kind]))
-        for width, kind in ((384, "layer"), (768, "layer"), (1024, "layer"), (1024, "rms"), (12288, "rms"))
+        Case(f"add_norm {width} {kind}{name}", partial(launch_add_norm, width, kind, outputs=outputs[kind]), arch)
+        for name, outputs, arch, norms in (("", PLAIN, 80, NORMS), (" fp8", WITH_FP8, FP8, QUANTIZED_NORMS))
+        for width, kind in norms
     ),
+    Case("add_norm 768 sandwich", partial(launch_add_norm, 768, "rms", outputs=PLAIN["rms"], is_sandwich=True)),
     *(
         Case(
-            f"add_norm {width} {kind} fp8",
-            partial(launch_add_norm, width, kind, outputs=QUANTIZED[kind]),
-            FP8,
+            f"activate {width} {activation}{name}",
+            partial(launch_activate, width, activation, is_gated=is_gated, is_quantized=bool(name)),
+            arch,
         )
-        for width, kind in ((1024, "layer"), (1024, "rms"), (2560, "rms"), (4096, "rms"), (12288, "rms"))
-    ),
-    Case(
-        "add_norm 768 sandwich",
-        partial(launch_add_norm, 768, "rms", outputs=PLAIN["rms"], is_sandwich=True),
-    ),
-    *(
-        Case(
-            f"activate {width} {activation}",
-            partial(launch_activate, width, activation, is_gated=is_gated, is_quantized=False),
-        )
-        for width, activation, is_gated in (
-            (1536, "gelu", False),
-            (3072, "relu", False),
-            (3072, "silu", True),
-            (1152, "gelu_tanh", True),
-        )
-    ),
-    *(
-        Case(
-            f"activate {width} {activation} fp8",
-            partial(launch_activate, width, activation, is_gated=is_gated, is_quantized=True),
-            FP8,
-        )
-        for width, activation, is_gated in (
-            (4096, "gelu", False),
-            (3072, "silu", True),
-            (9728, "silu", True),
-            (12288, "silu", True),
-            (14336, "silu", True),
-            (16384, "gelu_tanh", True),
-            (18944, "silu", True),
-        )
+        for name, arch, activated in (("", 80, ACTIVATED), (" fp8", FP8, QUANTIZED))
+        for width, activation, is_gated in activated
     ),
     *(Case(f"quantize {width}", partial(launch_quantize, width), FP8) for width in (1024, 4096)),
     Case("rotate 16 + 8 x 128 normed", partial(launch_rotate, 16, 8, 128, rotated=128, has_norms=True)),

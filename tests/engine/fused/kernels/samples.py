@@ -1,16 +1,22 @@
 """What the tests of kernels compare, and how. The same tests run interpreted where there is no GPU."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import Norm, QuantizedRows
+from engine.fused.kernels import TritonOps
+from engine.fused.model.ops import Norm, NormedRows, QuantizedRows
+from engine.fused.model.reference import ReferenceOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # What a few roundings of float32 in another order leave, and one rounding to the dtype that falls the other way.
 RELATIVE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-ABSOLUTE = {torch.float32: 2e-6, torch.bfloat16: 2e-6, torch.float16: 2e-6}
+ABSOLUTE = 2e-6
+
+Result = Tensor | QuantizedRows | NormedRows | None
 
 
 class Samples:
@@ -34,10 +40,34 @@ class Samples:
         return torch.randint(0, end, (length,), generator=self._generator, dtype=torch.int32).to(DEVICE)
 
 
+def assert_as_reference(op: str, *arguments: Any, **named: Any) -> None:
+    """The kernel of this op gives what its meaning in torch gives. A sum is exact, as it is rounded once."""
+    actual, expected = (getattr(ops, op)(*arguments, **named) for ops in (TritonOps(), ReferenceOps()))
+    assert_alike(actual, expected)
+    if isinstance(expected, NormedRows) and expected.residual is not None:
+        assert torch.equal(actual.residual, expected.residual)
+
+
+def assert_alike(actual: Result, expected: Result) -> None:
+    match actual, expected:
+        case Tensor(), Tensor():
+            assert_near(actual, expected)
+        case QuantizedRows(), QuantizedRows():
+            assert_quantized_alike(actual, expected)
+        case NormedRows(total, rows, quantized), NormedRows(expected_total, expected_rows, expected_quantized):
+            assert_alike(total, expected_total)
+            assert_alike(rows, expected_rows)
+            assert_alike(quantized, expected_quantized)
+        case None, None:
+            pass
+        case _:
+            raise AssertionError((type(actual), type(expected)))
+
+
 def assert_near(actual: Tensor, expected: Tensor) -> None:
     """Equal dtype, and equal but for roundings; NaN where NaN is expected."""
     dtype = expected.dtype
-    torch.testing.assert_close(actual, expected, rtol=RELATIVE[dtype], atol=ABSOLUTE[dtype], equal_nan=True)
+    torch.testing.assert_close(actual, expected, rtol=RELATIVE[dtype], atol=ABSOLUTE, equal_nan=True)
 
 
 def assert_quantized_alike(actual: QuantizedRows, expected: QuantizedRows, *, share_off: float = 0.01) -> None:

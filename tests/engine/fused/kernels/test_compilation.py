@@ -1,41 +1,27 @@
 """Every kernel compiles for GPUs that are not here, with room for its numbers in registers."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from engine.machine.devices import GENERATIONS
-from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY, WHOLLY_COMPILED
+from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY, WHOLLY_COMPILED, compiled_apart
 from tests.engine.fused.kernels.op_cases import ONE_OF_EACH
-from tests.tiers import full_but
+from tests.structure.sources import ROOT
 
-ROOT = Path(__file__).parents[4]
 MODELS = ROOT / "docs/models.md"
 
 MAX_SPILLED = 8  # bytes a thread: ptxas spends as much by itself to fit more warps
 
 
+@pytest.mark.full
 @pytest.mark.holds("Kernels match their plain reference")
-@pytest.mark.parametrize("arch", full_but([120], SHARED_MEMORY))
+@pytest.mark.parametrize("arch", list(SHARED_MEMORY))
 def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    module = "tests.engine.fused.kernels"
     names = () if arch in WHOLLY_COMPILED else ONE_OF_EACH
-    answer = subprocess.run(
-        [sys.executable, "-m", f"{module}.compile_kernels", f"{module}.op_cases", str(arch), *names],
-        cwd=ROOT,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
+    folder = "tests.engine.fused.kernels"
+    found = compiled_apart(tmp_path, f"{folder}.compile_kernels", f"{folder}.op_cases", str(arch), *names)
     for_all = {"_add_norm", "_activate", "_rotate", "_embed", "_sum_chunks", "_mean_of_sums"}
     with_float8 = {"_activate_whole", "_activate_in_chunks"} if arch >= 89 else set()
     assert {one["kernel"] for one in found} == for_all | with_float8

@@ -3,7 +3,6 @@
 What stands in padding is poisoned, so that a row that took something of it would be NaN.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +11,65 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from engine.fused.adapters import ADAPTERS
 from engine.fused.checkpoint import Checkpoint, SafetensorsCheckpoint
-from engine.fused.model.forwards import Blocks, Forward, Weights, forward_of
-from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
+from engine.fused.model.forwards import Blocks, FusedForward, Weights, forward_of
+from engine.fused.model.ops import Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.model.spec import Spec
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.packing import pooled_tile_table, tile_table
 from engine.fused.weights import FusedWeights
 from engine.model.model_folder import read
 from engine.rows_numpy import position_ids
 from engine.types import Batch
-from tests.engine import tiny_models
-from tests.engine.tiny_models import batch
+from tests.engine.tiny_models import Reference, arbitrary, batch, config_of
 
 CPU = torch.device("cpu")
 NUM_POSITIONS = 64  # what the tiny models have
 BLOCK = 16  # queries a tile: few, so that longer sequences have several
 COMPOSITIONS = [(7,), (5, 17, 1, 30, 9), (1, 1, 1), (40, 2)]  # lengths of the sequences of a batch
+
+
+SPEC = Spec(
+    architecture="qwen3",
+    family="llama",
+    hidden_size=1024,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    vocab_size=100,
+    activation="silu",
+    is_gated=True,
+    norm="rms",
+    norm_eps=1e-6,
+    is_causal=True,
+    scaling=1.0,
+    layers=(LayerSpec(), LayerSpec()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A checkpoint in memory."""
+
+    tensors: dict[str, Tensor]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.tensors)
+
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def on_meta(self, name: str) -> Tensor:
+        return self.tensors[name].to("meta")
+
+    def in_words(self, name: str) -> str:
+        return repr(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +78,7 @@ class Fused:
 
     spec: Spec
     weights: Weights
-    forward: Forward
+    forward: FusedForward
     padding_idx: int | None
 
     def token_rows(
@@ -60,15 +98,16 @@ class Fused:
         return np.asarray(rows[: len(sequences)].numpy(), np.float32)
 
 
-def save(family: str, folder: Path) -> Path:
+def save(family: str | PretrainedConfig, folder: Path) -> Path:
     """A tiny model, its biases and norms' weights arbitrary too, which transformers would make all alike."""
-    file = tiny_models.save(family, folder) / "model.safetensors"
-    numbers = torch.Generator().manual_seed(1)
-    tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if tensor.dim() == 1:
-            tensors[name] = tensor + 0.2 * torch.randn(tensor.shape, generator=numbers)
-    save_file(tensors, file, metadata={"format": "pt"})
+    torch.manual_seed(0)
+    config = config_of(family) if isinstance(family, str) else family
+    model: PreTrainedModel = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -79,6 +118,24 @@ def load_fused(folder: Path, checkpoint: Checkpoint | None = None) -> Fused:
     weights.tensors["words"][0] = torch.nan
     forward = forward_of(Blocks(source.spec, weights, ReferenceOps()))
     return Fused(source.spec, weights, forward, read(folder).padding_idx)
+
+
+def check(fused: Fused, folder: Path, compositions: Sequence[tuple[int, ...]] = COMPOSITIONS) -> None:
+    """Its rows are transformers', which computes each sequence alone, by the implementation that knows softcap."""
+    reference = Reference(folder, attn_implementation="eager")
+    for seqlens in compositions:
+        sequences = arbitrary(seqlens)
+        rows = [reference.token_rows(sequence) for sequence in sequences]
+        assert_close(fused.token_rows(sequences), np.concatenate(rows))
+        for pooling, place in (("cls", 0), ("last", -1)):
+            assert_close(fused.pooled(sequences, pooling), np.stack([own[place] for own in rows]))
+
+
+def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    """Row by row, in parts of the largest number of the row."""
+    assert actual.shape == expected.shape
+    difference = np.abs(actual - expected).max(axis=1) / np.abs(expected).max(axis=1)
+    assert difference.max() <= 1e-5  # NaN is not
 
 
 def source_of(
@@ -105,29 +162,19 @@ def inputs_of(
     num_padding_sequences: int = 2,
 ) -> Inputs:
     """A packed batch as the device sees it; `pooling` is "cls" or "last"."""
-    cu_seqlens = packed.cu_seqlens.tolist()
-    bounds = list(itertools.pairwise(cu_seqlens))
-    pooled = [start if pooling == "cls" else end - 1 for start, end in bounds]
-    tiles = [
-        (first, min(BLOCK, end - first), first - start, start, end - start)
-        for start, end in bounds
-        for first in range(start, end, BLOCK)
-    ]
-    pooled_tiles = [
-        (number, 1, token - start, start, end - start)
-        for number, (token, (start, end)) in enumerate(zip(pooled, bounds, strict=True))
-    ]
-    types = packed.token_type_ids
+    starts, types = packed.cu_seqlens, packed.token_type_ids
+    pooled = starts[:-1] if pooling == "cls" else starts[1:] - 1
+    tiles, pooled_tiles = tile_table(starts, block=BLOCK), pooled_tile_table(starts, pooled)
     return Inputs(
         token_ids=_int32(packed.token_ids, num_padding_tokens),
         positions=_int32(position_ids(packed, padding_idx), num_padding_tokens),
         token_type_ids=None if types is None else _int32(types, num_padding_tokens),
-        cu_seqlens=_int32(np.append(packed.cu_seqlens, [packed.num_tokens] * num_padding_sequences)),
-        pooled=_int32(np.array(pooled), num_padding_sequences),
-        tiles=Tiles(_int32(np.array([*tiles, (0,) * TILE_FIELDS])), BLOCK),
-        pooled_tiles=Tiles(_int32(np.array(pooled_tiles + [(0,) * TILE_FIELDS] * num_padding_sequences)), BLOCK),
+        cu_seqlens=_int32(np.append(starts, [packed.num_tokens] * num_padding_sequences)),
+        pooled=_int32(pooled, num_padding_sequences),
+        tiles=Tiles(_int32(np.pad(tiles, ((0, 1), (0, 0)))), BLOCK),
+        pooled_tiles=Tiles(_int32(np.pad(pooled_tiles, ((0, num_padding_sequences), (0, 0)))), BLOCK),
     )
 
 
-def _int32(values: NDArray[Any], num_zeros: int = 0) -> torch.Tensor:
+def _int32(values: NDArray[Any], num_zeros: int = 0) -> Tensor:
     return torch.from_numpy(np.append(values, np.zeros(num_zeros)) if num_zeros else values).to(torch.int32)

@@ -1,18 +1,24 @@
-"""The gate's decisions, on models made of nothing but an error for each linear layer."""
+"""The gate's decisions, on models made of nothing but an error for each linear layer, and the texts that it takes."""
 
-import json
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from engine.fused.quantization import gate
+from engine.fused.quantization import gate, gate_texts
 from engine.fused.quantization.gate import Outcome, Rows
+from engine.model import model_folder
+from engine.selftest import sample_ids
 from engine.selftest.fidelity import fidelity
 from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
-from wire.dataclass_json import from_json, to_json
-from wire.frames import ProtocolError
+from tokenizer_pool import tokenizer as pool
+from tokenizer_pool.messages import TokenizerSpec
 
 NUM_LAYERS, NUM_TEXTS, DIMENSIONS = 24, 150, 64
 NAMES = [f"layers.{layer}.{kind}" for layer in range(NUM_LAYERS) for kind in ("qkv", "o", "gate_up", "down")]
@@ -130,15 +136,6 @@ def test_a_plain_model_that_is_not_finite_is_an_error() -> None:
         model.check()
 
 
-def test_outcomes_survive_a_file() -> None:
-    outcome = Model({"layers.7.gate_up": 0.5}).check()
-    assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome
-    with pytest.raises(ProtocolError):
-        from_json(Outcome, {**to_json(outcome), "more": 1})
-    with pytest.raises(ProtocolError):
-        from_json(Outcome, {key: value for key, value in to_json(outcome).items() if key != "reverted"})
-
-
 @pytest.mark.holds("Only layers that passed the quality gate run in FP8")
 def test_what_all_texts_have_in_common_hides_no_error() -> None:
     """Every cosine with the plain row is above the limits. But arbitrary rows have one of 0.75, and what tells them
@@ -166,3 +163,62 @@ def test_texts_whose_neighbours_change_do_not_pass() -> None:
     assert outcome.fidelity_of_all.p1_cosine > gate.MIN_P1
     assert outcome.fidelity_of_all.overlap < gate.MIN_OVERLAP
     assert "layers.7.down" in outcome.reverted
+
+
+def test_there_are_many_of_every_length() -> None:
+    texts = gate_texts.texts()
+    assert len(set(texts)) == len(texts) >= 128
+    num_words = sorted(len(text.split()) for text in texts)
+    assert num_words[0] == 1
+    assert 350 <= num_words[-1] <= 500
+    assert sum(not text.isascii() for text in texts) >= len(texts) / 3
+    assert all(text == text.strip() or set(text) <= set("la. ") for text in texts)
+
+
+def test_ids_are_those_of_the_tokenizer_pool(minilm_folder: Path) -> None:
+    folder = model_folder.read(minilm_folder)
+    tokenizer = pool.Tokenizer(TokenizerSpec(folder=str(minilm_folder), max_seqlen=folder.max_seqlen))
+    tokens = tokenizer.encode(list(gate_texts.texts()))
+    sequences = gate_texts.sequences(folder)
+    np.testing.assert_array_equal(np.concatenate(sequences), tokens.token_ids)
+
+
+def test_text_is_lower_cased_where_the_folder_asks_for_it(minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), do_lower_case=True)
+    upper, lower = sample_ids.of_texts(folder, ["HELLO THERE", "hello there"], max_seqlen=8)
+    np.testing.assert_array_equal(upper, lower)
+    [cut] = sample_ids.of_texts(folder, ["one two three four five six seven eight nine"], max_seqlen=8)
+    assert len(cut) == 8
+
+
+@pytest.mark.parametrize(("max_seqlen", "num_long"), [(256, 0), (512, 0), (1024, 1), (8192, 4)])
+def test_long_texts_are_as_long_as_the_model_takes(max_seqlen: int, num_long: int, minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), max_seqlen=max_seqlen)
+    lengths = [len(sequence) for sequence in gate_texts.long_sequences(folder, is_cpu=False)]
+    assert len(lengths) == num_long
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[:1] == [max_seqlen][:num_long]
+    assert all(length > 512 for length in lengths)
+
+
+def test_a_cpu_leaves_out_what_would_take_it_too_long(minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), max_seqlen=8192)
+    assert all(len(sequence) < 2048 for sequence in gate_texts.long_sequences(folder, is_cpu=True))
+
+
+def test_a_tokenizer_that_knows_no_word_gets_arbitrary_ids(minilm_folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 4, "w5": 5}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    folder = dataclasses.replace(model_folder.read(minilm_folder), path=tmp_path, max_seqlen=8192)
+    for found in (gate_texts.sequences(folder), gate_texts.long_sequences(folder, is_cpu=False)):
+        ids, counts = np.unique(np.concatenate(found), return_counts=True)
+        assert len(ids) > 500
+        assert counts.max() < counts.sum() / 10
+
+
+def test_without_a_tokenizer_ids_are_arbitrary(minilm_folder: Path, tmp_path: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), path=tmp_path)
+    sequences = sample_ids.of_texts(folder, ["one", "one two three"], max_seqlen=4)
+    assert [len(sequence) for sequence in sequences] == [3, 4]
+    assert all(sequence.max() < folder.vocab_size for sequence in sequences)

@@ -1,6 +1,5 @@
 """Which FP8 products a GPU can compute is tried at load; here a stand-in for cuBLAS refuses some sizes."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused import loading, offer
-from engine.fused import start as fused
+from engine.fused import loading
 from engine.fused.model import linear
 from engine.fused.model.linear import ProductSize
-from engine.fused.model.reference import ReferenceOps
 from engine.fused.packing import row_counts
 from engine.fused.quantization import gate, quantizing
 from engine.types import DeviceTrouble, ModelError, ModelInfo
-from tests.engine.engines import load_options
-from tests.engine.fused.quantization.test_precision import SPEC
-from tests.engine.fused.runner.pretended_cuda import PretendedCuda
+from tests.engine.fused.loaded import load, load_fp8
+from tests.engine.fused.model.models import CPU, SPEC
 from tests.engine.tiny_models import save_tame
 
-CPU = torch.device("cpu")
 ROWS = (16, 256, 384)
 PRODUCTS = {"gate_up": (64, 32), "down": (32, 48)}
 
@@ -107,8 +102,7 @@ def test_what_falls_back_is_in_info(
 ) -> None:
     """On a CPU nothing is probed, so the gate's own batches find it."""
     stand_in(monkeypatch, lambda _: True)
-    options = load_options(save_tame("bert", tmp_path / "model"), quantization="fp8", max_num_tokens=256)
-    engine = fused.load(name="m", reason="", options=options)
+    engine = load_fp8(save_tame("bert", tmp_path / "model"), max_num_tokens=256)
     engine.close()
     (note,) = (note for note in engine.info.notes if "scaled afterwards" in note)
     named = re.findall(r"(\w+) with ([\d, ]+) rows", note)
@@ -118,23 +112,16 @@ def test_what_falls_back_is_in_info(
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pretended one, and a gate that lets any model pass."""
-    choose = offer.choose
-    PretendedCuda(monkeypatch)
-    monkeypatch.setattr(offer, "choose", lambda given: dataclasses.replace(choose(given), capability=(9, 0)))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
-    monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
-    monkeypatch.setattr(loading, "keep_kernels", lambda *_: None)
-    monkeypatch.setattr(loading, "_MAX_QUERY", 16)
+def gpu(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a gate that lets any model pass."""
     monkeypatch.setattr(quantizing, "MIN_LINEAR_PARAMETERS", 0)
+    monkeypatch.setattr(loading, "_MAX_QUERY", 16)
     for limit in ("MIN_MEDIAN", "MIN_P1", "MIN_OVERLAP"):
         monkeypatch.setattr(gate, limit, -1)
 
 
 def start(folder: Path, cache_dir: Path, quantization: str) -> ModelInfo:
-    options = load_options(folder, quantization=quantization, max_num_tokens=256, cache_dir=str(cache_dir))
-    engine = fused.load(name="m", reason="", options=options)
+    engine = load(folder, cache_dir, quantization=quantization, max_num_tokens=256)
     engine.close()
     return engine.info
 

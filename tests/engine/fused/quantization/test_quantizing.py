@@ -1,4 +1,4 @@
-"""The gate's rows on a CPU: shared out among one-thread engines, they are those of one engine, in the same order."""
+"""What is quantized, on which GPU and in what order it goes back; the gate's rows are those of one engine."""
 
 import dataclasses
 from pathlib import Path
@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 from engine.fused import offer, weights
 from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
+from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import quantizing
-from engine.fused.quantization.quantizing import GateRows
+from engine.fused.quantization.gate import by_layer, steps_back
+from engine.fused.quantization.quantizing import MIN_LINEAR_PARAMETERS, GateRows, QuantizableLinears, decide, eligible
 from engine.rows_torch import RowModules
 from engine.selftest import sample_ids, selfcheck
+from engine.selftest.fidelity import fidelity
 from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError
 from tests.engine.engines import load_options
-from tests.engine.tiny_models import VOCAB_SIZE, save
+from tests.engine.fused.model.models import SPEC, load_fused, save, source_of
+from tests.engine.tiny_models import VOCAB_SIZE, arbitrary
 
 SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
 
@@ -83,3 +87,108 @@ def test_one_that_fails_fails_all(model: Model, sequences: Sequences) -> None:
     sequences[4][0] = VOCAB_SIZE
     with pytest.raises(ModelError, match="can't run the model"):
         GateRows(model).rows(sequences)
+
+
+LENGTHS = (5, 17, 1, 30, 9)
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3", "llama", "gemma3_text, bidirectional", "modernbert"])
+def test_rows_in_fp8_are_near(family: str, tmp_path: Path) -> None:
+    folder = save(family, tmp_path / "model")
+    fused, sequences = load_fused(folder), arbitrary(LENGTHS)
+    plain = fused.token_rows(sequences)
+    switch = QuantizableLinears(fused.weights.linears, plain=source_of(folder).linear)
+    names = [name for name in fused.weights.linears if name.startswith("layers.")]
+    switch.set(names)
+    quantized = fused.token_rows(sequences)
+    assert 0.95 < fidelity(quantized, plain).median_cosine < 0.99999  # random rows of 32 numbers: little evens out
+    ends = np.cumsum(LENGTHS)
+    for pooling, tokens in (("cls", ends - LENGTHS), ("last", ends - 1)):
+        # The same numbers, but products of other shapes may differ in the last bit, and then round to another FP8.
+        assert fidelity(fused.pooled(sequences, pooling), quantized[tokens]).min_cosine > 0.9995
+    switch.set([])
+    assert all(isinstance(linear, PlainLinear) for linear in fused.weights.linears.values())
+    np.testing.assert_array_equal(fused.token_rows(sequences), plain)
+
+
+LARGE, SMALL = MIN_LINEAR_PARAMETERS, MIN_LINEAR_PARAMETERS - 1
+NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o", "gate_up", "down")]
+
+
+@pytest.mark.parametrize(
+    ("requested", "capability", "size", "is_fp8"),
+    [
+        ("none", (9, 0), LARGE, False),
+        ("none", None, LARGE, False),
+        ("auto", (9, 0), LARGE, True),
+        ("auto", (8, 9), LARGE, True),
+        ("auto", (10, 0), LARGE, True),
+        ("auto", (12, 0), SMALL, False),
+        ("auto", (8, 6), LARGE, False),
+        ("auto", (8, 0), LARGE, False),
+        ("auto", None, LARGE, False),
+        ("fp8", (9, 0), SMALL, True),
+        ("fp8", None, SMALL, True),
+    ],
+)
+def test_decisions(requested: str, capability: tuple[int, int] | None, size: int, is_fp8: bool) -> None:
+    decided = decide(requested, capability=capability, num_linear_parameters=size)
+    assert decided.is_fp8 is is_fp8
+    assert "\n" not in decided.reason
+
+
+@pytest.mark.parametrize(
+    ("requested", "capability", "words"),
+    [("fp8", (8, 6), r"8\.9 or more, and this one has 8\.6"), ("int8", (9, 0), "int8 is not for the fused engine")],
+)
+def test_impossible_wishes(requested: str, capability: tuple[int, int], words: str) -> None:
+    with pytest.raises(ModelError, match=f"--quantization {requested}") as error:
+        decide(requested, capability=capability, num_linear_parameters=LARGE)
+    assert error.match(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, ("qkv", "o", "gate_up", "down")),
+        ({"hidden_size": 1008}, ("qkv", "gate_up", "down")),
+        ({"intermediate_size": 3080}, ("qkv", "o")),
+        ({"hidden_size": 1032}, ()),
+        ({"num_kv_heads": 1, "head_dim": 24}, ("o", "gate_up", "down")),  # keys would begin between multiples of 16
+        ({"num_heads": 1, "num_kv_heads": 1, "head_dim": 24}, ("gate_up", "down")),
+    ],
+)
+def test_eligible_layers(changes: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    names = eligible(dataclasses.replace(SPEC, **changes))
+    assert names == tuple(f"layers.{layer}.{kind}" for layer in range(2) for kind in kinds)
+
+
+def test_steps_go_by_kind_then_by_sensitivity() -> None:
+    assert steps_back(NAMES, {"layers.0": 1.0, "layers.1": 3.0, "layers.2": 2.0}) == [
+        ("layers.1.o", "layers.1.down"),
+        ("layers.2.o", "layers.2.down"),
+        ("layers.0.o", "layers.0.down"),
+        ("layers.1.qkv", "layers.1.gate_up"),
+        ("layers.2.qkv", "layers.2.gate_up"),
+        ("layers.0.qkv", "layers.0.gate_up"),
+    ]
+
+
+def test_layers_that_are_bad_alone_go_whole_and_first() -> None:
+    steps = steps_back(NAMES, dict.fromkeys(by_layer(NAMES), 0.0), frozenset({"layers.2"}))
+    assert steps[:3] == [
+        ("layers.2.o", "layers.2.down"),
+        ("layers.2.qkv", "layers.2.gate_up"),
+        ("layers.0.o", "layers.0.down"),
+    ]
+    assert sorted(name for step in steps for name in step) == sorted(NAMES)
+
+
+def test_steps_name_only_what_is_quantized() -> None:
+    steps = steps_back(["layers.0.qkv", "layers.0.gate_up", "layers.1.down"], {"layers.0": 0.0, "layers.1": 0.0})
+    assert steps == [("layers.1.down",), ("layers.0.qkv", "layers.0.gate_up")]
+
+
+def test_how_many_parameters_count() -> None:
+    """Those of Qwen3-Embedding-0.6B's linear layers."""
+    assert dataclasses.replace(SPEC, layers=SPEC.layers * 14).num_linear_parameters == 440_401_920

@@ -1,7 +1,6 @@
 """Verifying measures what a start would, anew each time, and leaves the cache as it is."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,14 +10,8 @@ from engine.fused.offer import choose
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedCache
 from engine.fused.start import Phases
-from engine.messages import LoadOptions
-from tests.engine.engines import load_options
+from tests.engine.fused.loaded import fp8_options
 from tests.engine.tiny_models import save_tame
-
-
-def options(folder: Path, cache: Path | None, **others: Any) -> LoadOptions:
-    fixed = {"quantization": "fp8", "cache_dir": None if cache is None else str(cache), "max_num_tokens": None}
-    return load_options(folder, **{**fixed, **others})
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
-    loaded = loading.load(Phases(), name="m", reason="", options=options(tiny, cache))
+    loaded = loading.load(Phases(), name="m", reason="", options=fp8_options(tiny, cache))
     (kept,) = cache.rglob("*.safetensors")
     before = kept.stat()
 
@@ -40,7 +33,7 @@ def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
 
     monkeypatch.setattr(QuantizedCache, "find", fail)
     monkeypatch.setattr(QuantizedCache, "put", fail)
-    verified = verify.verify("m", options(tiny, cache))
+    verified = verify.verify("m", fp8_options(tiny, cache))
     assert kept.stat() == before
     assert verified.outcome == loaded.outcome
     assert verified.outcome.passed
@@ -56,13 +49,4 @@ def test_without_memory_there_is_no_noise_floor(tiny: Path, monkeypatch: pytest.
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(weights, "open_model", full)
-    assert verify._noise_floor(choose(options(tiny, None))) is None
-
-
-@pytest.mark.full
-def test_a_start_from_the_cache_knows_what_the_gate_found(tiny: Path, tmp_path: Path) -> None:
-    first, second = (
-        loading.load(Phases(), name="m", reason="", options=options(tiny, tmp_path / "cache")) for _ in range(2)
-    )
-    assert any("taken from" in note for note in second.engine.info.notes)
-    assert second.outcome == first.outcome is not None
+    assert verify._noise_floor(choose(fp8_options(tiny))) is None

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.fused.engine import FusedEngine
-from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, views
+from engine.fused.packing import Packer, Shape, Shapes, layout, views
 from engine.fused.runner import NumRows, Runner
-from engine.types import Batch, EngineLimits, ModelInfo, OutputKind
+from engine.types import Batch, EngineLimits, OutputKind
+from tests.engine.engines import model_info
 from tests.engine.tiny_models import batch
 
 DEPTH = 2
@@ -71,20 +72,7 @@ def rows_of_block(packed: NDArray[np.int32], shape: Shape, kind: OutputKind) -> 
 
 def engine_around(device: RecordingDevice) -> FusedEngine:
     """An engine of depth 2."""
-    info = ModelInfo(
-        name="m",
-        engine="fused",
-        reason="asked",
-        outputs=ALL_OUTPUTS,
-        dimensions=2,
-        max_seqlen=SHAPES.max_seqlen,
-        vocab_size=PACKER.vocab_size,
-        pooling="cls",
-        normalize=False,
-        dtype="float32",
-        device="cpu",
-        architecture="",
-    )
+    info = model_info(max_seqlen=SHAPES.max_seqlen, vocab_size=PACKER.vocab_size)
     limits = EngineLimits(
         max_num_tokens=SHAPES.max_num_tokens,
         max_num_seqs=SHAPES.max_num_seqs,

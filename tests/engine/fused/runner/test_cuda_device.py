@@ -12,22 +12,21 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from engine.fused import cuda_device
-from engine.fused import start as fused
 from engine.fused.cuda_device import CudaDevice, DeviceSizes, Graph, on_recorder
 from engine.fused.engine import FusedEngine
 from engine.fused.packing import Shape, layout
 from engine.fused.runner import HostDevice, Runner
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
-from tests.engine.engines import load_options
+from tests.engine.fused.loaded import load
+from tests.engine.fused.model.models import CPU
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
 from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
 from tests.engine.fused.runner.recording import rows_of_block as compute_rows
-from tests.engine.tiny_models import arbitrary, save
+from tests.engine.tiny_models import arbitrary
 from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 
-CPU = torch.device("cpu")
 BLOCK_SIZE = layout(SHAPES.largest).size
 SIZES = DeviceSizes(block_size=BLOCK_SIZE, num_slots=DEPTH, max_num_seqs=SHAPES.max_num_seqs, row_size=2)
 SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
@@ -133,25 +132,16 @@ def test_token_rows_and_pooled_rows_of_one_batch(engine: FusedEngine) -> None:
     assert found[OutputKind.TOKENS][:, 0].tolist() == made.token_ids.tolist()
 
 
-def test_where_recording_runs_out_of_memory_batches_are_called(engine: FusedEngine, cuda: PretendedCuda) -> None:
-    cuda.recording_failures = [torch.OutOfMemoryError("CUDA out of memory")] * 2
+@pytest.mark.parametrize(("num_failures", "then"), [(1, ["replay"]), (2, [])], ids=["once", "for good"])
+def test_recording_takes_the_memory_that_torch_keeps_and_without_any_batches_are_called(
+    num_failures: int, then: list[str], engine: FusedEngine, cuda: PretendedCuda
+) -> None:
+    cuda.recording_failures = [torch.OutOfMemoryError("CUDA out of memory")] * num_failures
     for first in range(3):
         made = of_lengths(first, SMALL)
         assert np.array_equal(answer(engine, made)[OutputKind.POOLED], expected(made))
-    assert [event for event in cuda.events if event in ("record", "empty cache")] == ["record", "empty cache", "record"]
-    assert "replay" not in cuda.events
-
-
-def test_recording_takes_the_memory_that_torch_keeps_where_it_has_to(engine: FusedEngine, cuda: PretendedCuda) -> None:
-    cuda.recording_failures = [torch.OutOfMemoryError("CUDA out of memory")]
-    for _ in range(3):
-        answer(engine, of_lengths(1, SMALL))
-    assert [event for event in cuda.events if event in ("record", "empty cache", "replay")] == [
-        "record",
-        "empty cache",
-        "record",
-        "replay",
-    ]
+    seen = [event for event in cuda.events if event in ("record", "empty cache", "replay")]
+    assert seen == ["record", "empty cache", "record", *then]
 
 
 def failing(*_: object) -> None:
@@ -217,18 +207,17 @@ def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["cls", *full("mean", "last-token")])
-def test_nan_in_padding_changes_nothing(pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word 0 is what padding looks up, and no sequence holds it. tests/engine/fused/gpu has the same on a GPU."""
     monkeypatch.setattr(selfcheck, "check", lambda engine, folder, *, dtype: None)  # it has sequences that hold it
-    folder, sequences = save("bert", tmp_path / "model"), arbitrary((5, 17, 1, 30, 9, 40))
-    before = _rows(folder, sequences, pooling)
-    tensors = load_file(folder / "model.safetensors")
+    sequences = arbitrary((5, 17, 1, 30, 9, 40))
+    before = _rows(tiny, sequences, pooling)
+    tensors = load_file(tiny / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"][0] = torch.nan
-    save_file(tensors, folder / "model.safetensors")
-    assert np.array_equal(_rows(folder, sequences, pooling), before)
+    save_file(tensors, tiny / "model.safetensors")
+    assert np.array_equal(_rows(tiny, sequences, pooling), before)
 
 
 def _rows(folder: Path, sequences: list[list[int]], pooling: str) -> NDArray[np.float32]:
-    options = load_options(folder, max_num_tokens=1024, pooling=pooling)
-    engine = fused.load(name="m", reason="asked", options=options)
+    engine = load(folder, pooling=pooling)
     return selfcheck.rows_of(engine, [np.array(ids, np.int32) for ids in sequences])

@@ -1,4 +1,4 @@
-"""A packed block against the plainest reading of engine.fused.model.ops."""
+"""A packed block against the plainest reading of engine.fused.model.ops, and the sizes that batches are padded to."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.fused.packing import Layout, Packer, Shape, Shapes, layout, views
+from engine.fused.packing import (
+    Layout,
+    Packer,
+    Shape,
+    Shapes,
+    layout,
+    pooled_tile_table,
+    tile_table,
+    token_buckets,
+    views,
+)
 from engine.types import Batch, OutputKind
 
 SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, has_token_types=True, max_graph_tokens=300)
@@ -87,31 +97,12 @@ def test_the_views_say_what_the_batch_says_and_padding_is_empty(
     stands_for = [end - 1 for end in bounds[1:]] if pooling == "last" else bounds[:-1]
     assert inputs.pooled.tolist() == stands_for + [0] * more_seqs
     assert all(part.dtype == torch.int32 for part in (inputs.token_ids, inputs.cu_seqlens, inputs.tiles.table))
-    check_tiles(inputs.tiles.table, bounds, block=inputs.tiles.block)
-    check_pooled_tiles(inputs.pooled_tiles.table, bounds, stands_for)
+    tiles = tile_table(batch.cu_seqlens, block=inputs.tiles.block)
+    pooled_tiles = pooled_tile_table(batch.cu_seqlens, np.array(stands_for))
+    for table, own in ((inputs.tiles.table, tiles), (inputs.pooled_tiles.table, pooled_tiles)):
+        assert table[: len(own)].tolist() == own.tolist()
+        assert not table[len(own) :].any()
     assert len(inputs.pooled_tiles.table) == num_seqs
-
-
-def check_tiles(table: torch.Tensor, bounds: list[int], *, block: int) -> None:
-    """Each token is a query once, with the keys of its own sequence."""
-    seen: list[int] = []
-    for first, num_queries, position, first_key, num_keys in table.tolist():
-        assert 0 <= num_queries <= block
-        if num_queries:
-            assert (first_key, first_key + num_keys) in itertools.pairwise(bounds)
-            assert first == first_key + position
-            assert first + num_queries <= first_key + num_keys
-            seen += range(first, first + num_queries)
-    assert sorted(seen) == list(range(bounds[-1]))
-
-
-def check_pooled_tiles(table: torch.Tensor, bounds: list[int], pooled: list[int]) -> None:
-    expected = [
-        [number, 1, token - start, start, end - start]
-        for number, (token, start, end) in enumerate(zip(pooled, bounds, bounds[1:], strict=False))
-    ]
-    assert table[: len(expected)].tolist() == expected
-    assert not table[len(expected) :].any()
 
 
 def made(token_ids: list[int], cu_seqlens: list[int], types: list[int] | None = None) -> Batch:
@@ -151,3 +142,103 @@ def test_arrays_that_may_not_be_written_are_taken() -> None:
         assert array is not None
         array.flags.writeable = False
     packed(PACKER, batch)
+
+
+LIMITS = [
+    (16_384, 1024, 512),
+    (16_384, 1024, 8192),
+    (32_768, 2048, 32_768),
+    (1000, 5, 1000),
+    (8, 3, 8),
+    (50_000, 64, 9),
+]
+
+
+def shapes(max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, max_graph_tokens: int = 1 << 30) -> Shapes:
+    return Shapes(
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=max_num_seqs,
+        max_seqlen=max_seqlen,
+        has_token_types=True,
+        max_graph_tokens=max_graph_tokens,
+    )
+
+
+def batch_of(seqlens: list[int], *, has_types: bool = False, outputs: OutputKind = OutputKind.POOLED) -> Batch:
+    cu_seqlens = np.cumsum([0, *seqlens], dtype=np.int32)
+    ids = np.ones(cu_seqlens[-1], np.int32)
+    return Batch("m", outputs, ids, cu_seqlens, ids if has_types else None)
+
+
+def test_buckets_end_at_the_most_there_may_be() -> None:
+    assert token_buckets(100) == (16, 32, 64, 100)
+    assert token_buckets(16) == (16,)
+    assert token_buckets(7) == (7,)
+    assert token_buckets(16_384)[-3:] == (8192, 12_288, 16_384)
+    assert token_buckets(32_768)[-5:] == (16_384, 20_480, 24_576, 28_672, 32_768)
+    assert token_buckets(21_000)[-3:] == (16_384, 20_480, 21_000)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_buckets_ascend_and_waste_at_most_half(limits: tuple[int, int, int]) -> None:
+    buckets = token_buckets(limits[0])
+    assert list(buckets) == sorted(set(buckets))
+    assert all(larger <= 2 * smaller for smaller, larger in itertools.pairwise(buckets))
+
+
+@given(st.data())
+def test_a_shape_holds_its_batch_and_the_largest_holds_any(data: st.DataObject) -> None:
+    max_num_tokens, max_num_seqs, max_seqlen = data.draw(st.sampled_from(LIMITS))
+    some = shapes(max_num_tokens, max_num_seqs, max_seqlen, max_graph_tokens=data.draw(st.sampled_from([0, 2048])))
+    seqlens = data.draw(st.lists(st.integers(1, min(max_seqlen, 3000)), min_size=1, max_size=min(max_num_seqs, 40)))
+    while sum(seqlens) > max_num_tokens:
+        seqlens.pop()
+    made = batch_of(seqlens, has_types=data.draw(st.booleans()))
+    shape, largest = some.of(made), some.largest
+    assert made.num_tokens <= shape.num_tokens <= largest.num_tokens < max_num_tokens + 16
+    assert shape.num_tokens % 16 == 0
+    assert made.num_seqs <= shape.num_seqs <= min(largest.num_seqs, shape.num_tokens, max_num_seqs)
+    assert len(tile_table(made.cu_seqlens, block=shape.block)) <= shape.num_tiles
+    assert shape.has_types == (made.token_type_ids is not None)
+    assert layout(shape).size <= layout(largest).size
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=64), st.lists(st.integers(1, 64), min_size=1, max_size=64))
+def test_the_largest_of_a_bucket_has_the_shape_of_the_others(first: list[int], second: list[int]) -> None:
+    """Few shapes: batches of about as many tokens and sequences share theirs, whatever the lengths, up to the tiles."""
+    some = shapes(16_384, 1024, 512)
+    one, other = some.of(batch_of(first)), some.of(batch_of(second))
+    if (one.num_tokens, one.num_seqs, one.block) == (other.num_tokens, other.num_seqs, other.block):
+        assert one == other
+
+
+def test_usual_work_has_few_shapes() -> None:
+    """As many graphs as there are shapes are recorded and kept."""
+    some, numbers = shapes(16_384, 1024, 512), np.random.default_rng(0)
+    seen = set()
+    for _ in range(2000):
+        lengths = numbers.lognormal(4, 1, 1024).clip(1, 512).astype(int)
+        ends = np.cumsum(lengths)
+        size = np.searchsorted(ends, numbers.integers(16, 16_384), side="right")
+        seen.add(some.of(batch_of(lengths[: max(1, size)].tolist())))
+    assert len(seen) <= 80
+
+
+def test_batches_without_a_graph_are_padded_to_the_next_16_tokens() -> None:
+    some = shapes(16_384, 64, 512, max_graph_tokens=2048)
+    largest, larger = some.of(batch_of([512, 512, 512, 500])), some.of(batch_of([512, 512, 512, 512, 52]))
+    assert (largest.num_tokens, largest.is_worth_a_graph) == (2048, True)
+    assert (larger.num_tokens, larger.is_worth_a_graph) == (2112, False)
+    of_tokens = some.of(batch_of([100], outputs=OutputKind.TOKENS))
+    assert (of_tokens.num_tokens, of_tokens.is_worth_a_graph) == (112, False)
+
+
+def test_types_that_the_model_does_not_tell_apart_are_no_part_of_the_shape() -> None:
+    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=64)
+    assert some.of(batch_of([3], has_types=True)) == some.of(batch_of([3]))
+
+
+@pytest.mark.parametrize("seqlens", [[33], [30, 30, 5], [1] * 9])
+def test_what_is_over_a_limit_is_refused(seqlens: list[int]) -> None:
+    with pytest.raises(ValueError, match="limits"):
+        shapes(64, 8, 32).of(batch_of(seqlens))

@@ -1,13 +1,24 @@
-"""Keys of the angles in config.json that transformers would pass over, or take from another place."""
+"""Keys and values in config.json that no library computes as they stand; what classes save by default is read."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CONFIG_MAPPING
 
+from engine.model import model_folder
+from engine.model.coverage import ARCHITECTURES
+from engine.model.detection import library
 from engine.model.detection.architecture import architecture_of
+from engine.model.detection.config import check_keys
 from engine.types import ModelError
+from tests.engine.engines import refusal
+from tests.engine.model.test_known_code import NOMIC
+from tests.parity.repositories.own_code.jina_roberta import V3
+from tests.parity.repositories.own_code.llama_bidirec import CONFIG as LLAMA
+from tests.parity.repositories.own_code.llama_bidirec import SCORING
 
 pytestmark = pytest.mark.holds("What a model is for")
 
@@ -109,3 +120,97 @@ def test_what_is_said_inside_may_be_said_outside_too() -> None:
     read("llama", rope_scaling=rope, **rope)
     with pytest.raises(ModelError, match="'factor'"):
         read("llama", rope_scaling=rope, factor=3.0)
+
+
+BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "vocab_size": 30}
+QWEN3 = {"model_type": "qwen3", "hidden_size": 12, "num_attention_heads": 5, "num_key_value_heads": 5}
+NAN = float("nan")
+NUMBERS = ("1e-5", True, NAN, -1.0, 0, [1])
+
+
+def read_config(config: dict[str, Any], **others: Any) -> None:
+    architecture_of(Path("/nowhere"), config | others)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "values"),
+    [
+        (BERT, "layer_norm_eps", NUMBERS),
+        (BERT, "vocab_size", NUMBERS),
+        (BERT, "hidden_size", NUMBERS),
+        (BERT, "hidden_act", ("words", 1, ["gelu"])),
+        (BERT, "pad_token_id", (30, -2, "0", 1.0, True)),
+        (BERT, "num_attention_heads", (5,)),
+        (BERT, "initializer_range", (NAN,)),
+        (BERT, "id2label", ({"a": "b"}, ["a"])),
+        (BERT, "intermediate_size", ([12],)),
+        (QWEN3, "rope_theta", NUMBERS),
+        (QWEN3, "rms_norm_eps", NUMBERS),
+        (QWEN3, "rope_scaling", ("yarn", [1], {"rope_theta": 5.0}, {"original_max_position_embeddings": 8})),
+        (QWEN3, "num_key_value_heads", (2, 3, 10)),
+        (QWEN3, "head_dim", (7,)),
+        ({"model_type": "gemma"}, "hidden_activation", ("gelu",)),  # the installed version reads hidden_act
+        (V3, "lora_alpha", ("1", True, NAN)),
+        (V3, "pad_token_id", (-1, V3["vocab_size"], "1")),
+        (V3, "rotary_emb_base", NUMBERS),
+        (V3, "num_attention_heads", (15, 24)),
+        (NOMIC, "n_head", (NAN, 5, 256)),  # 256: three numbers in each, which are turned in pairs
+        (NOMIC, "layer_norm_epsilon", NUMBERS),
+        (LLAMA, "rope_scaling", ({"type": "llama3", "factor": 2.0, "high_freq_factor": 4.0}, {"factor": 1})),
+        (SCORING, "rope_scaling", ({"type": "llama3", "factor": 2.0, "high_freq_factor": 4.0}, {"factor": 1})),
+        (SCORING, "hidden_act", ("words",)),
+    ],
+)
+def test_a_value_that_no_library_computes_as_it_stands_is_refused_by_its_key(
+    config: dict[str, Any], key: str, values: tuple[Any, ...]
+) -> None:
+    read_config(config)
+    for value in values:
+        assert re.search(f"{key}.* in config.json", refusal(read_config, config, **{key: value}))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BERT | {"layer_norm_eps": 1, "hidden_act": "gelu_new", "pad_token_id": -1},
+        QWEN3 | {"rope_parameters": {"rope_theta": 5}, "rope_scaling": None, "pad_token_id": 10**6},
+        {"model_type": "qwen2", "hidden_size": 12, "num_attention_heads": 6, "num_key_value_heads": 2},
+        {"model_type": "xlnet", "max_position_embeddings": -1},
+        V3 | {"lora_alpha": 0},
+    ],
+)
+def test_what_libraries_agree_on_is_served(config: dict[str, Any]) -> None:
+    read_config(config)
+
+
+def test_where_the_library_is_not_installed_heads_may_have_a_size_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start from a compiled model does without it."""
+    for name in ("architectures", "keys_of", "has_head_size"):
+        monkeypatch.setattr(library, name, lambda _: frozenset())
+    read_config(QWEN3 | {"hidden_size": 10, "num_attention_heads": 4, "head_dim": 8})
+
+
+OTHERS = (
+    *("embedding_gemma2_text", "flaubert", "funnel", "gemma4_text", "qwen2_moe", "qwen3_moe", "xlm", "bloom"),
+    *("mixtral", "big_bird", "mobilebert", "gpt_neox", "openai-gpt", "rembert", "roformer", "xlnet"),
+    *("llama4_text", "modernbert"),
+)
+
+
+@pytest.mark.parametrize("model_type", sorted({each.model_type for each in ARCHITECTURES} - {""} | set(OTHERS)))
+def test_a_default_configuration_is_read(tmp_path: Path, model_type: str) -> None:
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert check_keys(config, ()) == ()
+    found = model_folder.read(tmp_path, needs_weights=False)
+    assert found.hidden_size == CONFIG_MAPPING[model_type]().hidden_size
+
+
+def test_layers_that_differ_in_more_than_their_sizes_are_refused(tmp_path: Path) -> None:
+    CONFIG_MAPPING["embedding_gemma2_text"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for layer in ({"hidden_activation": "relu"}, {"sliding_window": 4}, 5):
+        with pytest.raises(ModelError, match="'per_layer_config'"):
+            check_keys({**config, "per_layer_config": {"05": layer}}, ())
+    with pytest.raises(ModelError, match="'per_layer_config'"):
+        check_keys({"model_type": "llama", "per_layer_config": {"05": {"head_dim": 8}}}, ())

@@ -1,4 +1,4 @@
-"""Heads, labels and vocabularies that can't be, tasks that a model has no head for, files that lie elsewhere."""
+"""Folders that can't be, whether by accident or by an attacker: each is refused with one line, and no link followed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +13,21 @@ from engine.types import ModelError, OutputKind
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
 from tests.engine.model.sentence_folder import refusal
+from wire import files
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 Build = Callable[[Path], None]
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({"id2label": {"0": "a", "2": "b"}}, "does not number its 2 labels"),
-        ({"id2label": {"0": "a"}, "num_labels": 7}, "1 labels, and num_labels is 7"),
-        ({"id2label": {"0": "a", "1": "b"}}, "'classifier.out_proj.weight' in model.safetensors gives 7 scores"),
-        ({"id2label": None}, "config.json names 2 labels"),
-        ({"id2label": ["a"]}, "'id2label'"),
-        ({"problem_type": "guessing"}, "problem_type"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
-    ],
-)
-def test_labels_and_activations_that_cannot_be(tmp_path: Path, fields: dict[str, Any], part: str) -> None:
-    shapes.classifier(tmp_path)
-    change(tmp_path / "config.json", **fields)
-    assert part in refusal(tmp_path)
+BERT_FILE = "sentence_bert_config.json"
+LABELS: list[tuple[dict[str, Any], str]] = [
+    ({"id2label": {"0": "a", "2": "b"}}, "does not number its 2 labels"),
+    ({"id2label": {"0": "a"}, "num_labels": 7}, "1 labels, and num_labels is 7"),
+    ({"id2label": {"0": "a", "1": "b"}}, "'classifier.out_proj.weight' in model.safetensors gives 7 scores"),
+    ({"id2label": None}, "config.json names 2 labels"),
+    ({"id2label": ["a"]}, "'id2label'"),
+    ({"problem_type": "guessing"}, "problem_type"),
+    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
+]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +157,17 @@ def test_colbert_without_its_layer_or_its_markers(tmp_path: Path) -> None:
     assert "'linear.weight'" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(("said", "skips"), [(None, True), (True, True), (False, False)])
+def test_colbert_skips_punctuation_unless_its_file_says_otherwise(
+    said: bool | None, skips: bool, tmp_path: Path
+) -> None:
+    shapes.stanford_colbert(tmp_path)
+    change(tmp_path / "artifact.metadata", mask_punctuation=said)
+    late = model_folder.read(tmp_path).late
+    assert late is not None
+    assert bool(late.skipped_ids) is skips
+
+
 def test_a_prefix_that_is_no_token_is_words(tmp_path: Path) -> None:
     shapes.pylate(tmp_path)
     change(tmp_path / shapes.CONFIG, query_prefix="search: ", document_prefix="", do_query_expansion=False)
@@ -178,21 +182,6 @@ def test_late_modules_whose_weights_are_missing(tmp_path: Path) -> None:
     shapes.pylate(tmp_path)
     (tmp_path / "d1" / "model.safetensors").unlink()
     assert "d1 has no model.safetensors" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "part"),
-    [
-        ("m2/config.json", {"skiplist_tasks": ["query", "document"]}, "MultiVectorMask"),
-        ("m2/config.json", {"skiplist_words": 3}, "skiplist_words"),
-        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min", "length": 4}}, "query_expansion"),
-        ("d1/config.json", {"module_input_name": "sentence_embedding"}, "only token_embeddings is supported"),
-    ],
-)
-def test_late_modules_that_are_not_supported(tmp_path: Path, name: str, fields: dict[str, Any], part: str) -> None:
-    shapes.multi_vector(tmp_path)
-    change(tmp_path / name, **fields)
-    assert part in refusal(tmp_path)
 
 
 def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
@@ -213,16 +202,26 @@ def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
         (shapes.logit_score, "s1/config.json", {"module_input_name": "logits"}, "'module_input_name' in s1"),
         (
             shapes.logit_score,
-            "sentence_bert_config.json",
+            BERT_FILE,
             {"processing_kwargs": {"chat_template": {"add_generation_prompt": False}}},
             "'add_generation_prompt' in sentence_bert_config.json",
         ),
         (shapes.multi_vector, "m2/config.json", {"skip": []}, "'skip' in m2/config.json"),
+        (shapes.multi_vector, "m2/config.json", {"skiplist_tasks": ["query", "document"]}, "MultiVectorMask"),
+        (shapes.multi_vector, "m2/config.json", {"skiplist_words": 3}, "skiplist_words"),
+        (shapes.multi_vector, BERT_FILE, {"query_expansion": {"strategy": "min", "length": 4}}, "query_expansion"),
+        (shapes.multi_vector, "d1/config.json", {"module_input_name": "sentence_embedding"}, "only token_embeddings"),
+        *((shapes.classifier, "config.json", fields, part) for fields, part in LABELS),
+        # values of a kind that nothing is made for
+        (shapes.embedding, "config.json", {"architectures": 5}, ""),
+        (shapes.splade, "config.json", {"architectures": {"a": 5}}, ""),
+        (shapes.classifier, "config.json", {"problem_type": []}, ""),
+        (shapes.embedding, shapes.CONFIG, {"default_prompt_name": []}, ""),
+        (shapes.qwen3_reranker, "tokenizer.json", {"model": {"vocab": {"yes": [], "no": 1}}}, ""),
+        (shapes.pylate, "tokenizer.json", {"added_tokens": [{"content": "[Q] ", "id": float("inf")}]}, ""),
     ],
 )
-def test_keys_of_modules_that_nothing_reads(
-    tmp_path: Path, build: Build, name: str, fields: dict[str, Any], part: str
-) -> None:
+def test_a_field_that_is_refused(tmp_path: Path, build: Build, name: str, fields: dict[str, Any], part: str) -> None:
     build(tmp_path)
     change(tmp_path / name, **fields)
     assert part in refusal(tmp_path)
@@ -287,4 +286,54 @@ def test_special_tokens_beyond_the_embedding_table(tmp_path: Path) -> None:
     pair = {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["[SEP]", 40], "cls": ["[CLS]", 2]}]}
     change(tmp_path / "tokenizer.json", post_processor=pair)
     with pytest.raises(ModelError, match="the token 40"):
+        check_special_tokens(model_folder.read(tmp_path))
+
+
+def test_modules_so_deep_that_links_are_not_looked_at(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    shapes.modules(tmp_path, root=shapes.MODULE + "Transformer", **{"a/b/c": shapes.MODULE + "Pooling"})
+    assert "more than 2 folders deep" in refusal(tmp_path)
+
+
+def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes.model2vec(tmp_path)
+    weights, deep = tmp_path / "model.safetensors", b"[" * 100_000
+    shapes.weights(weights, embeddings=(32, 8), mapping=())
+    assert "has no table of embeddings" in refusal(tmp_path)
+    weights.write_bytes(len(deep).to_bytes(8, "little") + deep)
+    assert "is not a safetensors file" in refusal(tmp_path)
+    (tmp_path / "config.json").write_bytes(deep)
+    assert "config.json is nested too deeply" in refusal(tmp_path)
+    monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 10)
+    assert "config.json is too large" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", shapes.CONFIG])
+def test_a_link_to_itself(tmp_path: Path, name: str) -> None:
+    shapes.embedding(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(name)
+    assert refusal(tmp_path).endswith(f"{name} is a link to itself")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "d2/model.safetensors"])
+def test_weights_that_are_cut_short(tmp_path: Path, name: str) -> None:
+    shapes.embedding(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-1])
+    assert f"{name} is cut short: it has {len(whole) - 1} of {len(whole)} bytes" in refusal(tmp_path)
+    (tmp_path / name).write_bytes(whole + b"more")
+    assert f"{name} has {len(whole) + 4} bytes, and its header tells of {len(whole)}" in refusal(tmp_path)
+    model_folder.read(tmp_path, needs_weights=False)
+
+
+def test_markers_beyond_the_embedding_table(tmp_path: Path) -> None:
+    shapes.pylate(tmp_path)
+    late = model_folder.read(tmp_path).late
+    assert late is not None
+    largest = max(late.query_marker_id or 0, late.document_marker_id or 0, late.expansion_id or 0)
+    change(tmp_path / "config.json", vocab_size=largest + 1)
+    check_special_tokens(model_folder.read(tmp_path))
+    change(tmp_path / "config.json", vocab_size=largest)
+    with pytest.raises(ModelError, match=f"the token {largest} "):
         check_special_tokens(model_folder.read(tmp_path))

@@ -9,6 +9,7 @@ them still does the same, and does not see what is made while a program runs, su
 
 import ast
 import enum
+import itertools
 import json
 import sys
 import warnings
@@ -83,10 +84,14 @@ class Finding:
 
 def clauses() -> list[Clause]:
     """The clauses of contract.json."""
-    return [
-        Clause(**{name: _frozen(value) for name, value in one.items()})
-        for one in json.loads(_CLAUSES.read_text())["clauses"]
-    ]
+    read = json.loads(_CLAUSES.read_text())
+    of_each = json.dumps(read["clauses_of_each_family"])
+    of_families = (
+        json.loads(of_each.replace("{module}", module).replace("{name}", name))
+        for module, name in read["families"].items()
+    )
+    found = itertools.chain(read["clauses"], *of_families)
+    return [Clause(**{name: _frozen(value) for name, value in one.items()}) for one in found]
 
 
 def _frozen(value: Any) -> Any:

@@ -17,7 +17,15 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_plan import ModelPlan, plan_model
 from tests.engine import engines
-from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, Headers, plain, write_headers, write_model
+from tests.engine.tensorrt_llm.header_models import (
+    CONFIG,
+    HIDDEN,
+    Headers,
+    plain,
+    write_chain,
+    write_headers,
+    write_model,
+)
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 
 REWARD: dict[str, Any] = {
@@ -48,12 +56,7 @@ def reward_model(path: Path, tensors: Headers = LAYERS, **config: Any) -> ModelF
 def embedder(path: Path, kinds: tuple[str, ...] = CHAIN, **config: Any) -> ModelFolder:
     """A Qwen3 with the files of sentence-transformers."""
     write_model(path, **config)
-    modules = [{"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else ""} for n, kind in enumerate(kinds)]
-    typed = [each | {"type": f"sentence_transformers.models.{kind}"} for each, kind in zip(modules, kinds, strict=True)]
-    (path / "modules.json").write_text(json.dumps(typed))
-    (path / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    write_chain(path, kinds)
     return model_folder.read(path)
 
 

@@ -19,7 +19,7 @@ from engine import registry
 from engine.fused.checkpoint import DequantizedCheckpoint, SafetensorsCheckpoint
 from engine.model import quantization
 from engine.model.quantization import StoredFp8
-from engine.store.tensor_file import places
+from engine.store.tensor_file import byte_ranges
 from engine.tensorrt_llm.quantize import job
 from engine.tensorrt_llm.quantize.job import quantize
 from engine.types import EngineError, ModelError, OutputKind
@@ -176,7 +176,7 @@ def test_every_tensor_lies_at_a_multiple_of_its_size(model: Path, tmp_path: Path
 
     out = quantized(folder, tmp_path / "out").folder
 
-    found = places(out / "model.safetensors")
+    found = byte_ranges(out / "model.safetensors")
     assert all(place.begin % place.dtype.itemsize == 0 for place in found.values())
     read = load_file(out / "model.safetensors")
     assert all(torch.equal(read[name], tensors[name]) for name in ("a.mask", "b.ids", "c.scale"))

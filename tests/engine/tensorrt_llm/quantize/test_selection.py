@@ -11,7 +11,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from engine.tensorrt_llm.quantize.plan import Selection, select
 from tests.engine.tensorrt_llm.quantize.models import WIDE
-from tests.engine.tiny_models import _SHARED, FAMILIES, MORE_FAMILIES
+from tests.engine.tiny_models import FAMILIES, MORE_FAMILIES, SHARED
 
 ALL = FAMILIES | MORE_FAMILIES
 # Their configurations call these otherwise.
@@ -24,7 +24,7 @@ SCORED = ["bert", "xlm-roberta", "distilbert", "qwen3", "llama", "modernbert", "
 def module_of(family: str, purpose: Any = AutoModel, **others: Any) -> nn.Module:
     """Without weights."""
     model_type, differences = ALL[family]
-    config = AutoConfig.for_model(model_type, **{**_SHARED, **differences, **WIDE, **SIZES.get(family, {}), **others})
+    config = AutoConfig.for_model(model_type, **{**SHARED, **differences, **WIDE, **SIZES.get(family, {}), **others})
     with torch.device("meta"):
         module: nn.Module = purpose.from_config(config)
     return module

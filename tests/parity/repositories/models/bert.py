@@ -1,117 +1,63 @@
 """Embedding models of the BERT family with English or Chinese words: BGE, E5, GTE, Arctic, mxbai, all-MiniLM."""
 
+from functools import partial
+
 from tests.parity.repositories.facts import Ids, Repository
-from tests.parity.repositories.forms import embedding
+from tests.parity.repositories.forms import TANH, embedding
 from tests.parity.repositories.models.families import BERT, BERT_LARGE, BERT_SMALL, MPNET
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
 _DOING = "How are you doing?"
-UNCASED = Ids(
-    of="bert-base-uncased",
-    text=_DOING,
-    ids=(101, 2129, 2024, 2017, 2725, 1029, 102),
-    first="[CLS]",
-    last="[SEP]",
-    source=Source.JS_BERT,
-)
-_CHINESE = Ids(
-    of="bge-base-zh-v1.5",
-    text=_DOING,
-    ids=(101, 9510, 8995, 8357, 9962, 8291, 136, 102),
-    first="[CLS]",
-    last="[SEP]",
-    source=Source.JS_BERT,
-)
+BERT_IDS = partial(Ids, text=_DOING, first="[CLS]", last="[SEP]", source=Source.JS_BERT)
+UNCASED = BERT_IDS(of="bert-base-uncased", ids=(101, 2129, 2024, 2017, 2725, 1029, 102))
+_CHINESE = BERT_IDS(of="bge-base-zh-v1.5", ids=(101, 9510, 8995, 8357, 9962, 8291, 136, 102))
 # "How" is not in this vocabulary, and its tokenizer does not write it small
-_CHINESE_SMALL = Ids(
-    of="bge-small-zh-v1.5",
-    text=_DOING,
-    ids=(101, 100, 8995, 8357, 9962, 8291, 136, 102),
-    first="[CLS]",
-    last="[SEP]",
-    source=Source.JS_BERT,
-)
-_MPNET = Ids(
-    of="all-mpnet-base-v2",
-    text=_DOING,
-    ids=(0, 2133, 2028, 2021, 2729, 1033, 2),
-    first="<s>",
-    last="</s>",
-    source=Source.JS_MPNET,
-)
+_CHINESE_SMALL = BERT_IDS(of="bge-small-zh-v1.5", ids=(101, 100, 8995, 8357, 9962, 8291, 136, 102))
+_MPNET_IDS = (0, 2133, 2028, 2021, 2729, 1033, 2)
+_MPNET = Ids(of="all-mpnet-base-v2", text=_DOING, ids=_MPNET_IDS, first="<s>", last="</s>", source=Source.JS_MPNET)
 
 QUERY = "query: Represent this sentence for searching relevant passages: "
 E5_PREFIXES = ("query: query: ", "document: passage: ")
 _IDS = ("embeddings.position_ids",)  # transformers saved this before 4.31
-_BGE = (Source.VLLM_BGE, Source.FASTEMBED, Source.MTEB)
 _FAST = (Source.FASTEMBED, Source.MTEB)
-_E5_SOURCES = (Source.E5, Source.MTEB)
 _ARCTIC = (Source.FASTEMBED, Source.VLLM_ARCTIC, Source.MTEB)
 _TABLE = (Source.ST_TABLE, Source.MTEB)
 _ST = "sentence-transformers/"
+_SIZES = (("small", BERT_SMALL), ("base", BERT), ("large", BERT_LARGE))
+
+_english = partial(embedding, words=Words.UNCASED, ids=UNCASED, length=512)
+_mpnet = partial(embedding, words=Words.MPNET, ids=_MPNET, rows=_TABLE)
 
 _SENTENCE_TRANSFORMERS = (
-    embedding(
+    _english(
         f"{_ST}all-MiniLM-L6-v2",
         BERT_SMALL,
-        Words.UNCASED,
         "mean",
         length=256,
         num_hidden_layers=6,
         model_max_length=512,
         rows=(Source.MINILM, Source.ST_TABLE),
-        ids=UNCASED,
         buffers=_IDS,
     ),
-    embedding(
-        f"{_ST}all-MiniLM-L12-v2",
-        BERT_SMALL,
-        Words.UNCASED,
-        "mean",
-        length=256,
-        rows=_TABLE,
-        ids=UNCASED,
-        buffers=_IDS,
-    ),
-    embedding(
-        f"{_ST}multi-qa-MiniLM-L6-cos-v1",
-        BERT_SMALL,
-        Words.UNCASED,
-        "mean",
-        length=512,
-        num_hidden_layers=6,
-        rows=_TABLE,
-        ids=UNCASED,
-    ),
-    embedding(f"{_ST}all-mpnet-base-v2", MPNET, Words.MPNET, "mean", length=384, rows=_TABLE, ids=_MPNET),
-    embedding(
-        f"{_ST}multi-qa-mpnet-base-dot-v1",
-        MPNET,
-        Words.MPNET,
-        "cls",
-        length=512,
-        is_normalized=False,
-        rows=_TABLE,
-        ids=_MPNET,
-    ),
+    _english(f"{_ST}all-MiniLM-L12-v2", BERT_SMALL, "mean", length=256, rows=_TABLE, buffers=_IDS),
+    _english(f"{_ST}multi-qa-MiniLM-L6-cos-v1", BERT_SMALL, "mean", num_hidden_layers=6, rows=_TABLE),
+    _mpnet(f"{_ST}all-mpnet-base-v2", MPNET, "mean", length=384),
+    _mpnet(f"{_ST}multi-qa-mpnet-base-dot-v1", MPNET, "cls", length=512, is_normalized=False),
 )
 
 _LABSE = embedding(
     f"{_ST}LaBSE",
     BERT,
-    Words.CASED,
     "cls",
+    words=Words.CASED,
     length=256,
-    dense=((768, True, "torch.nn.modules.activation.Tanh"),),
+    dense=((768, True, TANH),),
     rows=(Source.LABSE,),
-    ids=Ids(
+    ids=BERT_IDS(
         of="LaBSE",
         text="let a = obj.toString(); toString();",
         ids=(101, 17214, 170, 134, 228877, 119, 14986, 368304, 113, 114, 132, 14986, 368304, 113, 114, 132, 102),
-        first="[CLS]",
-        last="[SEP]",
-        source=Source.JS_BERT,
     ),
     vocab_size=501153,
     directionality="bidi",
@@ -125,26 +71,23 @@ _LABSE = embedding(
 _SMALL_CHINESE = {**BERT, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 _BGE_REPOSITORIES = (
     *(
-        embedding(
+        _english(
             f"BAAI/bge-{size}-en-v1.5",
             family,
-            Words.UNCASED,
             "cls",
-            length=512,
             do_lower_case=True,
-            rows=_BGE,
-            ids=UNCASED,
+            rows=(Source.VLLM_BGE, *_FAST),
             card=(QUERY,),
             buffers=_IDS,
         )
-        for size, family in (("small", BERT_SMALL), ("base", BERT), ("large", BERT_LARGE))
+        for size, family in _SIZES
     ),
     *(
         embedding(
             f"BAAI/bge-{size}-zh-v1.5",
             {**family, "vocab_size": 21128},
-            Words.UNCASED if ids is _CHINESE else Words.CASED,
             "cls",
+            words=Words.UNCASED if ids is _CHINESE else Words.CASED,
             length=512,
             rows=(Source.VLLM_BGE, Source.FASTEMBED_RS, Source.MTEB),
             ids=ids,
@@ -161,39 +104,23 @@ _BGE_REPOSITORIES = (
 
 _MEAN = (
     *(
-        embedding(
-            f"intfloat/e5-{size}-v2",
-            family,
-            Words.UNCASED,
-            "mean",
-            length=512,
-            rows=_E5_SOURCES,
-            ids=UNCASED,
-            card=E5_PREFIXES,
-            buffers=_IDS,
+        _english(
+            f"intfloat/e5-{size}-v2", family, "mean", rows=(Source.E5, Source.MTEB), card=E5_PREFIXES, buffers=_IDS
         )
-        for size, family in (("small", BERT_SMALL), ("base", BERT), ("large", BERT_LARGE))
+        for size, family in _SIZES
     ),
-    *(
-        embedding(f"thenlper/gte-{size}", family, Words.UNCASED, "mean", length=512, rows=rows, ids=UNCASED)
-        for size, family, rows in (
-            ("small", BERT_SMALL, (Source.CARD, Source.MTEB)),
-            ("base", BERT, _FAST),
-            ("large", BERT_LARGE, (Source.VLLM_GTE, *_FAST)),
-        )
-    ),
+    _english("thenlper/gte-small", BERT_SMALL, "mean", rows=(Source.CARD, Source.MTEB)),
+    _english("thenlper/gte-base", BERT, "mean", rows=_FAST),
+    _english("thenlper/gte-large", BERT_LARGE, "mean", rows=(Source.VLLM_GTE, *_FAST)),
 )
 
 _FIRST = (
     *(
-        embedding(
+        _english(
             f"Snowflake/snowflake-arctic-embed-{size}",
             family,
-            Words.UNCASED,
             "cls",
-            length=512,
             rows=rows,
-            ids=UNCASED,
             prompts={"query": QUERY.removeprefix("query: ")},
         )
         for size, family, rows in (
@@ -204,27 +131,12 @@ _FIRST = (
             ("m-v1.5", BERT, (Source.VLLM_ARCTIC, Source.MTEB)),
         )
     ),
-    embedding(
-        "mixedbread-ai/mxbai-embed-large-v1",
-        BERT_LARGE,
-        Words.UNCASED,
-        "cls",
-        length=512,
-        is_normalized=False,
-        rows=(Source.FASTEMBED, Source.FASTEMBED_RS, Source.MTEB),
-        ids=UNCASED,
-        card=(QUERY,),
-    ),
-    embedding(
-        "WhereIsAI/UAE-Large-V1",
-        BERT_LARGE,
-        Words.UNCASED,
-        "cls",
-        length=512,
-        is_normalized=False,
-        rows=(Source.CARD, Source.MTEB),
-        ids=UNCASED,
-        card=(QUERY,),
+    *(
+        _english(name, BERT_LARGE, "cls", is_normalized=False, rows=(*rows, Source.MTEB), card=(QUERY,))
+        for name, rows in (
+            ("mixedbread-ai/mxbai-embed-large-v1", (Source.FASTEMBED, Source.FASTEMBED_RS)),
+            ("WhereIsAI/UAE-Large-V1", (Source.CARD,)),
+        )
     ),
 )
 

@@ -1,10 +1,11 @@
 """Decoders that see both ways and T5's encoder, read anew in own_code; config.json is theirs."""
 
+from functools import partial
 from typing import Any
 
 from engine.model.tasks import Activation, Task
 from tests.parity.repositories.facts import Head, Ids, Repository, Served
-from tests.parity.repositories.forms import embedding, plain
+from tests.parity.repositories.forms import IDENTITY, embedding, plain
 from tests.parity.repositories.own_code import gritlm, llama_bidirec, nv_embed, t5
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
@@ -45,22 +46,16 @@ _T5_BASE: dict[str, Any] = {
     "vocab_size": 32128,
 }
 _T5_LARGE = {**_T5_BASE, "d_ff": 4096, "d_model": 1024, "num_heads": 16, "num_layers": 24, "num_decoder_layers": 24}
-_DENSE = ((768, False, "torch.nn.modules.linear.Identity"),)
-_T5_IDS = Ids(
-    of="t5-small",
-    text="How are you doing?",
-    ids=(571, 33, 25, 692, 58, 1),
-    first="",
-    last="</s>",
-    source=Source.JS_T5,
-)
+_DENSE = ((768, False, IDENTITY),)
+_DOING = "How are you doing?"
+_T5_IDS = Ids(of="t5-small", text=_DOING, ids=(571, 33, 25, 692, 58, 1), first="", last="</s>", source=Source.JS_T5)
 
 T5 = tuple(
     embedding(
         name,
         {**t5.CONFIG, **sizes},
-        Words.T5,
         "mean",
+        words=Words.T5,
         length=length,
         model_max_length=512,
         rows=rows,
@@ -74,22 +69,25 @@ T5 = tuple(
         ("hkunlp/instructor-large", _T5_LARGE, 512, (Source.INSTRUCTOR,)),
     )
 )
+_mistral = partial(
+    plain,
+    expected=Served(pooling="mean", is_normalized=True, size=4096, length=32768),
+    words=Words.LLAMA,
+    model_max_length=32768,
+    held_by=_READ,
+)
 DECODERS: tuple[Repository, ...] = (
-    plain(
+    _mistral(
         "GritLM/GritLM-7B",
         {**gritlm.CONFIG, **_MISTRAL, "sliding_window": 4096},
-        Words.LLAMA,
-        Served(pooling="mean", is_normalized=True, size=4096, length=32768),
         rows=(Source.GRITLM,),
         ids=Ids(of="GritLM-7B", first="<s>", last="", source=Source.GRITLM),
-        model_max_length=32768,
-        held_by=_READ,
     ),
     embedding(
         "nvidia/llama-nemotron-embed-1b-v2",
         {**llama_bidirec.CONFIG, **_LLAMA_1B},
-        Words.LLAMA3,
         "mean",
+        words=Words.LLAMA3,
         length=8192,
         rows=(Source.NEMO, Source.VLLM_CLASSES),
         held_by=_READ,
@@ -97,21 +95,17 @@ DECODERS: tuple[Repository, ...] = (
     plain(
         "nvidia/llama-nemotron-rerank-1b-v2",
         {**llama_bidirec.SCORING, **_LLAMA_1B},
-        Words.LLAMA3,
         Served(task=Task.RERANK, head=Head.SCORES, size=1, length=131072, activation=Activation.SIGMOID),
+        words=Words.LLAMA3,
         rows=(Source.NEMO, Source.VLLM_CLASSES),
         model_max_length=131072,
         held_by=_READ,
     ),
-    plain(
+    _mistral(
         "nvidia/NV-Embed-v2",
         {**nv_embed.CONFIG, **_NV_EMBED},
-        Words.LLAMA,
-        Served(pooling="mean", is_normalized=True, size=4096, length=32768),
         rows=(Source.NV_EMBED, Source.NV_EMBED_CODE),
         ids=Ids(of="NV-Embed-v2", first="<s>", last="</s>", source=Source.NV_EMBED_CODE),
-        model_max_length=32768,
-        held_by=_READ,
     ),
 )
 REPOSITORIES: tuple[Repository, ...] = (*T5, *DECODERS)

@@ -4,9 +4,22 @@ BERT is the file of all-MiniLM-L6-v2 in the sizes of bert-base; the others have 
 that release saved, with its defaults.
 """
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tests.parity.repositories.configs import published
+
+def published(name: str) -> dict[str, Any]:
+    """config.json of a model, as its repository has it: a copy. Those that are called small have other sizes alone."""
+    return dict(json.loads(json.dumps(_all()[name])))
+
+
+@cache
+def _all() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(__file__).parents[1] / "published.json").read_text())
+    return found
+
 
 BERT: dict[str, Any] = published("bert-base-uncased")
 SMALL: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536}

@@ -1,6 +1,6 @@
 """Embedding models with XLM-RoBERTa's vocabulary, and RoBERTa: multilingual E5, paraphrase-multilingual, BGE-M3."""
 
-from dataclasses import replace
+from functools import partial
 
 from tests.parity.repositories.facts import Ids, Repository
 from tests.parity.repositories.forms import embedding
@@ -9,157 +9,72 @@ from tests.parity.repositories.models.families import LARGE, MINILM_MULTILINGUAL
 from tests.parity.repositories.sources import Source
 from tests.parity.repositories.vocabularies import Words
 
-XLM_R_IDS = Ids(
-    of="bge-reranker-base",
-    text="How are you doing?",
-    ids=(0, 11249, 621, 398, 20594, 32, 2),
-    first="<s>",
-    last="</s>",
-    source=Source.JS_XLM_R,
-)
-_MINILM_IDS = Ids(
-    of="paraphrase-multilingual-MiniLM-L12-v2",
-    text="How are you doing?",
-    ids=XLM_R_IDS.ids,
-    first="<s>",
-    last="</s>",
-    source=Source.JS_BERT,
-)
-_E5_SMALL_IDS = Ids(
-    of="multilingual-e5-small",
-    text="trailing space   ",
-    ids=(0, 141037, 214, 32628, 6, 2),
-    first="<s>",
-    last="</s>",
-    source=Source.JS_BERT,
-)
-# fmt: off
-ROBERTA_IDS = Ids(
+_ids = partial(Ids, text="How are you doing?", first="<s>", last="</s>", source=Source.JS_BERT)
+XLM_R_IDS = _ids(of="bge-reranker-base", ids=(0, 11249, 621, 398, 20594, 32, 2), source=Source.JS_XLM_R)
+_MINILM_IDS = _ids(of="paraphrase-multilingual-MiniLM-L12-v2", ids=XLM_R_IDS.ids)
+_E5_SMALL_IDS = _ids(of="multilingual-e5-small", text="trailing space   ", ids=(0, 141037, 214, 32628, 6, 2))
+ROBERTA_IDS = _ids(
     of="all-distilroberta-v1",
     text="0123456789 0 1 2 3 4 5 6 7 8 9 10 100 1000",
     ids=(0, 2663, 1922, 1898, 4111, 5046, 321, 112, 132, 155, 204, 195, 231, 262, 290, 361, 158, 727, 10775, 2),
-    first="<s>",
-    last="</s>",
     source=Source.JS_ROBERTA,
 )
-# fmt: on
 _INSTRUCT = ("query: Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",)
-_E5 = (Source.E5, Source.MTEB)
-_POSITIONS_8194 = {"max_position_embeddings": 8194}
+_LONG = {**XLM_R_LARGE, "max_position_embeddings": 8194}
 
+_xlm_r = partial(embedding, words=Words.UNIGRAM, ids=XLM_R_IDS, length=512)
+_paraphrase = partial(
+    _xlm_r, length=128, model_max_length=512, is_normalized=False, rows=(Source.ST_TABLE, Source.FASTEMBED)
+)
+_e5 = partial(_xlm_r, rows=(Source.E5, Source.MTEB), card=E5_PREFIXES)
+_roberta = partial(embedding, words=Words.ROBERTA, ids=ROBERTA_IDS)
+
+_PARAPHRASE = "sentence-transformers/paraphrase-multilingual-"
 REPOSITORIES: tuple[Repository, ...] = (
-    embedding(
-        "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
-        MINILM_MULTILINGUAL,
-        Words.UNIGRAM,
-        "mean",
-        length=128,
-        model_max_length=512,
-        is_normalized=False,
-        rows=(Source.ST_TABLE, Source.FASTEMBED),
-        ids=_MINILM_IDS,
-    ),
-    embedding(
-        "sentence-transformers/paraphrase-multilingual-mpnet-base-v2",
-        XLM_R,
-        Words.UNIGRAM,
-        "mean",
-        length=128,
-        model_max_length=512,
-        is_normalized=False,
-        rows=(Source.ST_TABLE, Source.FASTEMBED),
-        ids=XLM_R_IDS,
-    ),
-    embedding(
-        "intfloat/multilingual-e5-small",
-        MINILM_MULTILINGUAL,
-        Words.UNIGRAM,
-        "mean",
-        length=512,
-        rows=_E5,
-        ids=_E5_SMALL_IDS,
-        card=E5_PREFIXES,
-    ),
-    embedding(
-        "intfloat/multilingual-e5-base",
-        XLM_R,
-        Words.UNIGRAM,
-        "mean",
-        length=512,
-        rows=_E5,
-        ids=XLM_R_IDS,
-        card=E5_PREFIXES,
-    ),
-    embedding(
-        "intfloat/multilingual-e5-large",
-        XLM_R_LARGE,
-        Words.UNIGRAM,
-        "mean",
-        length=512,
-        rows=_E5,
-        ids=XLM_R_IDS,
-        card=E5_PREFIXES,
-    ),
-    embedding(
+    _paraphrase(f"{_PARAPHRASE}MiniLM-L12-v2", MINILM_MULTILINGUAL, "mean", ids=_MINILM_IDS),
+    _paraphrase(f"{_PARAPHRASE}mpnet-base-v2", XLM_R, "mean"),
+    _e5("intfloat/multilingual-e5-small", MINILM_MULTILINGUAL, "mean", ids=_E5_SMALL_IDS),
+    _e5("intfloat/multilingual-e5-base", XLM_R, "mean"),
+    _e5("intfloat/multilingual-e5-large", XLM_R_LARGE, "mean"),
+    _xlm_r(
         "intfloat/multilingual-e5-large-instruct",
         XLM_R_LARGE,
-        Words.UNIGRAM,
         "mean",
-        length=512,
         rows=(Source.CARD, Source.MTEB),
-        ids=XLM_R_IDS,
         card=_INSTRUCT,
         torch_dtype="float16",
     ),
-    embedding(
+    _xlm_r(
         "Snowflake/snowflake-arctic-embed-l-v2.0",
-        {**XLM_R_LARGE, **_POSITIONS_8194},
-        Words.UNIGRAM,
+        _LONG,
         "cls",
         length=8192,
         rows=(Source.VLLM_ARCTIC, Source.CARD, Source.MTEB),
-        ids=XLM_R_IDS,
         prompts={"query": "query: "},
     ),
-    replace(
-        embedding(
-            "BAAI/bge-m3",
-            {**XLM_R_LARGE, **_POSITIONS_8194},
-            Words.UNIGRAM,
-            "cls",
-            length=8192,
-            rows=(Source.VLLM_BGE, Source.FASTEMBED_RS, Source.CARD),
-            ids=XLM_R_IDS,
-            is_pickled=True,
-        ),
+    _xlm_r(
+        "BAAI/bge-m3",
+        _LONG,
+        "cls",
+        length=8192,
+        rows=(Source.VLLM_BGE, Source.FASTEMBED_RS, Source.CARD),
+        is_pickled=True,
         also="sparse and multi-vector rows of its other heads (`tests/parity/test_parity.py`)",
     ),
-    embedding(
-        "ibm-granite/granite-embedding-278m-multilingual",
-        XLM_R,
-        Words.UNIGRAM,
-        "cls",
-        length=512,
-        rows=(Source.CARD, Source.MTEB),
-        ids=XLM_R_IDS,
-    ),
-    embedding(
+    _xlm_r("ibm-granite/granite-embedding-278m-multilingual", XLM_R, "cls", rows=(Source.CARD, Source.MTEB)),
+    _roberta(
         "ibm-granite/granite-embedding-125m-english",
         ROBERTA,
-        Words.ROBERTA,
         "cls",
         length=512,
         rows=(Source.GRANITE_NOTES, Source.MTEB),
-        ids=ROBERTA_IDS,
     ),
-    embedding(
+    _roberta(
         "sentence-transformers/all-roberta-large-v1",
         {**ROBERTA, **LARGE, "architectures": ["RobertaForMaskedLM"]},
-        Words.ROBERTA,
         "mean",
         length=256,
         model_max_length=512,
         rows=(Source.ST_TABLE, Source.VLLM_CLASSES),
-        ids=ROBERTA_IDS,
     ),
 )

@@ -3,9 +3,9 @@
 from typing import Any
 
 from engine.model.tasks import Activation
-from tests.parity.repositories.facts import Ids, Repository
+from tests.parity.repositories.facts import Repository
 from tests.parity.repositories.forms import cross_encoder
-from tests.parity.repositories.models.bert import UNCASED
+from tests.parity.repositories.models.bert import BERT_IDS, UNCASED
 from tests.parity.repositories.models.families import (
     BERT_SMALL,
     DEBERTA,
@@ -24,21 +24,14 @@ _RAW = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identit
 _TINY = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2, "num_hidden_layers": 2}
 _XSMALL: dict[str, Any] = {**SMALL, "num_attention_heads": 6}
 _BASE: dict[str, Any] = {}
-_DEBERTA_IDS = Ids(
-    of="nli-deberta-v3-small",
-    text="How are you doing?",
-    ids=(1, 577, 281, 274, 653, 302, 2),
-    first="[CLS]",
-    last="[SEP]",
-    source=Source.JS_DEBERTA,
-)
+_DEBERTA_IDS = BERT_IDS(of="nli-deberta-v3-small", ids=(1, 577, 281, 274, 653, 302, 2), source=Source.JS_DEBERTA)
 _BGE = (Source.VLLM_BGE, Source.ST_SCORES)
 
 _MS_MARCO = tuple(
     cross_encoder(
         f"cross-encoder/ms-marco-{size}-v2",
         {**BERT_SMALL, **sizes, "architectures": ["BertForSequenceClassification"], **_RAW},
-        Words.UNCASED,
+        words=Words.UNCASED,
         length=512,
         activation=Activation.IDENTITY,
         rows=(Source.MS_MARCO, Source.ST_SCORES),
@@ -50,7 +43,7 @@ _ROBERTA = tuple(
     cross_encoder(
         name,
         {**ROBERTA, "architectures": ["RobertaForSequenceClassification"]},
-        Words.ROBERTA,
+        words=Words.ROBERTA,
         length=512,
         rows=(Source.ST_SCORES,),
         ids=ROBERTA_IDS,
@@ -61,7 +54,7 @@ _BGE_RERANKERS = tuple(
     cross_encoder(
         f"BAAI/bge-reranker-{size}",
         {**family, "architectures": ["XLMRobertaForSequenceClassification"]},
-        Words.UNIGRAM,
+        words=Words.UNIGRAM,
         length=length,
         rows=_BGE,
         ids=XLM_R_IDS,
@@ -81,7 +74,7 @@ _MXBAI = tuple(
             "pooler_hidden_size": sizes.get("hidden_size", 768),
             "architectures": ["DebertaV2ForSequenceClassification"],
         },
-        Words.DEBERTA,
+        words=Words.DEBERTA,
         length=512,
         rows=(Source.ST_SCORES, Source.TEI, Source.MTEB),
         ids=_DEBERTA_IDS,
@@ -91,7 +84,7 @@ _MXBAI = tuple(
 _GTE = cross_encoder(
     "Alibaba-NLP/gte-reranker-modernbert-base",
     {**MODERNBERT, "architectures": ["ModernBertForSequenceClassification"]},
-    Words.MODERN,
+    words=Words.MODERN,
     length=8192,
     rows=(Source.GTE_RERANKER, Source.VLLM_GTE, Source.ST_SCORES),
 )

@@ -4,7 +4,7 @@ scripts/modeling_mistral_gritlm.py, MistralModel.forward with is_causal=False)."
 from functools import partial
 from typing import Any
 
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import decoder
 from tests.parity.repositories.own_code.forms import Form
 

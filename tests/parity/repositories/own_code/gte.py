@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.types import OutputKind
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import reading
 from tests.parity.repositories.own_code.forms import FUSED, OPENVINO, TRANSFORMERS, Config, Form, Shapes, Weights
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.types import OutputKind
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import reading
 from tests.parity.repositories.own_code.forms import TRANSFORMERS, Config, Form, Shapes, Weights
 

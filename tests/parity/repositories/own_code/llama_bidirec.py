@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.types import OutputKind
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import decoder
 from tests.parity.repositories.own_code.forms import NORMALIZED, Config, Form, Weights
 

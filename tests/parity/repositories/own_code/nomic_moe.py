@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import reading
 from tests.parity.repositories.own_code.forms import NORMALIZED, Config, Form, Shapes, Weights
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import decoder
 from tests.parity.repositories.own_code.forms import MEAN, Config, Form, Shapes, Weights
 from tests.parity.repositories.own_code.reading import attention, gelu, linear, norm

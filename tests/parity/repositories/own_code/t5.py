@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.parity.repositories.configs import published
+from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code.decoder import rms
 from tests.parity.repositories.own_code.forms import MEAN, Config, Form, Shapes, Weights
 

@@ -9,28 +9,14 @@ from engine.types import OutputKind
 from tests.server.edge import Called, Edge, answered, state_with
 
 RERANKER = state_with(OutputKind.LOGITS, task=Task.RERANK, activation="sigmoid", labels=["LABEL_0"])
-
-
 # The stand-in's raw scores are lengths of pairs: 1 for the query, and these documents'.
 DOCUMENTS = ["aa", "b", "cccc", "d"]
-
-
 TEI = {"query": "q", "texts": DOCUMENTS}
-
-
 RESULTS = {"query": "q", "documents": DOCUMENTS}
-
-
 VOYAGE = {"query": "q", "documents": DOCUMENTS, "truncation": True}
-
-
 MIXEDBREAD = {"query": "q", "input": DOCUMENTS}
-
-
 # The fields of a result beside its document.
 RESULT = {"index", "relevance_score"}
-
-
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking")
 
 

@@ -25,14 +25,8 @@ from tests.server.dialects.rerank.rerank_requests import (
 from tests.server.edge import Edge, call, state_with
 
 ORDER = [2, 0, 1, 3]
-
-
 LOGITS = [5.0, 3.0, 2.0, 2.0]
-
-
 BEST = [1 / (1 + np.exp(-logit)) for logit in LOGITS]
-
-
 TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
 
 

@@ -13,6 +13,7 @@ from server.dialects.table import ROUTES
 from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import EmbedRequest
+from tests.server.asking import decoded_by, refused_by
 from tests.server.edge import new_call, one_model
 
 Decode = Callable[[Call, bytes], EmbedRequest]
@@ -29,9 +30,8 @@ def decode_any(call: Call, body: bytes) -> EmbedRequest:
     return request
 
 
-def asked(decode: Decode, body: bytes | dict[str, Any]) -> EmbedRequest:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(new_call(models=MODELS), payload)
+def asked(decode: Decode, body: dict[str, Any]) -> Any:
+    return decoded_by(decode, body, models=MODELS)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -143,9 +143,4 @@ def test_root_is_embed_if_inputs_are_not_an_object() -> None:
     ids=lambda value: repr(value[:60]) if isinstance(value, bytes) else getattr(value, "__name__", str(value)),
 )
 def test_what_is_refused_is_named(decode: Decode, body: bytes, kind: type[RequestError], param: str | None) -> None:
-    with pytest.raises(RequestError) as refused:
-        asked(decode, body)
-
-    assert type(refused.value) is kind
-    assert refused.value.param == param
-    assert refused.value.message.startswith(param or "the body")
+    assert refused_by(decode, body, models=MODELS) == (kind, param)

@@ -9,10 +9,9 @@ import pytest
 from engine.types import OutputKind
 from server.dialects.route import RequestOptions
 from server.dialects.tei.predict import decode
-from server.requests.classify import ClassifyRequest
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from tests.server.asking import RAW, ask, tei_error
-from tests.server.edge import Called, Edge, new_call, one_model
+from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
+from tests.server.edge import Called, Edge, one_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from wire.vocabulary import RequestClass
 
@@ -124,9 +123,8 @@ def test_raw_bytes_are_in_the_models_order() -> None:
 # requests
 
 
-def decoded(body: bytes | dict[str, Any]) -> ClassifyRequest:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(new_call(OPTIONS, models=one_model(default_prompt="D: ")), payload)
+def decoded(body: dict[str, Any]) -> Any:
+    return decoded_by(decode, body, OPTIONS, models=one_model(default_prompt="D: "))
 
 
 def test_what_is_asked_for() -> None:
@@ -176,7 +174,4 @@ def test_brackets_and_quotes_in_texts_are_text() -> None:
     ],
 )
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
-    with pytest.raises(RequestError) as refused:
-        decoded(body)
-    assert type(refused.value) is kind
-    assert refused.value.param == param
+    assert refused_by(decode, body) == (kind, param)

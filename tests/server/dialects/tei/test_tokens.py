@@ -1,13 +1,12 @@
 """The decoders of /tokenize and /decode."""
 
-import json
 from typing import Any
 
 import pytest
 
 from server.dialects.tei.tokens import decode_decode, decode_tokenize, encode_tokens
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from server.requests.work import DecodeRequest, TokenizeRequest
+from tests.server.asking import decoded_by, refused_by
 from tests.server.edge import new_call, one_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.tasks import Token
@@ -15,14 +14,12 @@ from tokenizer_pool.tasks import Token
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
 
 
-def tokenize(body: bytes | dict[str, Any]) -> TokenizeRequest:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_tokenize(new_call(models=MODELS), payload)
+def tokenize(body: dict[str, Any]) -> Any:
+    return decoded_by(decode_tokenize, body, models=MODELS)
 
 
-def decode(body: bytes | dict[str, Any]) -> DecodeRequest:
-    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_decode(new_call(models=MODELS), payload)
+def decode(body: dict[str, Any]) -> Any:
+    return decoded_by(decode_decode, body, models=MODELS)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -49,35 +46,30 @@ def test_decode() -> None:
 @pytest.mark.parametrize(
     ("decoder", "body", "kind", "param"),
     [
-        (tokenize, {"inputs": ""}, EmptyInput, "inputs"),
-        (tokenize, {"inputs": ["a", ""]}, EmptyInput, "inputs[1]"),
-        (tokenize, {"inputs": []}, EmptyInput, "inputs"),
-        (tokenize, {}, InvalidRequest, "inputs"),
-        (tokenize, {"inputs": [5]}, InvalidRequest, "inputs"),
-        (tokenize, {"inputs": [[5]]}, InvalidRequest, "inputs"),
-        (tokenize, {"inputs": ["a"] * 5}, InvalidRequest, "inputs"),
-        (tokenize, {"inputs": "a", "add_special_tokens": None}, InvalidRequest, "add_special_tokens"),
-        (tokenize, {"inputs": "a", "prompt_name": "nonsense"}, InvalidRequest, "prompt_name"),
-        (tokenize, b'{"inputs":', MalformedBody, None),
-        (decode, {"ids": []}, EmptyInput, "ids"),
-        (decode, {"inputs": [5]}, InvalidRequest, "ids"),
-        (decode, {"ids": "a"}, InvalidRequest, "ids"),
-        (decode, {"ids": ["a"]}, InvalidRequest, "ids"),
-        (decode, {"ids": 5}, InvalidRequest, "ids"),
-        (decode, {"ids": [1.5]}, InvalidRequest, "ids[0]"),
-        (decode, {"ids": [[5], "a"]}, InvalidRequest, "ids"),
-        (decode, {"ids": [[5]] * 5}, InvalidRequest, "ids"),
-        (decode, {"ids": [5], "skip_special_tokens": "no"}, InvalidRequest, "skip_special_tokens"),
-        (decode, b"[5]", InvalidRequest, None),
+        (decode_tokenize, {"inputs": ""}, EmptyInput, "inputs"),
+        (decode_tokenize, {"inputs": ["a", ""]}, EmptyInput, "inputs[1]"),
+        (decode_tokenize, {"inputs": []}, EmptyInput, "inputs"),
+        (decode_tokenize, {}, InvalidRequest, "inputs"),
+        (decode_tokenize, {"inputs": [5]}, InvalidRequest, "inputs"),
+        (decode_tokenize, {"inputs": [[5]]}, InvalidRequest, "inputs"),
+        (decode_tokenize, {"inputs": ["a"] * 5}, InvalidRequest, "inputs"),
+        (decode_tokenize, {"inputs": "a", "add_special_tokens": None}, InvalidRequest, "add_special_tokens"),
+        (decode_tokenize, {"inputs": "a", "prompt_name": "nonsense"}, InvalidRequest, "prompt_name"),
+        (decode_tokenize, b'{"inputs":', MalformedBody, None),
+        (decode_decode, {"ids": []}, EmptyInput, "ids"),
+        (decode_decode, {"inputs": [5]}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": "a"}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": ["a"]}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": 5}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": [1.5]}, InvalidRequest, "ids[0]"),
+        (decode_decode, {"ids": [[5], "a"]}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": [[5]] * 5}, InvalidRequest, "ids"),
+        (decode_decode, {"ids": [5], "skip_special_tokens": "no"}, InvalidRequest, "skip_special_tokens"),
+        (decode_decode, b"[5]", InvalidRequest, None),
     ],
 )
 def test_what_is_refused_is_named(decoder: Any, body: Any, kind: type[RequestError], param: str | None) -> None:
-    with pytest.raises(RequestError) as refused:
-        decoder(body)
-
-    assert type(refused.value) is kind
-    assert refused.value.param == param
-    assert refused.value.message.startswith(param or "the body")
+    assert refused_by(decoder, body, models=MODELS) == (kind, param)
 
 
 @pytest.mark.parametrize(("num_texts", "num_tokens"), [(10, 100), (1, 10_240)])

@@ -90,7 +90,7 @@ async def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypa
     called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
     for _ in range(2):
         await edge.managers.arrivals.get()
-    room = edge.admission.row_memory_of("interactive")
+    room = edge.admission.row_memory_of(RequestClass.INTERACTIVE)
     held = room.num_held_bytes
     edge.managers.gate.set()
     await called
@@ -124,7 +124,7 @@ async def test_an_engines_failure_names_the_instance_and_ends_the_others() -> No
 async def test_many_instances_are_bulk() -> None:
     seen: list[Any] = []
     edge = Edge(max_bytes=10_000)
-    edge.app._max_items = 20
+    edge.change(max_items=20)
     await call(edge.app, "POST", "/vertex", json.dumps({"instances": [EMBED] * 9}).encode())
     seen.extend(submission.request_class for submission in edge.managers.submitted)
     assert seen == [RequestClass.BULK] * 9
@@ -145,7 +145,7 @@ def test_instances_that_exceed_the_room_together_take_it_as_one() -> None:
         edge = Edge(max_held_bytes=1, max_wait=10, loaded=large_rows())
         body = json.dumps({"instances": [OPENAI, EMBED, OPENAI]}).encode()
         called = await asyncio.gather(*[call(edge.app, "POST", "/vertex", body) for _ in range(3)])
-        return [each.status for each in called], edge.admission.row_memory_of("interactive").num_held_bytes
+        return [each.status for each in called], edge.admission.row_memory_of(RequestClass.INTERACTIVE).num_held_bytes
 
     assert asyncio.run(asyncio.wait_for(run(), PATIENCE)) == ([200] * 3, 0)
 
@@ -153,7 +153,7 @@ def test_instances_that_exceed_the_room_together_take_it_as_one() -> None:
 @pytest.mark.holds("Limits")
 async def test_instances_wait_for_room_until_it_is_refused_to_all() -> None:
     edge = Edge(max_held_bytes=1, max_wait=0, loaded=large_rows())
-    room = edge.admission.row_memory_of("interactive")
+    room = edge.admission.row_memory_of(RequestClass.INTERACTIVE)
     others = await room.take(100)
     called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [OPENAI, EMBED]}).encode())
     assert room.num_held_bytes == room.max_bytes == 1  # nothing counts as more than all
@@ -173,7 +173,7 @@ async def test_instances_with_small_rows_count_together() -> None:
     called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
     for _ in range(2):
         await edge.managers.arrivals.get()
-    num_bytes = edge.admission.row_memory_of("interactive").num_held_bytes
+    num_bytes = edge.admission.row_memory_of(RequestClass.INTERACTIVE).num_held_bytes
     edge.managers.gate.set()
     await called
     assert num_bytes == 2 * 10_000 * (4 + 12)

@@ -108,11 +108,6 @@ ROWS = [
     ("/pooling", {"input": TEXT, "cache_salt": ""}, EMBED, refused),
     ("/tokenize", {"prompt": TEXT}, EMBED, has(tokens=IDS, count=3)),
     ("/detokenize", {"tokens": IDS}, EMBED, has(prompt="97 98 99")),
-    ("/invocations", {"input": TEXT}, EMBED, of(1, embedding=list)),
-    ("/invocations", {"messages": CHAT}, EMBED, of(1, embedding=list)),
-    ("/invocations", {"input": TEXT}, CLASSIFY, of(1, probs=list)),
-    ("/invocations", {"messages": CHAT}, CLASSIFY, of(1, probs=list)),
-    ("/invocations", {"query": "abc", "documents": ["de", "fgh"]}, RERANK, ranked(2)),
     ("/v1/embeddings", {"input": TEXT, "encoding_format": "base64"}, EMBED, of(1, embedding=str)),
     *[
         (path, {"input": TEXT, "encoding_format": "base64", name: "bad"}, EMBED, refused)

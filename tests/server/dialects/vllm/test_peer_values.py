@@ -116,11 +116,6 @@ def test_rows_are_scaled_to_length_1_with_activation(path: str) -> None:
 # tasks and labels
 
 
-@pytest.mark.parametrize(("path", "model"), [("/v1/embeddings", EMBED), ("/classify", CLASSIFY), ("/pooling", EMBED)])
-def test_the_name_of_the_model_that_answered(path: str, model: dict[str, Any]) -> None:
-    assert answer(path, {"input": TEXT}, model)["model"] == "the-model"
-
-
 @pytest.mark.parametrize(
     ("body", "model", "path"),
     [

@@ -83,14 +83,8 @@ def test_tasks(model: dict[str, Any], task: str, expected: Any, is_named: bool) 
 
 
 @pytest.mark.holds("vLLM's own routes")
-def test_activation() -> None:
-    length_one = [8**-0.5] * 8
-    assert data(pooling({"input": "ab", "use_activation": True})) == [pytest.approx(length_one)]
-    assert data(pooling({"input": "ab", "use_activation": False}, EMBED)) == [[2.0] * 8]
-    raw = {"input": "ab", "use_activation": False}
-    assert data(pooling(raw, {**LABELS, "activation": "softmax"}, rows=[[0.0, 1.0]])) == [[0.0, 1.0]]
-    assert data(pooling({"input": "ab"}, {**LABELS, "activation": "softmax"}, rows=[[1.0, 1.0]])) == [[0.5, 0.5]]
-    assert data(pooling(raw, TAGS)) == [[[2.0, 2.0]] * 2]
+def test_raw_scores_of_tokens() -> None:
+    assert data(pooling({"input": "ab", "use_activation": False}, TAGS)) == [[[2.0, 2.0]] * 2]
 
 
 @pytest.mark.holds("vLLM's own routes")

@@ -31,17 +31,17 @@ def zstd_compressed(data: bytes) -> bytes:
 CODINGS: Any = {"gzip": gzipped, "x-gzip": gzipped, "GZIP": gzipped, "zstd": zstd_compressed}
 
 
-def ask(body: bytes, coding: str = "", *, compresses: bool = False, **headers: str) -> Called:
+def ask(body: bytes, coding: str = "", *, compress_answers: bool = False, **headers: str) -> Called:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     if coding:
         named["content-encoding"] = coding
 
     async def run() -> Called:
-        edge = Edge(max_bytes=LIMIT, compresses=compresses)
+        edge = Edge(max_bytes=LIMIT, compress_answers=compress_answers)
         rows = np.random.default_rng(0).standard_normal((2, 8), np.float32)
         edge.managers.rows = np.tile(rows, (1, 100))
         called = await call(edge.app, "POST", PATH, body, named)
-        assert edge.app._bodies._open.num_bytes == 0  # all is given back
+        assert edge.shared.bodies._open.num_bytes == 0  # all is given back
         return called
 
     return asyncio.run(run())
@@ -173,7 +173,7 @@ def test_answers_in_json_are_compressed_where_that_is_asked_for(accepted: str, c
     if coding == "zstd":
         pytest.importorskip("backports.zstd")
     plain = ask(BODY)
-    called = ask(BODY, compresses=True, accept_encoding=accepted)
+    called = ask(BODY, compress_answers=True, accept_encoding=accepted)
 
     assert called.headers.get("content-encoding") == coding
     assert called.headers.get("vary") == ("accept-encoding" if coding else None)
@@ -184,9 +184,10 @@ def test_answers_in_json_are_compressed_where_that_is_asked_for(accepted: str, c
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/msgpack", "application/x-npy"])
 def test_numbers_in_bytes_are_never_compressed(accept: str) -> None:
-    called = ask(BODY, compresses=True, accept_encoding="gzip", accept=accept)
+    called = ask(BODY, compress_answers=True, accept_encoding="gzip", accept=accept)
     assert (called.headers["content-type"], called.headers.get("content-encoding")) == (accept, None)
 
 
-def test_short_answers_are_never_compressed() -> None:
-    assert "content-encoding" not in ask(b"{}", compresses=True, accept_encoding="gzip").headers
+def test_short_answers_are_never_compressed_and_without_the_flag_none_is() -> None:
+    assert "content-encoding" not in ask(BODY, accept_encoding="gzip, br, zstd").headers
+    assert "content-encoding" not in ask(b"{}", compress_answers=True, accept_encoding="gzip").headers

@@ -9,7 +9,7 @@ import pytest
 
 from server.dialects.reading.json_body import check_large
 from server.http import body
-from server.http.body import BodyReader
+from server.http.body import RequestBodies
 from server.requests.errors import Overloaded
 from tests.server.edge import Edge, call
 
@@ -18,11 +18,11 @@ PIECE = MIB // 4
 NUM_BODIES = 6
 
 
-class Bodies:
+class Expansions:
     """Counts the bytes that are expanded and the bodies that are whole."""
 
     def __init__(self) -> None:
-        self.reader = BodyReader(max_bytes=8 * MIB, max_total_bytes=1000 * MIB)
+        self.reader = RequestBodies(max_bytes=8 * MIB, max_total_bytes=1000 * MIB)
         self.num_bytes = self.most_bytes = 0
         self.order: list[int] = []
 
@@ -46,7 +46,7 @@ class Bodies:
 
 @pytest.mark.holds("Limits")
 async def test_large_bodies_are_expanded_one_at_a_time_and_in_order() -> None:
-    bodies = Bodies()
+    bodies = Expansions()
     await asyncio.gather(*(bodies.expand(number) for number in range(NUM_BODIES)))
     assert bodies.order == list(range(NUM_BODIES))
     assert bodies.most_bytes <= 8 * MIB + (NUM_BODIES - 1) * (MIB + PIECE)
@@ -54,7 +54,7 @@ async def test_large_bodies_are_expanded_one_at_a_time_and_in_order() -> None:
 
 
 async def test_small_bodies_wait_for_no_large_one() -> None:
-    bodies = Bodies()
+    bodies = Expansions()
     await bodies.reader._turn.acquire()
     await bodies.expand(0, num_mib=1)
     assert bodies.order == [0]
@@ -63,7 +63,7 @@ async def test_small_bodies_wait_for_no_large_one() -> None:
 @pytest.mark.holds("Limits")
 async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_TURN_SECONDS", 0.0)
-    bodies = Bodies()
+    bodies = Expansions()
     await bodies.reader._turn.acquire()
     with pytest.raises(Overloaded) as refused:
         await bodies.expand(0)
@@ -73,7 +73,7 @@ async def test_who_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_who_leaves_or_fails_gives_its_turn_to_the_next() -> None:
-    bodies = Bodies()
+    bodies = Expansions()
     tasks = [asyncio.create_task(bodies.expand(number)) for number in range(4)]
     for _ in range(6):  # one piece a turn; the fifth is over a MiB
         await asyncio.sleep(0)
@@ -106,5 +106,5 @@ async def test_the_next_one_is_expanded_when_the_one_before_is_decoded(monkeypat
     headers = {"content-encoding": "gzip"}
     calls = (call(edge.app, "POST", "/v1/embeddings", sent, headers) for _ in range(NUM_BODIES))
     assert [called.status for called in await asyncio.gather(*calls)] == [200] * NUM_BODIES
-    assert not edge.app._bodies._turn.locked()
+    assert not edge.shared.bodies._turn.locked()
     assert most_open == 1

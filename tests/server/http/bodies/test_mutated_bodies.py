@@ -39,32 +39,14 @@ MAX_SEQLEN = 16  # as the state that the edge gets says
 WEIRD: list[Any] = [
     *(0, -1, 5, 2**31, 2**63, 2**64, -(2**63) - 1, 99999999999999999999, 10**400, 0.5, 1e308, True, False, None),
     *("", " ", "a", "\0", "\ufeff", "\U0001f642" * 9, "query", "left", "bytes", "word " * 300, "x" * 5000, "[SEP]"),
-    *(
-        [],
-        [[]],
-        [[], []],
-        [[], [5]],
-        [[5], []],
-        [[], [99999999999999999999]],
-        [[-1]],
-        [101, 102],
-        [["a", "b"]],
-        ["a", 5],
-    ),
+    *([], [[]], [[], []], [[], [5]], [[5], []], [[], [99999999999999999999]], [[-1]], [101, 102], [["a", "b"]]),
+    ["a", 5],
     *({}, {"text": "a"}, [{"text": ""}], [{}], [[[5]]], {"a": {"a": {}}}, ["a"] * 5, [""] * 3, [None]),
 ]
 FIELDS = ["dimensions", "encoding_format", "truncate", "truncation_direction", "prompt_name", "normalize", "raw_scores"]
-FIELDS += [
-    "top_n",
-    "top_k",
-    "return_documents",
-    "instruction",
-    "instruct",
-    "rank_fields",
-    "max_tokens_per_doc",
-    "model",
-]
+FIELDS += ["top_n", "top_k", "return_documents", "instruction", "instruct", "rank_fields", "max_tokens_per_doc"]
 FIELDS += ["input_type", "outputs", "aggregation_strategy", "add_special_tokens", "skip_special_tokens", "parameters"]
+FIELDS += ["model"]
 HEADERS: list[dict[str, str]] = [{}, {}, {}, {"accept": "application/octet-stream"}, {"x-embedline-class": "bulk"}]
 HEADERS += [{"request-timeout-ms": "60000"}, {"request-timeout-ms": "-0"}, {"content-encoding": "gzip"}]
 
@@ -124,8 +106,8 @@ async def edge_with_tokenizer(instruction: str | None = None) -> AsyncIterator[t
         loaded["models"][0]["info"]["vocab_size"] = 30_522
         traces: list[Trace] = []
         edge = Edge(max_bytes=20_000_000, loaded=loaded)
-        edge.app._pipeline = Pipeline(edge.admission, pool, cast(BatchManagers, edge.managers))
-        edge.app._finished = traces.append
+        pipeline = Pipeline(edge.admission, pool, cast(BatchManagers, edge.managers))
+        edge.change(pipeline=pipeline, finished=traces.append)
         try:
             yield edge, traces
         finally:

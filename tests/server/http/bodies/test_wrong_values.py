@@ -136,7 +136,7 @@ def test_bodies_are_looked_through_in_slices_and_not_without_end(monkeypatch: py
 
     async def error_of(body: bytes) -> MalformedBody:
         try:
-            await decoder._without_wrong_values(body, decode, refused, None)
+            await decoder._without_wrong_values(body, decode, refused)
         except MalformedBody as error:
             return error
         raise AssertionError

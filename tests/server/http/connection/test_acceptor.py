@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.http import acceptor
-from server.http.acceptor import Acceptor, Share
+from server.http.acceptor import Acceptor, ConnectionCount
 from wire.page import Page
 
 pytestmark = pytest.mark.both_loops
@@ -26,13 +26,13 @@ class Port:
         self._sockets: list[socket.socket] = []
         self._acceptors: list[Acceptor] = []
 
-    def share(self, frontend: int, num: int) -> Share:
+    def count(self, frontend: int, num: int) -> ConnectionCount:
         """Of a frontend that has so many connections."""
-        share = Share(self.page, frontend)
-        share.set(num)
-        return share
+        count = ConnectionCount(self.page, frontend)
+        count.set(num)
+        return count
 
-    def accept(self, frontend: int, share: Share) -> Acceptor:
+    def accept(self, frontend: int, count: ConnectionCount) -> Acceptor:
         """The frontend begins to."""
 
         def accepted(connection: socket.socket) -> None:
@@ -42,7 +42,7 @@ class Port:
             self._sockets.append(connection)
             self.accepted.put_nowait(frontend)
 
-        self._acceptors.append(Acceptor(self._listener.dup(), accepted, share=share))
+        self._acceptors.append(Acceptor(self._listener.dup(), accepted, count=count))
         return self._acceptors[-1]
 
     def connect(self) -> None:
@@ -73,9 +73,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.holds("Connections")
 async def test_who_has_more_lets_others_come_first(patient: None) -> None:
     async with listening(num_frontends=3) as port:
-        shares = [port.share(index, num) for index, num in enumerate((9, 4, 3))]
-        for index, share in enumerate(shares):
-            port.accept(index, share)
+        shares = [port.count(index, num) for index, num in enumerate((9, 4, 3))]
+        for index, count in enumerate(shares):
+            port.accept(index, count)
         for _ in range(20):
             port.connect()
             assert await port.accepted.get() in (1, 2)
@@ -85,7 +85,7 @@ async def test_who_has_more_lets_others_come_first(patient: None) -> None:
 async def test_equal_ones_do_not_wait_for_each_other(patient: None) -> None:
     async with listening() as port:
         for index, num in enumerate((64, 60)):  # one in sixteen is no difference
-            port.accept(index, port.share(index, num))
+            port.accept(index, port.count(index, num))
         for _ in range(20):
             port.connect()
             await port.accepted.get()
@@ -94,8 +94,8 @@ async def test_equal_ones_do_not_wait_for_each_other(patient: None) -> None:
 @pytest.mark.holds("Connections")
 async def test_who_has_more_accepts_after_all_when_nobody_else_does() -> None:
     async with listening() as port:
-        port.share(1, 0)  # it is stuck
-        port.accept(0, port.share(0, 100))
+        port.count(1, 0)  # it is stuck
+        port.accept(0, port.count(0, 100))
         for _ in range(5):
             port.connect()
         assert [await port.accepted.get() for _ in range(5)] == [0] * 5
@@ -105,8 +105,8 @@ async def test_who_has_more_accepts_after_all_when_nobody_else_does() -> None:
 @pytest.mark.parametrize("is_gone", ["it stops", "it has died"])
 async def test_nobody_waits_for_one_that_does_not_accept(patient: None, is_gone: str) -> None:
     async with listening() as port:
-        other = port.share(1, 0)
-        port.accept(0, port.share(0, 100))
+        other = port.count(1, 0)
+        port.accept(0, port.count(0, 100))
         if is_gone == "it stops":
             other.leave()
         else:
@@ -117,8 +117,8 @@ async def test_nobody_waits_for_one_that_does_not_accept(patient: None, is_gone:
 
 async def test_who_waits_goes_on_once_it_has_no_more_than_others(patient: None) -> None:
     async with listening() as port:
-        port.share(1, 2)
-        own = port.share(0, 9)
+        port.count(1, 2)
+        own = port.count(0, 9)
         waiting = port.accept(0, own)
         port.connect()
         with pytest.raises(TimeoutError):

@@ -7,7 +7,7 @@ import pytest
 
 from server.http.body import Receive, Scope, Send
 from server.http.connection import BYTES_PER_SECOND
-from server.http.protocol import Protocol
+from server.http.protocol import HttpProtocol
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import GET, POST, App
 
@@ -81,7 +81,7 @@ async def test_the_clock_stands_while_the_server_has_nothing_to_write(monkeypatc
         await turns(4)
         await clock.advance(90)  # the client does not read
         await read(client)
-        await clock.advance(2 * Protocol.answer_seconds)
+        await clock.advance(2 * HttpProtocol.answer_seconds)
     assert not client.transport.is_closing()
     pieces.put_nowait(b"x" * PIECE)
     await turns(4)
@@ -94,7 +94,7 @@ async def test_the_clock_stands_while_the_server_has_nothing_to_write(monkeypatc
 @pytest.mark.holds("Limits")
 async def test_who_reads_at_the_lowest_rate_gets_all(clock: Clock, server: Bare) -> None:
     client = await asked(server)
-    await clock.advance(Protocol.answer_seconds - 5)
+    await clock.advance(HttpProtocol.answer_seconds - 5)
     for _ in range(NUM_PIECES + 1):
         await clock.advance(PIECE / BYTES_PER_SECOND)
         await read(client)

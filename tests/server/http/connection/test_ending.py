@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from server.http.body import STOPPING
 from tests.server.http.running import GET, Running
 from tests.server_e2e.running import PATIENCE
 
@@ -36,7 +37,7 @@ async def test_stop_cancels_what_takes_too_long_and_lets_it_say_so(running: Runn
 
         await running.server.stop(0)
 
-        await running.app.cancelled.get()
+        assert await running.app.cancelled.get() == (STOPPING,)
         answered = await client.rest()
         assert answered.endswith(rest)
         assert answered.startswith(b"HTTP/1.1 503" if rest else b"")

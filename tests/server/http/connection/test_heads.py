@@ -1,11 +1,13 @@
-"""Heads that are refused although a parser takes them, the time for a head, and what every answer says."""
+"""Heads that are refused: of unclear meaning, too large or too slow; and what every answer says."""
 
 import email.utils
+import json
 import time
 
 import pytest
 
-from server.http.protocol import MAX_HEADERS, Protocol
+from server.http.protocol import MAX_HEADERS, HttpProtocol
+from server.requests.errors import HeadTooLarge
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST, App, Running
 
@@ -41,6 +43,19 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n",
         b"POST /now HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"GET /now HTTP/1.1\r\n\r\n",  # RFC 9112, section 3.2: a request names its host once
+        b"GET /now HTTP/1.1\r\nhost: a\r\nHost: a\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n",
+        *(
+            b"POST /slow HTTP/1.1\r\nhost: a\r\n%b\r\n\r\nhello" % length
+            for length in (
+                b"content-length: 5\r\ncontent-length: 6",
+                b"content-length: 5\r\ncontent-length: 5",
+                *(b"content-length: " + value for value in (b"5, 5", b"five", b"-5", b"+5", b"5.0", b"", b"9" * 26)),
+                b"content-length: 5\r\ntransfer-encoding: chunked",
+                b"no header",
+            )
+        ),
     ],
 )
 async def test_heads_that_are_no_http_get_400_and_reach_nothing(server: Bare, app: App, head: bytes) -> None:
@@ -55,8 +70,8 @@ async def test_heads_that_are_no_http_get_400_and_reach_nothing(server: Bare, ap
 @pytest.mark.parametrize("host", [b"", b"a", b"a:", b"a.b-c_d:8080", b"127.0.0.1:1", b"[::1]", b"[fe80::1%25eth0]:80"])
 async def test_hosts_that_are_taken(server: Bare, host: bytes) -> None:
     client = server.connect()
-    await client.send(b"GET /now HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
-    assert client.statuses() == [200]
+    await client.send(b"GET /now HTTP/1.1\r\nhost: " + host + b"\r\n\r\n", b"GET /now HTTP/1.0\r\n\r\n")
+    assert client.statuses() == [200, 200]  # HTTP/1.0 had no such header
 
 
 @pytest.mark.holds("Requests and answers", "Hosts and web pages")
@@ -112,7 +127,7 @@ async def test_empty_lines_have_no_more_time_than_a_head(
     server: Bare, monkeypatch: pytest.MonkeyPatch, sent: bytes, more: bytes, refused: list[int], before: list[bytes]
 ) -> None:
     """Nobody waits for an answer to empty lines, and the client could take it for that to its next request."""
-    monkeypatch.setattr(Protocol, "head_seconds", 0.02)
+    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.02)
     client = server.connect()
     await client.send(*before, sent)
     while client.is_open:
@@ -143,6 +158,55 @@ async def test_an_empty_line_after_a_body_does_not_end_its_request(server: Bare,
     assert client.statuses() == [200, 200]
 
 
+@pytest.mark.holds("Limits", "Errors")
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /now HTTP/1.1\r\nhost: a\r\nlong: " + b"x" * 33_000,  # and no end in sight
+        b"GET /now HTTP/1.1\r\nhost: a\r\nlong: " + b"x" * 33_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 33_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /" + b"x" * 33_000,
+        b"GET /now HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        b"GET /now HTTP/1.1\r\n" + b"a: b\r\n" * 100_000,
+    ],
+    ids=["endless header", "long header", "long path", "endless path", "many headers", "endless headers"],
+)
+async def test_a_head_that_is_too_large_is_refused_in_openais_shape(server: Bare, app: App, head: bytes) -> None:
+    client = server.connect()
+    await client.send(GET % b"now", head)  # the limits are each request's own
+    assert client.statuses() == [200, 431]
+    assert not client.is_open
+    assert app.paths == ["/now"]
+    assert [type(error) for error in server.refused] == [HeadTooLarge]
+    refusal = json.loads(client.transport.written.rpartition(b"\r\n\r\n")[2])
+    assert refusal["error"].keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.holds("Limits")
+async def test_a_head_within_the_limits_is_taken_in_any_pieces(server: Bare) -> None:
+    client = server.connect()
+    sent = b"GET /now HTTP/1.1\r\nhost: a\r\n" + b"name: value\r\n" * 98 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
+    await client.send(*(sent[start : start + 5_000] for start in range(0, len(sent), 5_000)))
+    assert client.statuses() == [200]
+
+
+@pytest.mark.holds("Limits")
+@pytest.mark.both_loops
+async def test_a_head_that_does_not_come_is_given_up(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.05)
+    async with running.client() as client:
+        client.send(b"GET /now HTT")
+        assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+    async with running.client() as client:  # the time runs for the head alone
+        client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na")
+        await running.app.reading.wait()
+        async with running.client() as other:
+            other.send(b"GET /now HTT")
+            assert (await other.rest()).startswith(b"HTTP/1.1 408 ")  # by now its time would be over, too
+        client.send(b"b")
+        assert await client.answer() == (200, b"ab")
+
+
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize(("num", "status"), [(MAX_HEADERS, 200), (MAX_HEADERS + 1, 431)])
 @pytest.mark.parametrize("form", [GET, CHUNKED], ids=["no body", "chunked"])
@@ -160,7 +224,7 @@ async def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connectio
     server: Bare, monkeypatch: pytest.MonkeyPatch, last: bytes
 ) -> None:
     """It is too small for the server to be told that the client does not read."""
-    monkeypatch.setattr(Protocol, "answer_seconds", 0.01)
+    monkeypatch.setattr(HttpProtocol, "answer_seconds", 0.01)
     server.server._config.timeout_keep_alive = 0
     client = server.connect()
     client.transport.is_read = False

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from server.http.connection import Exchange
-from server.http.protocol import MAX_HEAD_BYTES, Protocol
+from server.http.protocol import MAX_HEAD_BYTES, HttpProtocol
 from tests.server.edge import Edge
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST
@@ -26,19 +26,9 @@ SEEDS = [
     b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-length: 70000\r\n\r\n" + b"x" * 70_000,
     b"GET /livez HTTP/1.1\r\nhost: a\r\n" + b"name: value\r\n" * 90 + b"\r\n",
 ]
-TOKENS = [
-    b"\r\n",
-    b"\r\n\r\n",
-    b"\0",
-    b" ",
-    b":",
-    b"0\r\n\r\n",
-    b"HTTP/1.1",
-    b"content-length: 3\r\n",
-    b"\xff",
-    b"x" * 40_000,
-]
-TOKENS += [b"transfer-encoding: chunked\r\n", b"connection: close\r\n", b"upgrade: a\r\n", b"ffffffffffffffff\r\n"]
+TOKENS = [b"\r\n", b"\r\n\r\n", b"\0", b" ", b":", b"0\r\n\r\n", b"HTTP/1.1", b"\xff", b"x" * 40_000]
+TOKENS += [b"content-length: 3\r\n", b"transfer-encoding: chunked\r\n", b"connection: close\r\n"]
+TOKENS += [b"upgrade: a\r\n", b"ffffffffffffffff\r\n"]
 READ = 64 * 1024
 
 
@@ -93,7 +83,7 @@ def test_mutated_requests_are_answered_or_refused(num: int, caplog: pytest.LogCa
         asyncio.run(test())
     assert caplog.records == []
     gc.collect()
-    assert [one for one in gc.get_objects() if issubclass(type(one), (Protocol, Exchange))] == []
+    assert [one for one in gc.get_objects() if issubclass(type(one), (HttpProtocol, Exchange))] == []
     assert seen >= {200, 400, 404, 413, 431}
 
 

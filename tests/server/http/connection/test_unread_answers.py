@@ -13,6 +13,7 @@ from tests.server.edge import Edge, ready_state
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import POST
 from wire.control import Json
+from wire.vocabulary import RequestClass
 
 LIMIT = 1_200_000  # bytes of queries: a quarter of the room
 OPENAI, TEI = b"v1/embeddings", b"embed"
@@ -65,14 +66,14 @@ async def test_answers_that_nobody_reads_have_a_limit(path: bytes) -> None:
     for client in clients:
         client.transport.abort()
     await turns()
-    assert served.admission.row_memory_of("interactive").num_held_bytes == 0
+    assert served.admission.row_memory_of(RequestClass.INTERACTIVE).num_held_bytes == 0
     server.close()
 
 
 @pytest.mark.holds("Limits")
 async def test_small_answers_and_the_only_large_one_are_never_refused() -> None:
     served = edge()
-    served.admission._row_memory["interactive"] = RowMemory(1000, max_wait=0)
+    served.admission._row_memory[RequestClass.INTERACTIVE] = RowMemory(1000, max_wait=0)
     server = Bare(served.app)
     large = await unread(server, request(OPENAI))
     assert large.transport.num_unread > 200_000
@@ -106,7 +107,7 @@ async def test_rows_are_not_computed_until_there_is_room() -> None:
     await turns(20)
     assert last.statuses() == [200]
     await turns()
-    assert served.admission.row_memory_of("interactive").num_held_bytes == 0
+    assert served.admission.row_memory_of(RequestClass.INTERACTIVE).num_held_bytes == 0
     server.close()
 
 
@@ -148,7 +149,7 @@ async def test_a_request_that_fails_gives_its_room_back() -> None:
         await client.send(request(OPENAI))
         await turns(20)
         assert client.statuses() == [500]
-        assert served.admission.row_memory_of("interactive").num_held_bytes == 0
+        assert served.admission.row_memory_of(RequestClass.INTERACTIVE).num_held_bytes == 0
     assert len(served.managers.submitted) == 2
     server.close()
 

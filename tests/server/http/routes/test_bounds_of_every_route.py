@@ -7,7 +7,7 @@ has taken all it can get. A route that is added later is walked too.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from server.http.body import WRITE_BUFFER_BYTES, Message
 from server.requests.concurrency import OpenRequest
 from server.requests.row_memory import HeldMemory
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Edge, call, good_body, state_with_everything
+from tests.server.edge import Edge, call, good_body, scope_of, state_with_everything
 from tests.server.fallback import fallback_routes
-from tests.server_e2e.running import PATIENCE
+from tests.server.http.test_answers import is_in_shape
 from tests.tiers import full_but
+from wire.vocabulary import RequestClass
 
 KEYS = [ApiKey("a", digest(b"key-a")), ApiKey("b", digest(b"key-b"))]
 AS_A, AS_B = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
@@ -73,9 +74,15 @@ def edge(jobs: Jobs | None = None, **changes: Any) -> Edge:
 
 
 async def silent(
-    app: App, method: str, path: str, *, headers: dict[str, str] | None = None, first: bytes = b"{"
+    app: App,
+    method: str,
+    path: str,
+    *,
+    headers: dict[str, str] | None = None,
+    first: bytes = b"{",
+    look: Callable[[list[Message]], object] = len,
 ) -> int:
-    """The status for a client whose body begins and never goes on; 0 if the answer never began."""
+    """The status for a client whose body begins and never goes on; 0 if the answer never began. `look` sees it all."""
     sent: list[Message] = []
     pieces: list[Message] = [{"type": "http.request", "body": first, "more_body": True}]
 
@@ -87,11 +94,8 @@ async def silent(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    named.append((b"content-length", b"1000"))
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
-    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
-    await app(scope, receive, send)
+    await app(scope_of(method, path, {**(headers or {}), "content-length": "1000"}), receive, send)
+    look(sent)
     return int(sent[0]["status"]) if sent else 0
 
 
@@ -101,77 +105,65 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Awaitable[Any]) -> Any:
-    async def in_time() -> Any:
-        async with asyncio.timeout(PATIENCE):
-            return await test
-
-    return asyncio.run(in_time())
-
-
 def body_of(path: str) -> tuple[bytes, dict[str, str]]:
     """The first piece of a body that the route reads on after, and its headers."""
     return (FORM, UPLOAD) if path == "/v1/files" else (b"{", {})
 
 
-@pytest.mark.holds("Every bound")
+@pytest.mark.holds("Every bound", "Errors")
 @pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
-def test_a_body_that_stops_coming_ends_the_request(method: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_coming_ends_the_request(
+    method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)
     first, headers = body_of(path)
+    answer: list[Message] = []
 
-    async def test() -> tuple[int, int]:
-        made = edge(jobs=(jobs := Jobs()))
-        status = await silent(made.app, method, path, headers=headers, first=first)
-        if path == "/v1/files" and method == "POST":
-            assert jobs.asked == ["file_begin", "file_abandon"]
-        return status, made.admission.requests.num_open
-
-    status, num_open = run(test())
-    assert num_open == 0
+    made = edge(jobs=(jobs := Jobs()))
+    status = await silent(made.app, method, path, headers=headers, first=first, look=answer.extend)
+    if path == "/v1/files" and method == "POST":
+        assert jobs.asked == ["file_begin", "file_abandon"]
+    assert made.admission.requests.num_open == 0
     if method == "POST" and path in READING:  # the others have answered without it
         assert status == 408
+    if method == "POST" and path in POSTED and path in READING:
+        start, content = answer
+        assert (b"connection", b"close") in start["headers"]
+        assert is_in_shape(json.loads(bytes(content["body"])), path)
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("path", [path for method, path in EVERY_ROUTE if method == "GET"])
-def test_head_reads_one_piece_at_most(path: str) -> None:
+async def test_head_reads_one_piece_at_most(path: str) -> None:
     jobs = Jobs()
 
-    async def test() -> None:
-        await call(edge(jobs=jobs).app, "HEAD", path)
-
-    run(test())
+    await call(edge(jobs=jobs).app, "HEAD", path)
     assert len(jobs.asked) == len(set(jobs.asked)), "it went on reading what nobody is sent"
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("reads", ["stream", "body", "json", "form"])
-def test_a_route_that_is_added_later_has_the_clock_too(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_route_that_is_added_later_has_the_clock_too(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)
 
-    async def test() -> int:
-        made = edge()
-        app = made.app._fallback._made  # type: ignore[attr-defined]
+    made = edge()
+    app = made.app._fallback._made  # type: ignore[attr-defined]
 
-        @app.post("/later")  # type: ignore[untyped-decorator]
-        async def later(request: Request) -> str:
-            if reads == "stream":
-                return str([piece async for piece in request.stream()])
-            return str(await getattr(request, reads)())
+    @app.post("/later")  # type: ignore[untyped-decorator]
+    async def later(request: Request) -> str:
+        if reads == "stream":
+            return str([piece async for piece in request.stream()])
+        return str(await getattr(request, reads)())
 
-        return await silent(made.app, "POST", "/later", headers=UPLOAD if reads == "form" else None, first=FORM)
-
-    assert run(test()) == 408
+    assert await silent(made.app, "POST", "/later", headers=UPLOAD if reads == "form" else None, first=FORM) == 408
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize(("method", "path"), SOME_ROUTES)
-def test_silent_clients_take_nobodys_place(method: str, path: str) -> None:
+async def test_silent_clients_take_nobodys_place(method: str, path: str) -> None:
     """More of them than there are places, with and without keys."""
     first, headers = body_of(path)
-
-    async def test(keys: list[ApiKey]) -> list[int]:
+    for keys in ([], KEYS):
         made = edge(max_requests=2, keys=keys)
         tasks = [
             asyncio.ensure_future(silent(made.app, method, path, headers=headers | AS_A, first=first)) for _ in range(6)
@@ -186,10 +178,7 @@ def test_silent_clients_take_nobodys_place(method: str, path: str) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert made.admission.requests.num_open == 0
-        return found
-
-    for keys in ([], KEYS):
-        assert run(test(keys)) == [200] * 4
+        assert found == [200] * 4
 
 
 def pieces_of(content: bytes) -> list[bytes]:
@@ -198,29 +187,23 @@ def pieces_of(content: bytes) -> list[bytes]:
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("path", POSTED)
-def test_a_key_that_has_taken_all_places_takes_no_other_keys(path: str) -> None:
-    async def test() -> list[int]:
-        made = edge(max_requests=4, keys=KEYS)
-        others = [OpenRequest(made.admission.requests) for _ in range(4)]
-        for other in others:
-            other.__enter__()
-            other.let_in("a")
-        return [(await call(made.app, "POST", path, good_body(path), named)).status for named in (AS_A, AS_B)]
-
-    assert run(test()) == [429, 200]
+async def test_a_key_that_has_taken_all_places_takes_no_other_keys(path: str) -> None:
+    made = edge(max_requests=4, keys=KEYS)
+    others = [OpenRequest(made.admission.requests) for _ in range(4)]
+    for other in others:
+        other.__enter__()
+        other.let_in("a")
+    assert [(await call(made.app, "POST", path, good_body(path), named)).status for named in (AS_A, AS_B)] == [429, 200]
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("path", POSTED)
-def test_a_key_whose_bodies_take_all_room_leaves_others_theirs(path: str) -> None:
-    async def test() -> list[int]:
-        made = edge(max_bytes=200_000, keys=KEYS)
-        padding = b'{"other": "' + b"x" * 100_000 + b'", '
-        sent = [padding, good_body(path)[1:]]
-        with made.app._bodies.of("a").held(400_000):
-            return [(await call(made.app, "POST", path, sent, named)).status for named in (AS_A, AS_B)]
-
-    taken, others = run(test())
+async def test_a_key_whose_bodies_take_all_room_leaves_others_theirs(path: str) -> None:
+    made = edge(max_bytes=200_000, keys=KEYS)
+    padding = b'{"other": "' + b"x" * 100_000 + b'", '
+    sent = [padding, good_body(path)[1:]]
+    with made.shared.bodies.of("a").held(400_000):
+        taken, others = [(await call(made.app, "POST", path, sent, named)).status for named in (AS_A, AS_B)]
     assert taken == 429
     assert others in (200, 400, 422)  # a route may not know the field
 
@@ -235,7 +218,7 @@ async def watch_answer(made: Edge, method: str, path: str, headers: dict[str, st
             status = message["status"]
         elif len(message.get("body", b"")) > WRITE_BUFFER_BYTES // 2:
             size += len(message["body"])
-            least = min(least, sum(held.row_memory_of(name).num_held_bytes for name in ("interactive", "bulk")))
+            least = min(least, sum(held.row_memory_of(one).num_held_bytes for one in RequestClass))
 
     content = good_body(path) if path in POSTED else b""
     pieces: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
@@ -245,56 +228,43 @@ async def watch_answer(made: Edge, method: str, path: str, headers: dict[str, st
             await asyncio.Event().wait()
         return pieces.pop()
 
-    named = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
-    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
-    await made.app(scope, receive, send)
+    await made.app(scope_of(method, path, headers), receive, send)
     return status, size, least
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize(("method", "path"), SOME_ROUTES)
-def test_what_leaves_of_a_large_answer_counts_until_it_is_read(method: str, path: str) -> None:
-    async def test() -> None:
-        made = edge(max_held_bytes=1 << 30)
-        made.managers.rows = LARGE_ROWS
-        _, size, least = await watch_answer(made, method, path, {})
-        if size > WRITE_BUFFER_BYTES:
-            assert least > WRITE_BUFFER_BYTES
-        assert all(made.admission.row_memory_of(name).num_held_bytes == 0 for name in ("interactive", "bulk"))
-
-    run(test())
+async def test_what_leaves_of_a_large_answer_counts_until_it_is_read(method: str, path: str) -> None:
+    made = edge(max_held_bytes=1 << 30)
+    made.managers.rows = LARGE_ROWS
+    _, size, least = await watch_answer(made, method, path, {})
+    if size > WRITE_BUFFER_BYTES:
+        assert least > WRITE_BUFFER_BYTES
+    assert all(made.admission.row_memory_of(one).num_held_bytes == 0 for one in RequestClass)
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("path", ["/v1/files/file_id/content", "/async_request/request_id/result", "/openapi.json"])
-def test_an_answer_that_finds_no_room_does_not_begin_and_another_keys_does(path: str) -> None:
-    async def test() -> list[int]:
-        made = edge(max_held_bytes=4 << 20, keys=KEYS)
-        room = made.admission.row_memory_of("bulk")
-        unread = HeldMemory(room, "a")
-        unread.change(room.max_bytes)
-        return [(await watch_answer(made, "GET", path, named))[0] for named in (AS_A, AS_B)]
-
-    assert run(test()) == [503, 200]
+async def test_an_answer_that_finds_no_room_does_not_begin_and_another_keys_does(path: str) -> None:
+    made = edge(max_held_bytes=4 << 20, keys=KEYS)
+    room = made.admission.row_memory_of(RequestClass.BULK)
+    unread = HeldMemory(room, "a")
+    unread.change(room.max_bytes)
+    assert [(await watch_answer(made, "GET", path, named))[0] for named in (AS_A, AS_B)] == [503, 200]
 
 
 @pytest.mark.holds("Every bound")
 @pytest.mark.parametrize("path", POSTED)
-def test_many_tiny_items_are_refused_before_anything_is_tokenized(path: str) -> None:
+async def test_many_tiny_items_are_refused_before_anything_is_tokenized(path: str) -> None:
     """In every field that takes a list, and where the example has one text or one list."""
-
-    async def test(content: bytes) -> None:
-        made = edge()
-        called = await call(made.app, "POST", path, content)
-        assert called.status in (400, 413, 422) or called.status < 300
-        assert sum(len(texts) for texts, _ in made.tokenizers.asked) <= 8  # --max-client-batch-size is 4; pairs
-        assert len(made.managers.submitted) <= 4
-
     (example,) = (route.example for route in ROUTES if route.path == path)
     for name in example:
         for tiny in ("a", [1], {"inputs": "a"}):
-            run(test(json.dumps({**example, name: [tiny] * 1000}).encode()))
+            made = edge()
+            called = await call(made.app, "POST", path, json.dumps({**example, name: [tiny] * 1000}).encode())
+            assert called.status in (400, 413, 422) or called.status < 300
+            assert sum(len(texts) for texts, _ in made.tokenizers.asked) <= 8  # --max-client-batch-size is 4; pairs
+            assert len(made.managers.submitted) <= 4
 
 
 def test_the_walk_has_every_route() -> None:
@@ -303,18 +273,15 @@ def test_the_walk_has_every_route() -> None:
     assert {"/v1/files", "/v1/batches", "/async_predict", "/metrics", "/info", "/pipelines/name"} <= paths
 
 
-def test_who_has_waited_longest_gives_way_to_others_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> tuple[list[int], int]:
-        made = edge(max_requests=2, keys=KEYS)
-        tasks = []
-        for named in (AS_A, AS_B, AS_A, AS_A):
-            tasks.append(asyncio.ensure_future(silent(made.app, "POST", "/v1/embeddings", headers=named)))
-            await settled()
-        ended = [task.result() for task in tasks if task.done()]
-        is_first = tasks[0].done()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return ended, is_first
-
-    assert run(test()) == ([429], True)
+async def test_who_has_waited_longest_gives_way_to_others_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = edge(max_requests=2, keys=KEYS)
+    tasks = []
+    for named in (AS_A, AS_B, AS_A, AS_A):
+        tasks.append(asyncio.ensure_future(silent(made.app, "POST", "/v1/embeddings", headers=named)))
+        await settled()
+    ended = [task.result() for task in tasks if task.done()]
+    is_first = tasks[0].done()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (ended, is_first) == ([429], True)

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 
 from server.requests import load
-from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, answered, call, ready_state
 
 NOW = 1000.0  # where `ask` asks
@@ -70,10 +69,3 @@ async def test_of_one_model() -> None:
     answers = [await call(edge.app, "GET", f"/load{model}") for model in ("", "?model=the-model", "?model=other")]
     assert [json.loads(answer.body)["waiting_tokens"] for answer in answers] == [7, 0, 7]
     assert (await call(edge.app, "GET", "/load?model=none")).status == 404
-
-
-@pytest.mark.holds("API keys", "The load report")
-def test_it_is_as_open_as_the_metrics() -> None:
-    keys = [ApiKey("team", digest(b"sesame"))]
-    assert ask(keys=keys).status == 200
-    assert ask(keys=keys, metrics_need_a_key=True).status == 401

@@ -46,20 +46,9 @@ def test_another_spelling_leads_to_the_route(path: str, place: Place) -> None:
     "path",
     [
         "",
-        "//predict",
-        "/predict//",
-        "/V1/predict",
-        "/v1",
-        "/v1//predict",
-        "/v2/predict",
-        "/v1/v1/predict",
-        "/syncpredict",
-        "/environments/sync/predict",
-        "/environments/a/b/sync/predict",
-        "/production/predict",
-        "/openai",
-        "/v1/endpoints/12/deployedModels/345:explain",
-        "/openai/deployments/embeddings",
+        *("//predict", "/predict//", "/V1/predict", "/v1", "/v1//predict", "/v2/predict", "/v1/v1/predict", "/openai"),
+        *("/syncpredict", "/environments/sync/predict", "/environments/a/b/sync/predict", "/production/predict"),
+        *("/v1/endpoints/12/deployedModels/345:explain", "/openai/deployments/embeddings"),
     ],
 )
 def test_no_other_path_does(path: str) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.features.jobs.batches.batches import Batches
 from server.features.jobs.batches.state import Holder
@@ -16,6 +16,7 @@ from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
+from tests.batch_manager.peers import until
 from tests.server.jobs.store.stores import Clock
 
 LEASE = 60.0
@@ -75,13 +76,22 @@ class Place:
         await self.files.end(owner, file_id)
         return file_id
 
-    async def made(self, content: bytes, *, owner: str = "", input_id: str = "", **metadata: str) -> str:
-        """The id of a new batch for embeddings, of a new file by default."""
+    async def made(
+        self,
+        content: bytes,
+        *,
+        owner: str = "",
+        input_id: str = "",
+        endpoint: str = "/v1/embeddings",
+        window: str = "24h",
+        **metadata: str,
+    ) -> str:
+        """The id of a new batch, of a new file by default."""
         state = await self.batches.create(
             owner,
-            endpoint="/v1/embeddings",
+            endpoint=endpoint,
             input_file_id=input_id or await self.uploaded(content, owner),
-            completion_window="24h",
+            completion_window=window,
             metadata=metadata,
         )
         return state.id
@@ -91,13 +101,17 @@ class Place:
         assert state is not None
         return state.shown()
 
-    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+    async def lines(self, file_id: str | None, owner: str = "") -> list[dict[str, Any]]:
         """Of an output; none without a file."""
         if file_id is None:
             return []
-        content = await self.files.read("", file_id, 0, 1 << 30)
+        content = await self.files.read(owner, file_id, 0, 1 << 30)
         assert content is not None
         return [json.loads(line) for line in content.splitlines()]
+
+    async def custom_ids(self, file_id: str | None, owner: str = "") -> list[str]:
+        """Those of the lines of an output."""
+        return [line["custom_id"] for line in await self.lines(file_id, owner)]
 
 
 @asynccontextmanager
@@ -138,6 +152,20 @@ def input_lines(count: int, **changes: object) -> list[bytes]:
     ]
 
 
+def names(count: int) -> list[str]:
+    """The names of as many lines."""
+    return [f"c{number}" for number in range(count)]
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """A function that fails with this error."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
 def joined(lines: Sequence[bytes]) -> bytes:
     return b"\n".join(lines) + b"\n"
 
@@ -154,6 +182,14 @@ async def running(place: Place) -> AsyncIterator[None]:
             await task
 
 
+async def cut_off(place: Place, gate: Gate, content: bytes) -> str:
+    """The id of a batch whose process is killed when the gate has closed."""
+    batch_id = await place.made(content)
+    async with running(place):
+        await gate.closed.wait()
+    return batch_id
+
+
 async def ended(place: Place, batch_id: str) -> dict[str, Any]:
     """Runs batches until this one has ended."""
     async with running(place):
@@ -163,6 +199,26 @@ async def ended(place: Place, batch_id: str) -> dict[str, Any]:
 async def when_ended(place: Place, batch_id: str, owner: str = "") -> dict[str, Any]:
     while not (state := await place.batches.get(owner, batch_id)) or not state.has_ended:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    while batch_id in place.batches._running:  # noqa: ASYNC110  its end is in the store, and counted a moment later
-        await asyncio.sleep(0)
+    await until(lambda: batch_id not in place.batches._running)  # its end is in the store, and counted a moment later
     return state.shown()
+
+
+class Ran(NamedTuple):
+    """A batch that has ended, and the lines of its two files."""
+
+    shown: dict[str, Any]
+    found: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Lines in all, answered, failed."""
+        total, completed, failed = self.shown["request_counts"].values()
+        return total, completed, failed
+
+
+async def ran(folder: Path, content: bytes, server: FakeServer | None = None, **metadata: str) -> Ran:
+    """What became of a batch of these lines."""
+    async with opened(folder, server or FakeServer()) as place:
+        shown = await ended(place, await place.made(content, **metadata))
+        return Ran(shown, await place.lines(shown["output_file_id"]), await place.lines(shown["error_file_id"]))

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,27 @@ from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.store import StoreFull
 from server.requests.errors import Conflict, InvalidRequest
-from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
+from tests.server.jobs.batches.fake_batches import (
+    FakeServer,
+    Gate,
+    cut_off,
+    ended,
+    input_lines,
+    joined,
+    names,
+    opened,
+    ran,
+    running,
+    when_ended,
+)
 
 
 @pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:
-    server = FakeServer()
-    async with opened(tmp_path, server) as place:
-        shown = await ended(place, await place.made(joined(input_lines(200))))
-        found = await place.lines(shown["output_file_id"])
-    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(200)]
-    assert [line["response"]["body"] for line in found] == [{"echo": {"n": number}} for number in range(200)]
-    assert shown["status"] == "completed"
-    assert shown["error_file_id"] is None
-    assert shown["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+    it = await ran(tmp_path, joined(input_lines(200)))
+    assert [line["custom_id"] for line in it.found] == names(200)
+    assert [line["response"]["body"] for line in it.found] == [{"echo": {"n": number}} for number in range(200)]
+    assert (it.shown["status"], it.shown["error_file_id"], it.counts) == ("completed", None, (200, 200, 0))
 
 
 BROKEN = {
@@ -57,12 +64,10 @@ BROKEN = {
 @pytest.mark.parametrize(("broken", "code"), BROKEN.items(), ids=range(len(BROKEN)))
 async def test_a_broken_line_fails_alone_with_its_number(tmp_path: Path, broken: bytes, code: str) -> None:
     first, second = input_lines(2)
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(joined([first, b"", broken, second])))
-        found, errors = await place.lines(shown["output_file_id"]), await place.lines(shown["error_file_id"])
-    assert [line["custom_id"] for line in found] == ["c0", "c1"]
-    assert [(line["error"]["code"], line["error"]["line"]) for line in errors] == [(code, 3)]
-    assert shown["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    it = await ran(tmp_path, joined([first, b"", broken, second]))
+    assert [line["custom_id"] for line in it.found] == ["c0", "c1"]
+    assert [(line["error"]["code"], line["error"]["line"]) for line in it.errors] == [(code, 3)]
+    assert it.counts == (3, 2, 1)
 
 
 HALF = rb'"a\ud83d"'
@@ -82,10 +87,7 @@ DEEP = b"[" * 2000 + b"]" * 2000
     ids=range(5),
 )
 async def test_a_line_that_no_decoder_takes_keeps_its_custom_id(tmp_path: Path, line: bytes) -> None:
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(joined([line, line])))
-        errors = await place.lines(shown["error_file_id"])
-
+    errors = (await ran(tmp_path, joined([line, line]))).errors
     assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [("x", "invalid_line")] * 2
 
 
@@ -108,19 +110,13 @@ async def test_what_no_decoder_takes_in_a_body_comes_to_the_server_as_it_is(tmp_
             return HttpAnswer(400, {"content-type": "application/json"}, b'{"error":{"param":"input[1]"}}')
 
     line = b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": %b}' % body
-    async with opened(tmp_path, Refusing()) as place:
-        shown = await ended(place, await place.made(joined([line])))
-        (error,) = await place.lines(shown["error_file_id"])
-
+    (error,) = (await ran(tmp_path, joined([line]), Refusing())).errors
     assert asked == [body]
     assert (error["custom_id"], error["response"]["body"]) == ("x", {"error": {"param": "input[1]"}})
 
 
 async def test_a_file_in_utf_16_gets_a_sentence(tmp_path: Path) -> None:
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(joined(input_lines(1)).decode().encode("utf-16")))
-        errors = await place.lines(shown["error_file_id"])
-
+    errors = (await ran(tmp_path, joined(input_lines(1)).decode().encode("utf-16"))).errors
     assert errors[0]["error"]["message"] == "the line is not in UTF-8"
 
 
@@ -128,27 +124,21 @@ async def test_a_file_in_utf_16_gets_a_sentence(tmp_path: Path) -> None:
 async def test_other_ends_of_lines_and_a_byte_order_mark_are_taken(
     tmp_path: Path, content: Callable[[list[bytes]], bytes]
 ) -> None:
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(content(input_lines(3))))
-    assert shown["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert (await ran(tmp_path, content(input_lines(3)))).counts == (3, 3, 0)
 
 
 async def test_a_line_that_is_too_long_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 200)
     first, second = input_lines(2)
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(joined([first, b"x" * 1000, second])))
-        errors = await place.lines(shown["error_file_id"])
-    assert [(line["error"]["code"], line["error"]["line"]) for line in errors] == [("line_too_long", 2)]
-    assert shown["request_counts"]["completed"] == 2
+    it = await ran(tmp_path, joined([first, b"x" * 1000, second]))
+    assert [(line["error"]["code"], line["error"]["line"]) for line in it.errors] == [("line_too_long", 2)]
+    assert it.counts == (3, 2, 1)
 
 
 async def test_an_answer_that_is_no_success_goes_to_the_errors_as_it_is(tmp_path: Path) -> None:
-    async with opened(tmp_path, FakeServer(status=413)) as place:
-        shown = await ended(place, await place.made(joined(input_lines(1))))
-        (line,) = await place.lines(shown["error_file_id"])
-    assert (line["response"]["status_code"], line["error"]) == (413, None)
-    assert (shown["status"], shown["output_file_id"]) == ("completed", None)
+    it = await ran(tmp_path, joined(input_lines(1)), FakeServer(status=413))
+    assert [(line["response"]["status_code"], line["error"]) for line in it.errors] == [(413, None)]
+    assert (it.shown["status"], it.shown["output_file_id"]) == ("completed", None)
 
 
 @pytest.mark.parametrize("content", [b"\n\n", None])
@@ -156,8 +146,7 @@ async def test_a_file_without_lines_or_with_too_many_fails_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
     monkeypatch.setattr(batch_lines, "MAX_LINES", 3)
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(content or joined(input_lines(4))))
+    shown = (await ran(tmp_path, content or joined(input_lines(4)))).shown
     assert shown["status"] == "failed"
     assert [error["code"] for error in shown["errors"]["data"]] == ["empty_file" if content else "too_many_lines"]
 
@@ -166,35 +155,17 @@ async def test_a_file_without_lines_or_with_too_many_fails_the_batch(
     ("changes", "param"),
     [
         ({"endpoint": "/v1/chat/completions"}, "endpoint"),
-        ({"input_file_id": "file-unknown"}, "input_file_id"),
-        ({"completion_window": "soon"}, "completion_window"),
-        ({"completion_window": "31d"}, "completion_window"),
-        ({"metadata": {"output_format": "csv"}}, "metadata"),
+        ({"input_id": "file-unknown"}, "input_file_id"),
+        ({"window": "soon"}, "completion_window"),
+        ({"window": "31d"}, "completion_window"),
+        ({"output_format": "csv"}, "metadata"),
     ],
 )
 async def test_what_can_not_be_a_batch_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], param: str) -> None:
     async with opened(tmp_path, FakeServer()) as place:
-        given = {
-            "endpoint": "/v1/embeddings",
-            "input_file_id": await place.uploaded(b"{}"),
-            "completion_window": "24h",
-            "metadata": {},
-        }
         with pytest.raises(InvalidRequest) as caught:
-            await place.batches.create("", **{**given, **changes})
+            await place.made(b"{}", **changes)
     assert caught.value.param == param
-
-
-@pytest.mark.holds("Jobs are seen with their own key alone")
-async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> None:
-    async with opened(tmp_path, FakeServer()) as place:
-        batch_id = await place.made(joined(input_lines(1)))
-        mine = (await place.batches.newest("", after=None, limit=9))[0].input_file_id
-        assert await place.batches.get("other", batch_id) is None
-        assert await place.batches.cancel("other", batch_id) is None
-        assert await place.files.info("other", mine) is None
-        assert await place.files.read("other", mine, 0, 9) is None
-        assert not await place.batches.delete_file("other", mine)
 
 
 @pytest.mark.parametrize("committed_often", [True, False])
@@ -203,14 +174,9 @@ async def test_a_batch_that_was_interrupted_goes_on_with_one_line_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed_often: bool
 ) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0 if committed_often else 3600.0)
-    gate = Gate(150)
+    gate = Gate(60)
     async with opened(tmp_path, gate) as place:
-        batch_id = await place.made(joined(input_lines(300)))
-        running = asyncio.create_task(place.batches.run())
-        await gate.closed.wait()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        batch_id = await cut_off(place, gate, joined(input_lines(120)))
         state = await place.batches.get("", batch_id)
         assert state is not None
         with (tmp_path / "files" / state.output_file_id).open("ab") as torn:  # what a crash may leave
@@ -218,10 +184,10 @@ async def test_a_batch_that_was_interrupted_goes_on_with_one_line_for_each(
     server = FakeServer()
     async with opened(tmp_path, server) as place:
         shown = await ended(place, batch_id)
-        found = await place.lines(shown["output_file_id"])
-    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(300)]
-    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
-    assert (len(server.asked) < 300) == committed_often
+        found = await place.custom_ids(shown["output_file_id"])
+    assert found == names(120)
+    assert shown["request_counts"] == {"total": 120, "completed": 120, "failed": 0}
+    assert (len(server.asked) < 120) == committed_often
 
 
 async def test_a_full_disk_only_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,26 +200,20 @@ async def test_a_full_disk_only_delays(tmp_path: Path, monkeypatch: pytest.Monke
         write(self, content, at)
 
     monkeypatch.setattr(Output, "write", full)
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    async with opened(tmp_path, FakeServer()) as place:
-        shown = await ended(place, await place.made(joined(input_lines(50))))
-        found = await place.lines(shown["output_file_id"])
-    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(50)]
+    it = await ran(tmp_path, joined(input_lines(50)))
+    assert [line["custom_id"] for line in it.found] == names(50)
 
 
 async def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path) -> None:
     gate = Gate(10)
     async with opened(tmp_path, gate) as place:
         batch_id = await place.made(joined(input_lines(300)))
-        running = asyncio.create_task(place.batches.run())
-        await gate.closed.wait()
-        state = await place.batches.cancel("", batch_id)
-        assert state is not None
-        assert state.status == "cancelling"
-        shown = await when_ended(place, batch_id)  # although no answer comes any more
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        async with running(place):
+            await gate.closed.wait()
+            state = await place.batches.cancel("", batch_id)
+            assert state is not None
+            assert state.status == "cancelling"
+            shown = await when_ended(place, batch_id)  # although no answer comes any more
         found = await place.lines(shown["output_file_id"])
         assert (await place.batches.cancel("", batch_id)) == await place.batches.get("", batch_id)
     assert shown["status"] == "cancelled"
@@ -265,14 +225,11 @@ async def test_a_batch_that_waits_is_cancelled_at_once(tmp_path: Path, monkeypat
     gate = Gate(0)
     async with opened(tmp_path, gate) as place:
         first, second = [await place.made(joined(input_lines(3))) for _ in range(2)]
-        running = asyncio.create_task(place.batches.run())
-        await gate.closed.wait()
-        await place.batches.cancel("", second)
-        assert (await when_ended(place, second))["status"] == "cancelled"
-        assert (await place.shown(first))["status"] == "in_progress"
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        async with running(place):
+            await gate.closed.wait()
+            await place.batches.cancel("", second)
+            assert (await when_ended(place, second))["status"] == "cancelled"
+            assert (await place.shown(first))["status"] == "in_progress"
 
 
 async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +248,8 @@ async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, m
     async with opened(tmp_path, gate) as place:
         for owner in ("", "", "", "other"):
             await place.made(joined(input_lines(1)), owner=owner)
-        running = asyncio.create_task(place.batches.run())
-        await gate.closed.wait()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        async with running(place):
+            await gate.closed.wait()
 
 
 async def test_no_more_batches_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +271,7 @@ async def test_files_of_a_batch_that_has_not_ended_stay(tmp_path: Path) -> None:
         for file_id in (state.input_file_id, state.output_file_id):
             with pytest.raises(Conflict, match=batch_id):
                 await place.batches.delete_file("", file_id)
+        assert await place.files.read("other", state.input_file_id, 0, 9) is None
         await ended(place, batch_id)
         assert await place.batches.delete_file("", state.input_file_id)
         assert await place.batches.delete_file("", state.output_file_id)
@@ -346,14 +301,8 @@ async def test_a_clock_that_was_set_back_makes_the_window_no_longer(
     assert (shown["status"], shown["request_counts"]["failed"]) == ("expired", 30)
 
 
-def positions(content: bytes) -> Iterator[int]:
-    at = 0
-    for line in content.splitlines(keepends=True):
-        at += len(line)
-        yield at
-
-
 async def test_the_place_in_the_input_is_in_bytes(tmp_path: Path) -> None:
     content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in ("ä", "€", "😀")).encode()
     (tmp_path / "in").write_bytes(content)
-    assert [line.end for line in batch_lines.lines_of(tmp_path / "in") if line is not None] == list(positions(content))
+    ends = list(accumulate(map(len, content.splitlines(keepends=True))))
+    assert [line.end for line in batch_lines.lines_of(tmp_path / "in") if line is not None] == ends

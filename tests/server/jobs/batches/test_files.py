@@ -10,7 +10,8 @@ from server.features.jobs.batches import run as batch_run
 from server.features.jobs.store.store import StoreFull, StoreLimits
 from server.features.jobs.types import Document
 from server.requests.errors import InvalidRequest
-from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, when_ended
+from tests.batch_manager.peers import until
+from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, opened, running, when_ended
 
 MIB = 1 << 20
 
@@ -102,7 +103,7 @@ async def test_an_upload_that_could_find_no_room_is_refused_before_its_bytes(tmp
 
 async def test_what_tiny_files_take_of_the_disk_is_counted(tmp_path: Path) -> None:
     async with opened(tmp_path, FakeServer()) as place:
-        for _ in range(300):
+        for _ in range(100):
             await place.uploaded(b"1", "anna")
         counted = (await place.requests.counts(None)).held_bytes
     assert _taken(tmp_path) < 1.25 * counted
@@ -116,18 +117,15 @@ def _taken(folder: Path) -> int:
 async def test_outputs_find_room_before_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
     monkeypatch.setattr(batch_run, "COMMIT_BYTES", 0)
     limits = StoreLimits(quota_bytes=128 << 10)
     async with opened(tmp_path, FakeServer(), limits=limits) as place:
         other = await place.uploaded(bytes(60 << 10))
         batch_id = await place.made(joined(input_lines(300)))
-        running = asyncio.create_task(place.batches.run())
-        while "its output can't be kept" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert _taken(tmp_path / "files") <= limits.quota_bytes
-        assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes
-        assert await place.batches.delete_file("", other)
-        assert (await when_ended(place, batch_id))["request_counts"]["completed"] == 300
-        assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes
-        running.cancel()
+        async with running(place):
+            await until(lambda: "its output can't be kept" in caplog.text)
+            assert _taken(tmp_path / "files") <= limits.quota_bytes
+            assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes
+            assert await place.batches.delete_file("", other)
+            assert (await when_ended(place, batch_id))["request_counts"]["completed"] == 300
+            assert (await place.requests.counts(None)).held_bytes <= limits.quota_bytes

@@ -1,7 +1,6 @@
 """What a batch has in memory: few lines where they or their answers are large."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from server.features.jobs.batches import lines as batch_lines
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
-from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened
+from tests.server.jobs.batches.fake_batches import JSON, FakeServer, input_lines, joined, opened, running
 
 KIB = 1024
 SLOW = 60  # the line whose answer does not come
@@ -37,16 +36,13 @@ async def num_asked(folder: Path, server: Answers, content: bytes) -> int:
     """How many lines were taken behind the one that waits, until no more are."""
     async with opened(folder, server) as place:
         await place.made(content)
-        running = asyncio.create_task(place.batches.run())
-        await server.waits.wait()
-        num = 0
-        while num < len(server.asked):
-            num = len(server.asked)
-            for _ in range(20):
-                await asyncio.to_thread(lambda: None)  # the run reads its lines in threads
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        async with running(place):
+            await server.waits.wait()
+            num = 0
+            while num < len(server.asked):
+                num = len(server.asked)
+                for _ in range(20):
+                    await asyncio.to_thread(lambda: None)  # the run reads its lines in threads
     return num - SLOW
 
 

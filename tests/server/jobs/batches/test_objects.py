@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -11,25 +10,28 @@ import pytest
 
 from server.features.jobs import files as files_module
 from server.features.jobs.batches import answers
-from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.files import Objects
 from server.features.jobs.store.store import StoreUnavailable, StoreUnusable
 from server.features.jobs.types import Document
+from tests.batch_manager.peers import until
 from tests.server.jobs.batches.fake_batches import (
     FakeServer,
     Gate,
     Place,
+    cut_off,
     ended,
     input_lines,
     joined,
+    names,
     opened,
+    raising,
     running,
     when_ended,
 )
 
 URL = "memory://bucket/jobs"
-CONTENT = joined([*input_lines(300), b"broken"])
+CONTENT = joined([*input_lines(120), b"broken"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +48,10 @@ async def assert_whole(place: Place, folder: Path, batch_id: str) -> None:
     """All of the batch's files are objects, and nothing is left in the folder."""
     shown = await ended(place, batch_id)
     assert shown["status"] == "completed"
-    found = await place.lines(shown["output_file_id"])
-    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(300)]
+    found = await place.custom_ids(shown["output_file_id"])
+    assert found == names(120)
     (error,) = await place.lines(shown["error_file_id"])
-    assert error["error"]["line"] == 301
+    assert error["error"]["line"] == 121
     assert kept() == {shown["input_file_id"], shown["output_file_id"], shown["error_file_id"]}
     assert list((folder / "files").iterdir()) == []
 
@@ -69,21 +71,14 @@ async def test_a_batch_reads_and_leaves_objects(tmp_path: Path) -> None:
 
 async def test_a_batch_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
-    gate = Gate(150)
+    gate = Gate(60)
     async with opened(tmp_path, gate, Objects(URL)) as place:
-        batch_id = await place.made(CONTENT)
-        running = asyncio.create_task(place.batches.run())
-        await gate.closed.wait()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        batch_id = await cut_off(place, gate, CONTENT)
     async with opened(tmp_path, FakeServer(), Objects(URL)) as place:
         await assert_whole(place, tmp_path, batch_id)
 
 
 async def test_a_store_that_is_away_only_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     objects = Objects(URL)
     async with opened(tmp_path, FakeServer(), objects) as place:
         batch_id = await place.made(CONTENT)
@@ -112,12 +107,8 @@ async def test_an_upload_is_there_only_if_the_store_has_it(
     error: OSError, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = Objects(URL)
-
-    def away(*_: object) -> None:
-        raise error
-
     async with opened(tmp_path, FakeServer(), objects) as place:
-        monkeypatch.setattr(objects._filesystem, "put_file", away)
+        monkeypatch.setattr(objects._filesystem, "put_file", raising(error))
         with pytest.raises(StoreUnavailable, match=f"^--jobs-files does not do it: {problem}$"):
             await place.uploaded(CONTENT)
         assert await place.files.newest("", after=None, limit=9) == []
@@ -126,7 +117,6 @@ async def test_an_upload_is_there_only_if_the_store_has_it(
 async def test_an_output_whose_end_the_store_did_not_answer_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
     async with opened(tmp_path, FakeServer(), Objects(URL)) as place:
         batch_id = await place.made(CONTENT)
         put, unanswered = place.files._documents.put, [True, True]
@@ -147,11 +137,7 @@ async def test_a_store_that_is_away_says_nothing_of_what_exists(
     fsspec.filesystem("memory").pipe_file("/bucket/jobs/file-1", b"kept")
     assert await objects.exists("file-1")
     assert not await objects.exists("file-2")
-
-    def away(*_: object, **__: object) -> None:
-        raise ConnectionError("no")
-
-    monkeypatch.setattr(objects._filesystem, "info", away)
+    monkeypatch.setattr(objects._filesystem, "info", raising(ConnectionError("no")))
     with pytest.raises(StoreUnavailable):
         await objects.exists("file-1")
 
@@ -183,19 +169,12 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
 async def test_a_batch_whose_store_is_away_ends_when_it_is_cancelled_or_its_window_is_over(
     cancels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     objects = Objects(URL)
-
-    def away(*_: object) -> None:
-        raise ConnectionError("no")
-
     async with opened(tmp_path, FakeServer(), objects) as place:
         batch_id = await place.made(CONTENT)
-        monkeypatch.setattr(objects._filesystem, "get_file", away)
+        monkeypatch.setattr(objects._filesystem, "get_file", raising(ConnectionError("no")))
         async with running(place):
-            while "its input can't be copied" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: "its input can't be copied" in caplog.text)
             if cancels:
                 await place.batches.cancel("", batch_id)
             else:
@@ -235,8 +214,7 @@ async def test_what_a_store_that_is_away_keeps_is_removed_later(
         assert kept() == {deleted}
         async with asyncio.TaskGroup() as group:
             running = group.create_task(place.files.removal.run())
-            while place.files.removal.has(deleted) or place.files.removal.has(abandoned):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: not (place.files.removal.has(deleted) or place.files.removal.has(abandoned)))
             running.cancel()
         assert kept() == set()
         assert await place.files._documents.held("", "file") == (0, 0)

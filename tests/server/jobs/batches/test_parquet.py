@@ -15,7 +15,7 @@ from server.features.jobs.batches import outputs
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
 from server.requests.errors import InvalidRequest
-from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened, ran
 
 FAILED = "x-embedline-failed-inputs"
 
@@ -67,24 +67,17 @@ async def test_rows_in_the_order_of_lines(output_format: str, tmp_path: Path, mo
     assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [("c4", "not_float16")] * (6 - len(good))
 
 
-async def test_rows_of_another_kind_are_errors_by_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "value", "code"),
+    [("dtype", "int8", "not_float32"), ("failed", "1", "failed_inputs")],
+    ids=["rows of another kind", "a text that failed by on_error, so that its row is NaN"],
+)
+async def test_a_line_without_rows_of_floats_is_an_error(attribute: str, value: str, code: str, tmp_path: Path) -> None:
     server = RowsServer()
-    server.dtype = "int8"
-    async with opened(tmp_path, server) as place:
-        shown = await ended(place, await place.made(joined(input_lines(2)), output_format="parquet_f32"))
-        errors = await place.lines(shown["error_file_id"])
-    assert shown["output_file_id"] is None
-    assert {one["error"]["code"] for one in errors} == {"not_float32"}
-
-
-async def test_a_text_that_failed_has_its_reason_among_the_errors(tmp_path: Path) -> None:
-    server = RowsServer()
-    server.failed = "1"  # by on_error: "null", so its row is NaN
-    async with opened(tmp_path, server) as place:
-        shown = await ended(place, await place.made(joined(input_lines(2)), output_format="parquet_f32"))
-        errors = await place.lines(shown["error_file_id"])
-    assert shown["output_file_id"] is None
-    assert {one["error"]["code"] for one in errors} == {"failed_inputs"}
+    setattr(server, attribute, value)
+    it = await ran(tmp_path, joined(input_lines(2)), server, output_format="parquet_f32")
+    assert it.shown["output_file_id"] is None
+    assert {one["error"]["code"] for one in it.errors} == {code}
 
 
 @pytest.mark.parametrize("moment", ["write", "keep"])
@@ -128,20 +121,12 @@ async def test_an_unknown_format_is_refused(output_format: str, tmp_path: Path) 
             await place.made(b"", output_format=output_format)
 
 
-async def test_without_pyarrow_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    async with opened(tmp_path, FakeServer()) as place:
-        with pytest.raises(InvalidRequest, match="pip install"):
-            await place.made(b"", output_format="parquet_f16")
-
-
-async def test_scores_have_no_parquet(tmp_path: Path) -> None:
+async def test_scores_have_no_parquet_nor_has_a_server_without_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(tmp_path, FakeServer()) as place:
         with pytest.raises(InvalidRequest, match="/v1/embeddings alone"):
-            await place.batches.create(
-                "",
-                endpoint="/v1/score",
-                input_file_id=await place.uploaded(b""),
-                completion_window="24h",
-                metadata={"output_format": "parquet_f16"},
-            )
+            await place.made(b"", endpoint="/v1/score", output_format="parquet_f16")
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(InvalidRequest, match="pip install"):
+            await place.made(b"", output_format="parquet_f16")

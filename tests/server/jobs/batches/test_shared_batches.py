@@ -7,37 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import run as batch_run
 from server.features.jobs.batches.outputs import Output
 from server.features.jobs.batches.state import BatchState, Holder
 from server.features.jobs.store.store import StoreUnavailable
 from server.features.jobs.types import Document
 from server.requests.errors import InvalidRequest
+from tests.batch_manager.peers import until
 from tests.server.jobs.batches.fake_batches import (
     LEASE,
     FakeServer,
     Gate,
     Place,
+    cut_off,
     input_lines,
     joined,
+    names,
     running,
     shared,
     when_ended,
 )
 from tests.server.jobs.store.stores import BEGIN, Clock
 
-CONTENT = joined(input_lines(300))
-IDS = [f"c{number}" for number in range(300)]
+COUNT = 120
+CONTENT = joined(input_lines(COUNT))
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _commits_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    monkeypatch.setattr(batches_module, "LOOK_SECONDS", 0.0)
 
 
 def stand_still(place: Place) -> None:
@@ -61,32 +62,28 @@ class Stopping:
         return getattr(self.documents, name)
 
 
-async def assert_whole(place: Place, folder: Path, shown: dict[str, Any]) -> None:
+async def assert_whole(place: Place, folder: Path, shown: dict[str, Any], count: int = COUNT) -> None:
     """Each line once and in order, and nothing of either server is left beside the input and the output."""
     assert shown["status"] == "completed"
-    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
-    assert [line["custom_id"] for line in await place.lines(shown["output_file_id"])] == IDS
+    assert shown["request_counts"] == {"total": count, "completed": count, "failed": 0}
+    assert await place.custom_ids(shown["output_file_id"]) == names(count)
     assert {path.name for path in (folder / "files").iterdir()} == {shown["input_file_id"], shown["output_file_id"]}
 
 
 @pytest.mark.holds("Each line of a batch has exactly one line of output")
 async def test_another_server_ends_the_batch_of_one_that_died(tmp_path: Path) -> None:
-    clock, gate, server = Clock(), Gate(150), FakeServer()
+    clock, gate, server = Clock(), Gate(COUNT // 2), FakeServer()
     async with shared(tmp_path, clock, gate, server) as (first, second):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
+        batch_id = await cut_off(first, gate, CONTENT)
         async with running(second):
             await first.made(joined(input_lines(1)))  # which the second runs meanwhile
-            while not server.asked:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: bool(server.asked))
             assert (await second.shown(batch_id))["status"] == "in_progress"
             assert len(server.asked) == 1
             clock.now += LEASE + 1
             shown = await when_ended(second, batch_id)
-        assert 1 < len(server.asked) < 300
-        found = await second.lines(shown["output_file_id"])
-    assert [line["custom_id"] for line in found] == IDS
+        assert 1 < len(server.asked) < COUNT
+        assert await second.custom_ids(shown["output_file_id"]) == names(COUNT)
 
 
 @pytest.mark.holds("Each line of a batch has exactly one line of output")
@@ -113,8 +110,7 @@ async def test_a_server_that_stood_still_writes_nothing_that_counts(
             async with running(second):
                 shown = await when_ended(second, batch_id)
             goes_on.set()
-            while first.batches._running:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: not first.batches._running)
         await assert_whole(second, tmp_path, shown)
 
 
@@ -149,8 +145,7 @@ async def test_a_server_that_comes_back_when_all_is_deleted_leaves_nothing(
             await assert_whole(second, tmp_path, shown)
             assert await second.batches.delete_file("", shown["output_file_id"])
             goes_on.set()
-            while first.batches._running:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: not first.batches._running)
         assert [info.id for info in await second.files.newest("", after=None, limit=9)] == [shown["input_file_id"]]
         assert {path.name for path in (tmp_path / "files").iterdir()} == {shown["input_file_id"]}
 
@@ -163,7 +158,7 @@ async def test_claims_that_are_lost_again_and_again_lose_no_line(
     claim, may_claim = Holder.claim, Holder.may_claim
 
     def may(self: Holder, state: BatchState, now: float) -> bool:
-        return (len(claims) < 50 and choose.random() < 0.02) or may_claim(self, state, now)
+        return (len(claims) < 50 and choose.random() < 0.05) or may_claim(self, state, now)
 
     async def counted(self: Holder, *given: Any) -> Document | None:
         claims.append(self.name)
@@ -180,7 +175,6 @@ async def test_claims_that_are_lost_again_and_again_lose_no_line(
 
 
 async def test_changes_whose_answer_is_lost_only_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
     choose = random.Random(22)
     async with shared(tmp_path, Clock(), FakeServer()) as (place,):
         batch_id = await place.made(CONTENT)
@@ -201,11 +195,9 @@ async def test_changes_whose_answer_is_lost_only_delay(tmp_path: Path, monkeypat
 
 
 async def test_a_server_that_stops_lets_another_go_on_at_once(tmp_path: Path) -> None:
-    gate = Gate(150)
+    gate = Gate(COUNT // 2)
     async with shared(tmp_path, Clock(), gate, FakeServer()) as (first, second):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
+        batch_id = await cut_off(first, gate, CONTENT)
         await first.batches.release()
         async with running(second):
             shown = await when_ended(second, batch_id)
@@ -240,6 +232,33 @@ async def test_a_batch_is_cancelled_at_a_server_that_does_not_run_it(tmp_path: P
         assert len(await second.lines(shown["output_file_id"])) == shown["request_counts"]["completed"] == 10
 
 
+async def test_a_cancelled_batch_is_ended_by_another_server_when_its_output_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, gate = Clock(), Gate(10)
+    async with shared(tmp_path, clock, gate, FakeServer()) as (first, second):
+        stands, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def stopping(*given: Any) -> None:
+            stands.set()
+            await goes_on.wait()
+            raise StoreUnavailable("too late")
+
+        batch_id = await first.made(CONTENT)
+        monkeypatch.setattr(first.files, "keep", stopping)
+        async with running(first):
+            await gate.closed.wait()
+            await second.batches.cancel("", batch_id)
+            await stands.wait()
+            stand_still(first)
+            clock.now += LEASE + 1
+            async with running(second):
+                shown = await when_ended(second, batch_id)
+            goes_on.set()
+        assert shown["status"] == "cancelled"
+        assert len(await second.lines(shown["output_file_id"])) == 10
+
+
 async def test_uploads_of_other_servers_stay_unless_they_are_old(tmp_path: Path) -> None:
     clock = Clock()
     async with shared(tmp_path, clock, FakeServer(), FakeServer()) as (first, second):
@@ -262,6 +281,5 @@ async def test_what_may_be_claimed(tmp_path: Path, holder: str, seconds: float, 
     async with shared(tmp_path, Clock(), FakeServer()) as (place,):
         state = await place.batches.get("", await place.made(CONTENT))
     assert state is not None
-    held = type(state)(**{**{name: getattr(state, name) for name in state.__struct_fields__}, "holder": holder})
-    held = held.become(state.status, BEGIN, held_until=BEGIN + seconds)
+    held = msgspec.structs.replace(state, holder=holder, held_until=BEGIN + seconds)
     assert Holder("me", LEASE).may_claim(held, BEGIN) is may

@@ -18,27 +18,27 @@ from server.features.jobs.batches.outputs import Output
 from server.features.jobs.batches.state import state_of
 from server.features.jobs.store.store import StoreUnavailable
 from server.features.jobs.types import Document
+from tests.batch_manager.peers import until
 from tests.server.jobs.batches.fake_batches import (
     LEASE,
     FakeServer,
     Gate,
+    cut_off,
     input_lines,
     joined,
     opened,
+    raising,
     running,
     shared,
     when_ended,
 )
-from tests.server.jobs.batches.test_shared_batches import CONTENT, assert_whole, stand_still
+from tests.server.jobs.batches.test_shared_batches import CONTENT, COUNT, assert_whole, stand_still
 from tests.server.jobs.store.stores import Clock
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _commits_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
-    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
-    monkeypatch.setattr(batches_module, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(batches_module, "RETRY_PAUSE", 0.0)
 
 
 async def test_a_server_without_room_for_its_copy_gives_up_a_claim_that_is_over(
@@ -56,11 +56,9 @@ async def test_a_server_without_room_for_its_copy_gives_up_a_claim_that_is_over(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Output, "copy", full)
-    clock, gate, taken_over = Clock(), Gate(150), Gate(10)
+    clock, gate, taken_over = Clock(), Gate(COUNT // 2), Gate(10)
     async with shared(tmp_path, clock, gate, FakeServer(), taken_over) as (first, second, third):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
+        batch_id = await cut_off(first, gate, CONTENT)
         await first.batches.release()
         async with running(second):
             await asyncio.to_thread(is_full.wait)
@@ -69,16 +67,12 @@ async def test_a_server_without_room_for_its_copy_gives_up_a_claim_that_is_over(
             async with running(third):
                 await taken_over.closed.wait()
                 goes_on.set()
-                while second.batches._running:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                await until(lambda: not second.batches._running)
                 assert (await third.shown(batch_id))["status"] == "in_progress"
 
 
 async def test_a_copy_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "sendfile", full)
+    monkeypatch.setattr(os, "sendfile", raising(OSError(errno.ENOSPC, "No space left on device")))
     (tmp_path / "one.1").write_bytes(b"line")
     with pytest.raises(OSError, match="No space"):
         Output(tmp_path / "one.2").copy(tmp_path / "one.1", 4)
@@ -118,7 +112,7 @@ async def test_a_store_that_went_back_costs_time_alone(tmp_path: Path, monkeypat
                 early.append(document)
             return await replace(document)
 
-        batch_id = await place.made(CONTENT)
+        batch_id = await place.made(joined(input_lines(300)))
         monkeypatch.setattr(place.batches._documents, "replace", noted)
         async with running(place):
             await gate.closed.wait()
@@ -127,7 +121,7 @@ async def test_a_store_that_went_back_costs_time_alone(tmp_path: Path, monkeypat
             assert await replace(dataclasses.replace(early[0], version=now.version))
             gate.opens()
             shown = await when_ended(place, batch_id)
-        await assert_whole(place, tmp_path, shown)
+        await assert_whole(place, tmp_path, shown, 300)
     assert len(gate.asked) > 300  # some lines were asked for again
 
 
@@ -196,11 +190,9 @@ async def test_an_input_that_is_away_for_a_while_costs_time_alone(
 
 
 async def test_a_batch_whose_answers_are_gone_begins_anew(tmp_path: Path) -> None:
-    clock, gate = Clock(), Gate(150)
+    clock, gate = Clock(), Gate(COUNT // 2)
     async with shared(tmp_path, clock, gate, FakeServer()) as (first, second):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
+        batch_id = await cut_off(first, gate, CONTENT)
         state = await first.batches.get("", batch_id)
         assert state is not None
         assert state.output_bytes
@@ -208,55 +200,45 @@ async def test_a_batch_whose_answers_are_gone_begins_anew(tmp_path: Path) -> Non
         clock.now += LEASE + 1
         async with running(second):
             shown = await when_ended(second, batch_id)
-        found = await second.lines(shown["output_file_id"])
-    assert shown["status"] == "completed"
-    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
-    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(300)]
+        await assert_whole(second, tmp_path, shown)
 
 
 async def test_a_batch_whose_folder_is_away_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock, gate, server = Clock(), Gate(150), FakeServer()
+    clock, gate, server = Clock(), Gate(COUNT // 2), FakeServer()
     async with shared(tmp_path, clock, gate, server) as (first, second):
-        batch_id = await first.made(CONTENT)
-        async with running(first):
-            await gate.closed.wait()
+        batch_id = await cut_off(first, gate, CONTENT)
         (tmp_path / "files").rename(tmp_path / "away")
         clock.now += LEASE + 1
         async with running(second):
-            while "No such file" not in caplog.text:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: "No such file" in caplog.text)
             (tmp_path / "away").rename(tmp_path / "files")
             shown = await when_ended(second, batch_id)
     assert shown["status"] == "completed"
-    assert len(server.asked) < 300
+    assert len(server.asked) < COUNT
 
 
 async def test_a_server_that_lost_its_mount_leaves_the_batch_to_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches_module, "RETRY_PAUSE", 60.0)
-    gate, server = Gate(150), FakeServer()
+    gate, server = Gate(COUNT // 2), FakeServer()
     async with shared(tmp_path, Clock(), gate, server) as (first, second):
         batch_id = await first.made(CONTENT)
         async with running(first):
             await gate.closed.wait()
             (run,) = first.batches._running.values()
-
-            def lost(*_: object) -> None:
-                raise OSError(errno.EIO, "Input/output error")
-
-            monkeypatch.setattr(run._outputs, "write", lost)
+            monkeypatch.setattr(run._outputs, "write", raising(OSError(errno.EIO, "Input/output error")))
             gate.opens()
             async with running(second):  # the clock stands still: no claim is over
                 shown = await when_ended(second, batch_id)
         await assert_whole(second, tmp_path, shown)
-    assert len(server.asked) > 100
+    assert len(server.asked) > COUNT // 3
 
 
 async def test_a_server_whose_mount_hangs_does_not_renew_its_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, gate, server = Clock(), Gate(150), FakeServer()
+    clock, gate, server = Clock(), Gate(COUNT // 2), FakeServer()
     hangs, goes_on = threading.Event(), threading.Event()
     async with shared(tmp_path, clock, gate, server) as (first, second):
         batch_id = await first.made(CONTENT)
@@ -277,8 +259,7 @@ async def test_a_server_whose_mount_hangs_does_not_renew_its_claim(
             async with running(second):
                 shown = await when_ended(second, batch_id)
                 goes_on.set()
-                while first.batches._running:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+                await until(lambda: not first.batches._running)
         await assert_whole(second, tmp_path, shown)
 
 
@@ -296,10 +277,9 @@ async def test_batches_wait_for_a_folder_that_is_away_after_a_kill(
         with pytest.raises(OSError, match="No such file"):
             await place.batches.delete_file("", deleted)
         async with running(place):
-            while not all(f"{one} waits" in caplog.text for one in ids):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: all(f"{one} waits" in caplog.text for one in ids))
             assert {(await place.shown(one))["status"] for one in ids} == {"validating"}
             (tmp_path / "away").rename(tmp_path / "files")
             shown = [await when_ended(place, one) for one in ids]
     assert {one["status"] for one in shown} == {"completed"}
-    assert {one["request_counts"]["completed"] for one in shown} == {300}
+    assert {one["request_counts"]["completed"] for one in shown} == {COUNT}

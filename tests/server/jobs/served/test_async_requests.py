@@ -1,17 +1,19 @@
 """Async requests of a whole server: what is accepted, what comes of it, and whose it is."""
 
-import hashlib
 import http.client
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from server.feature import Feature
+from server.features.jobs.feature import JOBS
 from server.features.jobs.messages import MAX_BODY_BYTES
+from server.features.pipelines.feature import PIPELINES
 from tests.server.jobs.served.asking import accepted, ended, result, view
+from tests.server.jobs.served.hooks import receiving
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import PATIENCE, Server, serving
 
@@ -171,32 +173,24 @@ def test_the_queue_is_on_the_page_of_metrics(server: Server) -> None:
     assert 'embedline_requests_total{class="none",code="202",route="/async_predict"}' in page
 
 
-@pytest.mark.holds("Jobs are seen with their own key alone")
-def test_requests_are_their_keys_own(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text(f"red:sha256={hashlib.sha256(b'r').hexdigest()}\nblue:b\n")
-    flags = (*FAKE, "--jobs", str(tmp_path / "kept"), "--api-key-file", str(tmp_path / "keys"))
-    with serving(*flags, folder=tmp_path) as server:
-        answer = server.request("POST", "/async_predict", {"model_input": HELLO}, authorization="Bearer r")
-        request_id = answer.json()["request_id"]
-        assert ended(server, request_id, authorization="Bearer r")["status"] == "SUCCEEDED"
-        for path in (f"/async_request/{request_id}", f"/async_request/{request_id}/result"):
-            assert server.request("GET", path, authorization="Bearer b").status == 404
-            assert server.request("GET", path).status == 401
-        forged = {"x_embedline_jobs": "a", "x_embedline_owner": "red"}
-        assert server.request("POST", "/v1/embeddings", HELLO, **forged).status == 401
+@pytest.mark.holds("Webhooks reach public addresses alone")
+def test_a_private_address_needs_the_flag(server: Server) -> None:
+    with receiving() as receiver:
+        body = {"model_input": HELLO, "webhook_endpoint": receiver.url}
+        refused = server.request("POST", "/async_predict", body)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "webhook_endpoint")
+        behind_a_name = f"https://localhost:{receiver.server_port}/"
+        request_id = accepted(server, HELLO, webhook_endpoint=behind_a_name)
+        while (shown := ended(server, request_id))["webhook_status"] == "PENDING":
+            continue
+        assert shown["webhook_status"] == "FAILED"
+        assert result(server, request_id).status == 200
+        assert receiver.received.empty()
 
 
-def test_without_the_flag_the_routes_say_how_to_have_them(fake_server: Server) -> None:
-    for method, path in (
-        ("POST", "/async_predict"),
-        ("GET", "/async_request/a"),
-        ("GET", "/async_request/a/result"),
-        ("DELETE", "/async_request/a"),
-        ("GET", "/async_queue_status"),
-        ("GET", "/jobs"),
-        ("GET", "/v1/files"),
-        ("POST", "/v1/batches/a/cancel"),
-    ):
-        answer = fake_server.request(method, path, {"model_input": {}} if method == "POST" else None)
+@pytest.mark.parametrize("feature", [JOBS, PIPELINES], ids=lambda feature: feature.name)
+def test_without_the_flag_the_routes_say_how_to_have_them(feature: Feature, fake_server: Server) -> None:
+    for method, path in feature.routes:
+        answer = fake_server.request(method, path.format(request_id="a", file_id="a", batch_id="a", name="a"))
         assert answer.status == 404
-        assert "--jobs DIR" in answer.json()["error"]["message"]
+        assert f"{feature.flag} {feature.switch[1]}" in answer.json()["error"]["message"]

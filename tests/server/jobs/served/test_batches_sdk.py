@@ -14,6 +14,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
+from tests.server.jobs.served.asking import ended as request_ended
 from tests.server.jobs.served.test_job_faults import ROLES, SEED
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import PATIENCE, Server, serving
@@ -41,6 +42,17 @@ def lines(count: int, **fields: str) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+def uploaded(api: openai.OpenAI, content: bytes) -> openai.types.FileObject:
+    return api.files.create(file=("in.jsonl", content), purpose="batch")
+
+
+def batch_of(api: openai.OpenAI, file_id: str, **metadata: str) -> openai.types.Batch:
+    """A new batch of embeddings."""
+    return api.batches.create(
+        input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", metadata=metadata or openai.omit
+    )
+
+
 def ended(api: openai.OpenAI, batch_id: str, *, seconds: float = PATIENCE) -> openai.types.Batch:
     deadline = time.monotonic() + seconds
     while (batch := api.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
@@ -59,11 +71,10 @@ def ended_through_restarts(api: openai.OpenAI, batch_id: str) -> openai.types.Ba
 def test_a_batch_by_the_sdk(server: Server) -> None:
     api = client(server)
     content = lines(1000).replace(b'"c500"', b'"c500', 1)  # a broken line
-    file = api.files.create(file=("in.jsonl", content), purpose="batch")
+    file = uploaded(api, content)
     assert (file.bytes, file.filename, file.purpose) == (len(content), "in.jsonl", "batch")
     assert api.files.content(file.id).read() == content
-    batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-    batch = ended(api, batch.id)
+    batch = ended(api, batch_of(api, file.id).id)
     assert batch.status == "completed"
     assert batch.request_counts is not None
     assert batch.request_counts.model_dump() == {"total": 1000, "completed": 999, "failed": 1}
@@ -92,14 +103,8 @@ def test_rows_as_a_parquet_file(server: Server) -> None:
         {"custom_id": f"c{n}", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", **body}}
         for n, body in enumerate(bodies)
     ]
-    file = api.files.create(file=("in.jsonl", "\n".join(map(json.dumps, content)).encode()), purpose="batch")
-    batch = api.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/embeddings",
-        completion_window="24h",
-        metadata={"output_format": "parquet_f16"},
-    )
-    batch = ended(api, batch.id)
+    file = uploaded(api, "\n".join(map(json.dumps, content)).encode())
+    batch = ended(api, batch_of(api, file.id, output_format="parquet_f16").id)
     assert batch.output_file_id is not None
     assert batch.error_file_id is not None
     table = pq.read_table(io.BytesIO(api.files.content(batch.output_file_id).read())).to_pydict()
@@ -114,8 +119,8 @@ def test_rows_as_a_parquet_file(server: Server) -> None:
 @pytest.mark.holds("Jobs are seen with their own key alone")
 def test_files_and_batches_of_another_key_are_not_there(server: Server) -> None:
     api, other = client(server), client(server, "second")
-    file = api.files.create(file=("in.jsonl", lines(1)), purpose="batch")
-    batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    file = uploaded(api, lines(1))
+    batch = batch_of(api, file.id)
     for ask in (
         lambda: other.files.retrieve(file.id),
         lambda: other.files.content(file.id),
@@ -129,12 +134,15 @@ def test_files_and_batches_of_another_key_are_not_there(server: Server) -> None:
     assert list(other.batches.list()) == []
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/nothing"])
-def test_an_unknown_endpoint_is_refused_by_name(server: Server, endpoint: str) -> None:
-    api = client(server)
-    file = api.files.create(file=("in.jsonl", lines(1)), purpose="batch")
-    with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
-        api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
+@pytest.mark.holds("Jobs are seen with their own key alone")
+def test_requests_are_their_keys_own(server: Server) -> None:
+    mine, hello = {"authorization": "Bearer first"}, {"input": "hello", "model": "any"}
+    request_id = server.request("POST", "/async_predict", {"model_input": hello}, **mine).json()["request_id"]
+    assert request_ended(server, request_id, **mine)["status"] == "SUCCEEDED"
+    for path in (f"/async_request/{request_id}", f"/async_request/{request_id}/result"):
+        assert server.request("GET", path, authorization="Bearer second").status == 404
+        assert server.request("GET", path).status == 401
+    assert server.request("POST", "/v1/embeddings", hello, x_api_key="a.key-1").status == 401
 
 
 def test_another_purpose_is_refused_and_leaves_nothing(server: Server) -> None:
@@ -158,8 +166,8 @@ def test_a_batch_outlives_kills_of_any_process(
     roles = [choose.choice(ROLES) for _ in range(num_kills)]
     with serving(*FAKE, "--jobs", str(tmp_path / "jobs"), folder=tmp_path) as server:
         api = client(server)
-        file = api.files.create(file=("in.jsonl", lines(num_lines, encoding_format="base64")), purpose="batch")
-        batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        file = uploaded(api, lines(num_lines, encoding_format="base64"))
+        batch = batch_of(api, file.id)
         for number, role in enumerate(roles, 1):
             wait_for_lines(api, batch.id, number * num_lines // (num_kills + 2))
             seen = len(server.log.lines)

@@ -156,24 +156,15 @@ def test_nothing_is_lost_or_untold_through_many_kills(
 
 @pytest.mark.full
 @pytest.mark.faults
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped"])
 @pytest.mark.holds("An accepted async request ends exactly once")
-def test_the_whole_server_is_killed_and_started_again(tmp_path: Path) -> None:
+def test_a_server_that_ended_leaves_its_queue_to_the_next(is_killed: bool, tmp_path: Path) -> None:
     flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
     with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first, sending(first) as clients:
         clients.wait_for(50)
-        first.process.kill()
-        first.process.wait(PATIENCE)
-    with serving(*flags, folder=tmp_path) as second:
-        assert_all_ended(second, clients.ids)
-
-
-@pytest.mark.full
-def test_a_stopped_server_leaves_its_queue_to_the_next(tmp_path: Path) -> None:
-    flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
-    with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first:
-        with sending(first) as clients:
-            clients.wait_for(50)
-        assert first.stop() == 0
+        if is_killed:
+            first.process.kill()
+        assert first.stop() == (-signal.SIGKILL if is_killed else 0)
     with serving(*flags, folder=tmp_path) as second:
         assert_all_ended(second, clients.ids)
 
@@ -190,6 +181,7 @@ def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
             second.close()
 
 
+@pytest.mark.full
 def test_others_are_served_while_the_jobs_process_hangs_and_it_is_replaced(tmp_path: Path) -> None:
     flags = (*FAKE, "--heartbeat-timeout", "2", "--jobs", str(tmp_path / "kept"))
     with serving(*flags, folder=tmp_path) as server:

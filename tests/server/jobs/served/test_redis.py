@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.server.jobs.served.asking import accepted, result
-from tests.server.jobs.served.test_batches_sdk import client, ended, lines
+from tests.server.jobs.served.test_batches_sdk import batch_of, client, ended, lines, uploaded
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Server, serving
@@ -37,13 +37,9 @@ def test_two_servers_share_a_queue_and_batches(tmp_path: Path) -> None:
     with two_servers(tmp_path) as (first, second):
         ids = [accepted(first, HELLO) for _ in range(20)]
         assert {result(second, request_id).status for request_id in ids} == {200}
-        batch = client(first).batches.create(
-            input_file_id=uploaded(client(first), 200), endpoint="/v1/embeddings", completion_window="24h"
-        )
+        batch = batch_of(client(first), uploaded(client(first), lines(200)).id)
         assert_whole(client(second), batch.id, 200)
-        long = client(first).batches.create(
-            input_file_id=uploaded(client(second), 20_000), endpoint="/v1/embeddings", completion_window="24h"
-        )
+        long = batch_of(client(first), uploaded(client(second), lines(20_000)).id)
         for one in (first, second):  # whichever runs it
             client(one).batches.cancel(long.id)
         cancelled = ended(client(second), long.id)
@@ -60,19 +56,13 @@ def test_two_servers_share_a_queue_and_batches(tmp_path: Path) -> None:
 def test_a_batch_goes_on_at_another_server_after_a_kill(tmp_path: Path) -> None:
     """After the minute that a claim lasts."""
     with two_servers(tmp_path) as (first, second):
-        batch = client(first).batches.create(
-            input_file_id=uploaded(client(first), 50_000), endpoint="/v1/embeddings", completion_window="24h"
-        )
+        batch = batch_of(client(first), uploaded(client(first), lines(50_000)).id)
         while (counts := client(second).batches.retrieve(batch.id).request_counts) is None or counts.completed < 500:
             pass
         its_server, other = sorted((first, second), key=lambda one: f"{batch.id} begins" not in str(one.log.lines))
         its_server.process.kill()
         its_server.process.wait(PATIENCE)
         assert_whole(client(other), batch.id, 50_000, seconds=200)
-
-
-def uploaded(api: openai.OpenAI, count: int) -> str:
-    return api.files.create(file=("in.jsonl", lines(count)), purpose="batch").id
 
 
 def assert_whole(api: openai.OpenAI, batch_id: str, count: int, *, seconds: float = PATIENCE) -> None:

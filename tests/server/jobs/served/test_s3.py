@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.backfill.s3 import PYTHON, running_s3
-from tests.server.jobs.served.test_batches_sdk import client, ended_through_restarts, lines
+from tests.server.jobs.served.test_batches_sdk import batch_of, client, ended_through_restarts, lines, uploaded
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import serving
 
@@ -21,9 +21,9 @@ def test_files_and_batches_lie_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with serving(*flags, folder=tmp_path, environment=s3.environment) as server:
             api = client(server)
             content = lines(20_000)
-            file = api.files.create(file=("in.jsonl", content), purpose="batch")
+            file = uploaded(api, content)
             assert s3.get(f"files/{file.id}") == content
-            batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+            batch = batch_of(api, file.id)
             while (counts := api.batches.retrieve(batch.id).request_counts) is None or counts.completed < 500:
                 pass
             server.kill("jobs 0")

@@ -1,18 +1,24 @@
-"""Webhooks of a whole server, to a receiver on this machine: what it gets, and where they may not go."""
+"""Webhooks of a whole server, to a receiver on this machine; and the examples of docs/jobs.md, which have them too."""
 
 import base64
 import hmac
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.documents import ROOT, Example, examples
 from tests.server.jobs.served.asking import accepted, ended, result
 from tests.server.jobs.served.hooks import receiving
 from tests.server_e2e.expected import FAKE
-from tests.server_e2e.running import PATIENCE, Server, serving
+from tests.server_e2e.running import Server, serving
+from tests.test_readme import is_as_said, output_of, skip_without
 
+RUN = [
+    example for example in examples((ROOT / "docs" / "jobs.md").read_text()) if example.language in ("bash", "python")
+]
 KEY = b"a key of thirty-two bytes, or so"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
 HELLO = {"input": "hello", "model": "any"}
@@ -39,16 +45,6 @@ def test_a_webhook_has_the_result_and_is_signed(server: Server) -> None:
     signed = f"{request_id}.{got.headers['webhook-timestamp']}.".encode() + got.body
     assert got.headers["webhook-signature"] == "v1," + base64.b64encode(hmac.digest(KEY, signed, "sha256")).decode()
     assert got.headers["x-baseten-signature"] == "v1=" + hmac.digest(SECRET.encode(), got.body, "sha256").hex()
-
-
-def test_a_request_that_failed_has_a_webhook_with_its_errors(server: Server) -> None:
-    with receiving() as receiver:
-        body = {"input": "hello", "dimensions": 10_000}
-        request_id = accepted(server, body, route="/v1/embeddings", webhook_endpoint=receiver.url)
-        (error,) = msgspec.json.decode(receiver.next().body)["errors"]
-
-    assert ended(server, request_id)["status"] == "FAILED"
-    assert error["code"] == "MODEL_INVALID_INPUT"
 
 
 @pytest.mark.faults
@@ -86,40 +82,13 @@ def test_a_stop_does_not_wait_for_a_silent_receiver(tmp_path: Path) -> None:
     assert again.headers["webhook-id"] == cut.headers["webhook-id"] == request_id
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("ftp://example.org/", "must begin with https://"),
-        ("https://user:word@example.org/", "user or a password"),
-    ],
-)
-def test_a_url_that_can_not_be_is_refused_by_name(url: str, words: str, server: Server) -> None:
-    answer = server.request("POST", "/async_predict", {"model_input": HELLO, "webhook_endpoint": url})
-    error = answer.json()["error"]
-    assert (answer.status, error["param"]) == (400, "webhook_endpoint")
-    assert words in error["message"]
-    assert url not in error["message"]
+@pytest.mark.parametrize("example", RUN, ids=range(len(RUN)))
+def test_an_example_prints_what_the_page_says(example: Example, server: Server, tmp_path: Path) -> None:
+    skip_without("bash", "curl")
+    (tmp_path / "secrets").write_text(SECRET)
+    code = example.code.replace("http://localhost:8080", f"http://localhost:{server.port}")
+    shell = ["bash", "-euo", "pipefail", "-c"] if example.language == "bash" else [sys.executable, "-c"]
+    printed = output_of([*shell, code], server, tmp_path)
 
-
-@pytest.mark.holds("Webhooks reach public addresses alone")
-def test_a_private_address_needs_the_flag(tmp_path: Path) -> None:
-    with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server, receiving() as receiver:
-        body = {"model_input": HELLO, "webhook_endpoint": receiver.url}
-        assert server.request("POST", "/async_predict", body).status == 400
-        behind_a_name = f"https://localhost:{receiver.server_port}/"
-        request_id = accepted(server, HELLO, webhook_endpoint=behind_a_name)
-        while (shown := ended(server, request_id))["webhook_status"] == "PENDING":
-            continue
-        assert shown["webhook_status"] == "FAILED"
-        assert result(server, request_id).status == 200
-        assert receiver.received.empty()
-
-
-def test_secrets_that_can_not_be_end_the_start(tmp_path: Path) -> None:
-    (tmp_path / "secrets").write_text("whsec_short")
-    server = Server(*FAKE, "--jobs", "kept", "--jobs-webhook-secrets", "secrets", folder=tmp_path)
-    try:
-        server.log.wait_for("--jobs-webhook-secrets, line 1: a secret is")
-        assert server.process.wait(PATIENCE) == 2
-    finally:
-        server.close()
+    assert example.output is not None
+    assert is_as_said(printed, example.output), printed

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from redis import Redis
 
 from server.features.jobs.store.redis import open_redis
 from server.features.jobs.store.sqlite import open_sqlite
@@ -23,10 +24,18 @@ async def sqlite_stores(tmp_path: Path) -> AsyncIterator[Stores]:
     await stores.close()
 
 
-@pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    with redis_server(tmp_path) as url:
+@pytest.fixture(scope="session")
+def _one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as url:
         yield url
+
+
+@pytest.fixture
+def redis_url(_one_redis: str) -> str:
+    """A Redis with nothing in it."""
+    with Redis.from_url(_one_redis) as client:
+        client.flushall()
+    return _one_redis
 
 
 @pytest_asyncio.fixture

@@ -1,11 +1,11 @@
 """What tests of the stores share: a clock that they set, and stores that can be closed and opened again."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.features.jobs.store.store import Store, StoreLimits
-from server.features.jobs.types import Finished, NewRequest, Result, Status
+from server.features.jobs.types import Document, Finished, NewRequest, RequestView, Result, Status
 
 BEGIN = 1_800_000_000.0  # unix seconds
 ANSWER = Result(200, (("x-embedline-shape", "1,4"),), b"\x00\xff" * 8, "application/octet-stream")
@@ -43,6 +43,25 @@ class Stores:
     async def close(self) -> None:
         while self.opened:
             await self.opened.pop().close()
+
+
+async def ended(store: Store, outcome: Finished = SUCCESS, **changes: Any) -> str:
+    """The id of a request that was added, claimed and ended."""
+    request_id = await store.requests.add(request(**changes))
+    assert [one.request_id for one in await store.requests.claim(1)] == [request_id]
+    assert await store.requests.finish(request_id, outcome)
+    return request_id
+
+
+async def view_of(store: Store, request_id: str) -> RequestView:
+    view = await store.requests.view("anna", request_id)
+    assert view is not None
+    return view
+
+
+def file(held_bytes: int, **changes: Any) -> Document:
+    """The document of a file of so many bytes."""
+    return replace(Document("file", "file-1", "anna", "ready", b"{}", created_at=0, held_bytes=held_bytes), **changes)
 
 
 def request(number: int = 0, **changes: Any) -> NewRequest:

@@ -1,16 +1,24 @@
 """What only the store in Redis has: several servers on one queue, leases, a Redis that keeps nothing."""
 
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from server.features.jobs.store.redis import PREFIX, open_redis
 from server.features.jobs.store.store import StoreFull, StoreLimits, StoreUnavailable, StoreUnusable
-from server.features.jobs.types import Document, Finished, Status
+from server.features.jobs.types import Finished, Status
 from tests.server.jobs.store.redis_server import redis_server
-from tests.server.jobs.store.stores import ANSWER, SUCCESS, Stores, request
+from tests.server.jobs.store.stores import ANSWER, SUCCESS, Stores, ended, file, request
+
+
+@pytest_asyncio.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    async with Redis.from_url(redis_url) as client:
+        yield client
 
 
 async def let_leases_end(url: str) -> None:
@@ -73,32 +81,28 @@ async def test_a_claim_that_would_be_too_large_leaves_the_rest(
     assert (await store.requests.counts(None)).in_progress == 3
 
 
-async def test_what_ended_leaves_nothing_behind(redis_stores: Stores, redis_url: str) -> None:
+async def test_what_ended_leaves_nothing_behind(redis_stores: Stores, redis: Redis) -> None:
     store = await redis_stores.open(StoreLimits(result_ttl=10))
-    request_id = await store.requests.add(request(idempotency_key="key"))
-    await store.requests.claim(1)
-    await store.requests.finish(request_id, SUCCESS)
+    await ended(store, idempotency_key="key")
     redis_stores.clock.now += 10
     assert await store.requests.purge() == 1
-    async with Redis.from_url(redis_url) as client:
-        keys = [f"{PREFIX}{name}".encode() for name in ("queue:0", "queue:1", "queue:2", "usage", "version")]
-        assert sorted(await client.keys()) == keys
-        assert await client.xlen(f"{PREFIX}queue:0") == 0
+    keys = [f"{PREFIX}{name}".encode() for name in ("queue:0", "queue:1", "queue:2", "usage", "version")]
+    assert sorted(await redis.keys()) == keys
+    assert await redis.xlen(f"{PREFIX}queue:0") == 0
 
 
-async def test_a_redis_without_memory_refuses_and_changes_nothing(redis_stores: Stores, redis_url: str) -> None:
+async def test_a_redis_without_memory_refuses_and_changes_nothing(redis_stores: Stores, redis: Redis) -> None:
     store = await redis_stores.open()
     request_id = await store.requests.add(request())
     await store.requests.claim(1)
     before = await store.requests.counts(None)
-    async with Redis.from_url(redis_url) as client:
-        await client.config_set("maxmemory", 1)
-        with pytest.raises(StoreFull):
-            await store.requests.add(request(1))
-        with pytest.raises(StoreFull):
-            await store.requests.finish(request_id, SUCCESS)
-        assert await store.requests.counts(None) == before
-        await client.config_set("maxmemory", 0)
+    await redis.config_set("maxmemory", 1)
+    with pytest.raises(StoreFull):
+        await store.requests.add(request(1))
+    with pytest.raises(StoreFull):
+        await store.requests.finish(request_id, SUCCESS)
+    assert await store.requests.counts(None) == before
+    await redis.config_set("maxmemory", 0)
     assert await store.requests.finish(request_id, SUCCESS)
 
 
@@ -136,20 +140,18 @@ async def test_all_is_there_after_redis_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_looked_at", [False, True], ids=["then added to", "then looked at"])
 async def test_a_redis_that_was_emptied_takes_requests_again(
-    redis_stores: Stores, redis_url: str, *, is_looked_at: bool
+    redis_stores: Stores, redis: Redis, *, is_looked_at: bool
 ) -> None:
     store = await redis_stores.open()
-    async with Redis.from_url(redis_url) as client:
-        await client.flushall()
+    await redis.flushall()
     if is_looked_at:
         assert await store.requests.claim(10) == []
     request_id = await store.requests.add(request())
     assert [one.request_id for one in await store.requests.claim(10)] == [request_id]
 
 
-async def test_another_version_is_refused_by_name(redis_url: str) -> None:
-    async with Redis.from_url(redis_url) as client:
-        await client.set(f"{PREFIX}version", 7)
+async def test_another_version_is_refused_by_name(redis_url: str, redis: Redis) -> None:
+    await redis.set(f"{PREFIX}version", 7)
     with pytest.raises(StoreUnusable, match="version 7"):
         await open_redis(redis_url)
 
@@ -169,13 +171,12 @@ async def test_another_folder_of_files_is_refused(redis_url: str) -> None:
 
 
 async def test_an_emptied_redis_still_belongs_to_the_folder(
-    redis_url: str, redis_stores: Stores, caplog: pytest.LogCaptureFixture
+    redis_url: str, redis: Redis, redis_stores: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await open_redis(redis_url, folder_id="ours")
     await store.requests.add(request())
     await store.requests.counts(None)
-    async with Redis.from_url(redis_url) as client:
-        await client.flushall()
+    await redis.flushall()
     await store.requests.add(request())
     with pytest.raises(StoreUnusable, match="keep their files in another folder"):
         await open_redis(redis_url, folder_id="theirs")
@@ -185,10 +186,9 @@ async def test_an_emptied_redis_still_belongs_to_the_folder(
     await store.close()
 
 
-async def test_of_two_folders_one_has_a_redis_that_was_emptied(redis_url: str) -> None:
+async def test_of_two_folders_one_has_a_redis_that_was_emptied(redis_url: str, redis: Redis) -> None:
     store = await open_redis(redis_url, folder_id="ours")
-    async with Redis.from_url(redis_url) as client:
-        await client.flushall()
+    await redis.flushall()
     other = await open_redis(redis_url, folder_id="theirs")
     with pytest.raises(StoreUnavailable, match="another folder"):
         await store.requests.add(request())
@@ -197,17 +197,16 @@ async def test_of_two_folders_one_has_a_redis_that_was_emptied(redis_url: str) -
     await other.close()
 
 
-async def test_a_store_of_an_earlier_version_is_counted_by_owner(redis_url: str, redis_stores: Stores) -> None:
+async def test_a_store_of_an_earlier_version_is_counted_by_owner(redis: Redis, redis_stores: Stores) -> None:
     limits = StoreLimits(quota_bytes=100 << 10, key_share=0.5)
     store = await redis_stores.open(limits)
     ids = [await store.requests.add(request(number)) for number in range(3)]
     await store.requests.claim(2)
     await store.requests.finish(ids[0], SUCCESS)
-    await store.documents.put(Document("file", "file-1", "anna", "ready", b"{}", created_at=0, held_bytes=40 << 10))
-    async with Redis.from_url(redis_url) as client:
-        usage = await client.hgetall(f"{PREFIX}usage")
-        await client.set(f"{PREFIX}version", 1)
-        await client.hdel(f"{PREFIX}usage", *(name for name in usage if b":" in name))
-        await redis_stores.reopen(limits)
-        counted = await client.hgetall(f"{PREFIX}usage")
+    await store.documents.put(file(40 << 10))
+    usage = await redis.hgetall(f"{PREFIX}usage")
+    await redis.set(f"{PREFIX}version", 1)
+    await redis.hdel(f"{PREFIX}usage", *(name for name in usage if b":" in name))
+    await redis_stores.reopen(limits)
+    counted = await redis.hgetall(f"{PREFIX}usage")
     assert counted == {name: value for name, value in usage.items() if "usual" not in repr(name)}

@@ -1,12 +1,10 @@
 """What a store does when it is full: it refuses new requests, and goes on when there is room again."""
 
-from dataclasses import replace
-
 import pytest
 
 from server.features.jobs.store.store import OVERHEAD_BYTES, StoreFull, StoreLimits
-from server.features.jobs.types import Document, Finished, Result, Status
-from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, request
+from server.features.jobs.types import Finished, Result, Status
+from tests.server.jobs.store.stores import SUCCESS, WEBHOOK, Stores, ended, file, request, view_of
 
 KIB = 1024
 
@@ -61,14 +59,13 @@ async def test_what_is_held_is_counted_through_all_states(stores: Stores) -> Non
 
 async def test_a_file_of_a_document_counts(stores: Stores) -> None:
     store = await stores.open(StoreLimits(quota_bytes=100 * KIB))
-    document = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=99 * KIB)
     with pytest.raises(StoreFull):
-        await store.documents.put(document)
-    await store.documents.put(Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=96 * KIB))
+        await store.documents.put(file(99 * KIB))
+    await store.documents.put(file(96 * KIB))
     with pytest.raises(StoreFull):
         await store.requests.add(request(body=bytes(2 * KIB)))
     with pytest.raises(StoreFull):
-        await store.documents.replace(document)
+        await store.documents.replace(file(99 * KIB))
     assert await store.documents.delete("anna", "file", "file-1")
     await store.requests.add(request())
 
@@ -97,26 +94,22 @@ async def test_results_that_came_together_do_not_overrun_the_quota(stores: Store
 
 async def test_a_result_that_can_never_be_kept_is_not_waited_for(stores: Stores) -> None:
     store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.5))
-    request_id = await store.requests.add(request())
-    await store.requests.claim(1)
-    assert await store.requests.finish(request_id, Finished(Status.SUCCEEDED, Result(200, (), bytes(50 * KIB))))
-    view = await store.requests.view("anna", request_id)
-    assert view is not None
+    request_id = await ended(store, Finished(Status.SUCCEEDED, Result(200, (), bytes(50 * KIB))))
+    view = await view_of(store, request_id)
     assert view.status is Status.FAILED
     assert "may hold of --jobs-quota" in view.errors[0].message
 
 
 async def test_an_owner_has_its_share_of_each_bound(stores: Stores) -> None:
     store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.5, max_queued=8))
-    file = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=44 * KIB)
-    await store.documents.put(file)
+    await store.documents.put(file(44 * KIB))
     for what in (request(body=bytes(5 * KIB)), request(body=bytes(30 * KIB))):
         with pytest.raises(StoreFull, match="key"):
             await store.requests.add(what)
     with pytest.raises(StoreFull, match="key"):
-        await store.documents.replace(replace(file, held_bytes=48 * KIB + 1))
+        await store.documents.replace(file(48 * KIB + 1))
     with pytest.raises(StoreFull, match="key"):
-        await store.documents.put(replace(file, document_id="file-2", held_bytes=8 * KIB))
+        await store.documents.put(file(8 * KIB, document_id="file-2"))
     await store.requests.add(request(owner="bert", body=bytes(20 * KIB)))
     await store.documents.delete("anna", "file", "file-1")
     for _ in range(4):
@@ -127,13 +120,13 @@ async def test_an_owner_has_its_share_of_each_bound(stores: Stores) -> None:
 
 async def test_an_owner_without_a_name_may_have_all(stores: Stores) -> None:
     store = await stores.open(StoreLimits(quota_bytes=100 * KIB, key_share=0.01))
-    await store.documents.put(Document("file", "file-1", "", "stored", b"{}", created_at=0, held_bytes=90 * KIB))
+    await store.documents.put(file(90 * KIB, owner=""))
 
 
 async def test_what_each_owner_has_is_known_after_the_next_start(stores: Stores) -> None:
     limits = StoreLimits(quota_bytes=100 * KIB, key_share=0.5)
     store = await stores.open(limits)
-    await store.documents.put(Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=40 * KIB))
+    await store.documents.put(file(40 * KIB))
     await store.requests.add(request(owner="bert", body=bytes(20 * KIB)))
     held = (await store.requests.counts(None)).held_bytes
     store = await stores.reopen(limits)
@@ -147,9 +140,8 @@ async def test_what_each_owner_has_is_known_after_the_next_start(stores: Stores)
 
 async def test_an_owner_without_room_for_results_delays_no_other(stores: Stores) -> None:
     store = await stores.open(StoreLimits(quota_bytes=200 * KIB, key_share=0.5))
-    file = Document("file", "file-1", "anna", "stored", b"{}", created_at=0, held_bytes=92 * KIB)
     ids = [await store.requests.add(request(owner=owner)) for owner in ("anna", "anna", "bert")]
-    await store.documents.put(file)
+    await store.documents.put(file(92 * KIB))
     assert [one.request_id for one in await store.requests.claim(9)] == ids[2:]
     await store.documents.delete("anna", "file", "file-1")
     assert [one.request_id for one in await store.requests.claim(9)] == ids[:2]
@@ -161,27 +153,22 @@ async def test_what_others_run_takes_the_room_of_their_results_alone(stores: Sto
     """Else an owner with large results waits as long as another has much small work."""
     store = await stores.open(StoreLimits(quota_bytes=200 * KIB, key_share=0.5))
     large = Finished(Status.SUCCEEDED, Result(200, (), bytes(40 * KIB)))
-    first = await store.requests.add(request(owner="bert"))
-    await store.requests.claim(1)
-    await store.requests.finish(first, large)
+    await ended(store, large, owner="bert")
     for _ in range(4):
         await store.requests.add(request(owner="anna"))
     assert len(await store.requests.claim(4)) == 4
     second = await store.requests.add(request(owner="bert"))
     assert [one.request_id for one in await store.requests.claim(4)] == [second]
     assert await store.requests.finish(second, large)
-    await store.documents.put(Document("file", "file-1", "carl", "stored", b"{}", created_at=0, held_bytes=84 * KIB))
+    await store.documents.put(file(84 * KIB, owner="carl"))
     await store.requests.add(request(owner="dora"))
     assert await store.requests.claim(4) == [], "what is left is for the results of those that run"
 
 
 async def test_results_of_one_owner_are_forgotten_at_once(stores: Stores) -> None:
     store = await stores.open()
-    ids = []
-    for owner, webhook in (("anna", None), ("anna", WEBHOOK), ("bert", None), ("anna", None)):
-        ids.append(await store.requests.add(request(owner=owner, webhook_endpoint=webhook)))
-        await store.requests.claim(1)
-        await store.requests.finish(ids[-1], SUCCESS)
+    whose = (("anna", None), ("anna", WEBHOOK), ("bert", None), ("anna", None))
+    ids = [await ended(store, owner=owner, webhook_endpoint=webhook) for owner, webhook in whose]
     await store.requests.end_ttl("anna")
     assert await store.requests.purge() == 2
     assert await store.requests.view("anna", ids[1]) is not None

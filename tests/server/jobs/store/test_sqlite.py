@@ -5,9 +5,11 @@ import os
 import resource
 import sqlite3
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from server.features.jobs.store.sqlite import FILE, SqliteStore, open_sqlite
 from server.features.jobs.store.sqlite_writer import Transaction
@@ -17,6 +19,13 @@ from tests.server.jobs.small_disk import small_disk
 from tests.server.jobs.store.stores import SUCCESS, request
 
 BIG = b"x" * 16_384
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    opened = await open_sqlite(tmp_path)
+    yield opened
+    await opened.close()
 
 
 async def limit_pages(store: SqliteStore, more: int) -> None:
@@ -29,8 +38,7 @@ async def limit_pages(store: SqliteStore, more: int) -> None:
     await store._writer.do(limit)
 
 
-async def test_a_full_disk_refuses_what_is_new_and_lets_the_rest_end(tmp_path: Path) -> None:
-    store = await open_sqlite(tmp_path)
+async def test_a_full_disk_refuses_what_is_new_and_lets_the_rest_end(store: SqliteStore) -> None:
     await limit_pages(store, 60)
     answers = await asyncio.gather(*(store.requests.add(request(body=BIG)) for _ in range(40)), return_exceptions=True)
     ids = {answer for answer in answers if isinstance(answer, str)}
@@ -43,7 +51,6 @@ async def test_a_full_disk_refuses_what_is_new_and_lets_the_rest_end(tmp_path: P
     await limit_pages(store, 10_000)
     left = await store.requests.claim(100)
     assert {one.request_id for one in claimed + left} == ids
-    await store.close()
 
 
 async def test_what_was_accepted_on_a_small_disk_ends_on_it(tmp_path: Path) -> None:
@@ -60,8 +67,7 @@ async def test_what_was_accepted_on_a_small_disk_ends_on_it(tmp_path: Path) -> N
         await store.close()
 
 
-async def test_an_end_that_finds_no_room_can_be_written_later(tmp_path: Path) -> None:
-    store = await open_sqlite(tmp_path)
+async def test_an_end_that_finds_no_room_can_be_written_later(store: SqliteStore) -> None:
     request_id = await store.requests.add(request())
     await store.requests.claim(1)
     await limit_pages(store, 10)
@@ -73,7 +79,6 @@ async def test_an_end_that_finds_no_room_can_be_written_later(tmp_path: Path) ->
     assert await store.requests.finish(request_id, large)
     assert await store.requests.result("anna", request_id) == large.result
     assert held < len(BIG)
-    await store.close()
 
 
 async def test_a_file_that_may_not_grow_refuses_until_it_may(tmp_path: Path) -> None:
@@ -95,26 +100,22 @@ async def test_a_file_that_may_not_grow_refuses_until_it_may(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+async def test_one_that_fails_takes_no_other_with_it(store: SqliteStore) -> None:
     def fail(transaction: Transaction) -> None:
         raise OSError(28, "No space left on device")
 
-    store = await open_sqlite(tmp_path)
     calls = (store.requests.add(request()), store._writer.do(fail), store.requests.add(request(1)))
     first, failed, second = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(failed, StoreFull)
     assert [one.request_id for one in await store.requests.claim(10)] == [first, second]
-    await store.close()
 
 
-async def test_a_caller_who_left_is_no_harm(tmp_path: Path) -> None:
-    store = await open_sqlite(tmp_path)
+async def test_a_caller_who_left_is_no_harm(store: SqliteStore) -> None:
     leaving = asyncio.create_task(store.requests.add(request()))
     await asyncio.sleep(0)
     leaving.cancel()
     await store.requests.claimable(60)
     assert len(await store.requests.claim(10)) == 1
-    await store.close()
 
 
 async def test_the_folder_is_private(tmp_path: Path) -> None:

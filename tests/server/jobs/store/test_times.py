@@ -1,25 +1,15 @@
 """What time does to a store: waits that end, results that are forgotten, webhooks that are due, clocks that jump."""
 
-from typing import Any
-
 import pytest
 
 from server.features.jobs.store.store import Store, StoreLimits
 from server.features.jobs.types import Finished, Status, WebhookStatus
-from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, request
+from tests.server.jobs.store.stores import ANSWER, BEGIN, SUCCESS, WEBHOOK, Stores, ended, request, view_of
 
 
 async def status_of(store: Store, request_id: str) -> tuple[Status, WebhookStatus]:
-    view = await store.requests.view("anna", request_id)
-    assert view is not None
+    view = await view_of(store, request_id)
     return view.status, view.webhook_status
-
-
-async def ended(store: Store, **changes: Any) -> str:
-    request_id = await store.requests.add(request(**changes))
-    assert [one.request_id for one in await store.requests.claim(1)] == [request_id]
-    await store.requests.finish(request_id, SUCCESS)
-    return request_id
 
 
 @pytest.mark.parametrize("by", ["claim", "expire"])
@@ -91,9 +81,7 @@ async def test_a_webhook_is_tried_again_when_asked(stores: Stores, store: Store)
     ("outcome", "status"), [(SUCCESS, Status.WEBHOOK_FAILED), (Finished(Status.FAILED), Status.FAILED)], ids=str
 )
 async def test_a_webhook_that_is_given_up_keeps_the_result(outcome: Finished, status: Status, store: Store) -> None:
-    request_id = await store.requests.add(request(webhook_endpoint=WEBHOOK))
-    await store.requests.claim(1)
-    await store.requests.finish(request_id, outcome)
+    request_id = await ended(store, outcome, webhook_endpoint=WEBHOOK)
     await store.requests.due_webhooks(10)
     await store.requests.delivery_failed(request_id, None)
     assert await status_of(store, request_id) == (status, WebhookStatus.FAILED)

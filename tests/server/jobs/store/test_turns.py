@@ -40,9 +40,9 @@ async def test_who_has_least_goes_first_and_of_equals_who_waited_longest(stores:
 
 async def test_who_may_get_no_more_gets_no_turn_and_keeps_its_place(stores: Stores, store: Store) -> None:
     await added(stores, "aabb")
-    assert owners(await store.requests.claim(4, Turns(room={"a": 0}))) == "bb"
-    assert await store.requests.claim(4, Turns(room={"a": 0, "b": 0, "never seen": 0})) == []
-    assert owners(await store.requests.claim(4, Turns(room={"a": 1}))) == "a"
+    assert owners(await store.requests.claim(4, Turns(left={"a": 0}))) == "bb"
+    assert await store.requests.claim(4, Turns(left={"a": 0, "b": 0, "never seen": 0})) == []
+    assert owners(await store.requests.claim(4, Turns(left={"a": 1}))) == "a"
     assert owners(await store.requests.claim(4)) == "a"
 
 
@@ -66,9 +66,9 @@ async def test_webhooks_that_are_due_take_turns_too(stores: Stores, store: Store
     for one in await store.requests.claim(9):
         stores.clock.now += 0.001
         await store.requests.finish(one.request_id, SUCCESS)
-    await store.requests.due_webhooks(1, Turns(room={"b": 0, "c": 0}))
+    await store.requests.due_webhooks(1, Turns(left={"b": 0, "c": 0}))
     assert owners(await store.requests.due_webhooks(4, Turns({"a": 1}))) == "bcab"
-    assert owners(await store.requests.due_webhooks(9, Turns(room={"b": 0}))) == "aaaa"
+    assert owners(await store.requests.due_webhooks(9, Turns(left={"b": 0}))) == "aaaa"
     assert await store.requests.due_webhooks(9) == []
 
 

@@ -6,39 +6,13 @@ import pytest
 
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules, CheckedNetwork, is_public
 
-PRIVATE = [
-    "0.0.0.0",
-    "10.0.0.1",
-    "100.64.0.1",
-    "100.100.100.200",
-    "127.0.0.1",
-    "127.9.9.9",
-    "168.63.129.16",
-    "169.254.169.254",
-    "172.16.0.1",
-    "192.0.0.192",
-    "192.168.1.1",
-    "198.18.0.1",
-    "224.0.0.1",
-    "240.0.0.1",
-    "255.255.255.255",
-    "::",
-    "::1",
-    "::7f00:1",
-    "::ffff:127.0.0.1",
-    "::ffff:10.0.0.1",
-    "fe80::1",
-    "fec0::1",
-    "fc00::1",
-    "fd00:ec2::254",
-    "ff02::1",
-    "2001:db8::1",
-    "64:ff9b::7f00:1",
-    "64:ff9b::808:808",
-    "64:ff9b:1::1",
-    "2002:7f00:1::1",
-    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-]
+OF_THIS_MACHINE = ["0.0.0.0", "127.0.0.1", "127.9.9.9", "::", "::1", "::7f00:1", "::ffff:127.0.0.1"]
+OF_NETWORKS = ["10.0.0.1", "100.64.0.1", "172.16.0.1", "192.168.1.1", "::ffff:10.0.0.1", "fec0::1", "fc00::1"]
+OF_CLOUDS = ["100.100.100.200", "168.63.129.16", "169.254.169.254", "192.0.0.192", "fd00:ec2::254"]  # metadata
+MAPPED = ["64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::1", "2002:7f00:1::1"]
+TEREDO = ["2001:0:4136:e378:8000:63bf:3fff:fdd2"]
+RESERVED = ["198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "fe80::1", "ff02::1", "2001:db8::1"]
+PRIVATE = OF_THIS_MACHINE + OF_NETWORKS + OF_CLOUDS + MAPPED + TEREDO + RESERVED
 PUBLIC = ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8"]
 
 
@@ -75,8 +49,9 @@ def test_a_public_address_is_allowed(address: str) -> None:
     ],
 )
 def test_a_url_that_is_not_allowed_is_refused_by_name(url: str, problem: str) -> None:
-    with pytest.raises(AddressRefused, match=problem):
+    with pytest.raises(AddressRefused, match=problem) as refused:
         AddressRules().check_url(url)
+    assert url not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a?b=c", "https://example.com:8443", "https://[2606:4700::1]/x"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.features.jobs.webhook_addresses import Resolver
+from tests.batch_manager.peers import until
 
 PORT = 443
 
@@ -37,11 +38,6 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServers]:
     names.may_answer.set()
 
 
-async def asked(names: NameServers, count: int) -> None:
-    while len(names.asked) < count:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-
-
 async def test_an_address_is_given_once_and_an_error_as_it_is(names: NameServers) -> None:
     assert await Resolver().addresses("well.example", PORT) == ["192.0.2.1"]
     with pytest.raises(socket.gaierror):
@@ -51,7 +47,7 @@ async def test_an_address_is_given_once_and_an_error_as_it_is(names: NameServers
 async def test_silent_name_servers_hold_up_neither_other_names_nor_the_end(names: NameServers) -> None:
     resolver = Resolver()
     silent = [asyncio.create_task(resolver.addresses("silent.example", PORT)) for _ in range(50)]
-    await asked(names, 50)
+    await until(lambda: len(names.asked) == 50)
     assert await resolver.addresses("well.example", PORT) == ["192.0.2.1"]
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "webhook-lookup")
     names.may_answer.set()
@@ -61,7 +57,7 @@ async def test_silent_name_servers_hold_up_neither_other_names_nor_the_end(names
 async def test_a_lookup_that_nobody_waits_for_keeps_its_place_to_its_end(names: NameServers) -> None:
     resolver = Resolver(most=1)
     silent = asyncio.create_task(resolver.addresses("silent.example", PORT))
-    await asked(names, 1)
+    await until(lambda: len(names.asked) == 1)
     silent.cancel()
     waiting = asyncio.create_task(resolver.addresses("well.example", PORT))
     await asyncio.wait([silent])

@@ -5,7 +5,6 @@ import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ from server.features.jobs.store.store import RequestStore
 from server.features.jobs.types import Delivery, Finished, JobError, NewRequest, Result, Status, WebhookStatus
 from server.features.jobs.webhook_addresses import AddressRules
 from server.features.jobs.webhooks import Outbox, Sender
+from tests.batch_manager.peers import until
+from tests.server.jobs.store.stores import Clock
 from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
 from tests.server_e2e.running import PATIENCE
-
-
-@dataclass
-class Clock:
-    now: float = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @asynccontextmanager
@@ -68,14 +61,8 @@ async def ended(store: RequestStore, endpoint: str, outcome: Finished, owner: st
     return request_id
 
 
-async def webhook_status(store: RequestStore, request_id: str) -> WebhookStatus:
-    view = await store.view("", request_id)
-    assert view is not None
-    return view.webhook_status
-
-
-async def until(store: RequestStore, request_id: str, status: WebhookStatus) -> None:
-    while await webhook_status(store, request_id) is not status:  # noqa: ASYNC110
+async def when(store: RequestStore, request_id: str, status: WebhookStatus = WebhookStatus.SUCCEEDED) -> None:
+    while (view := await store.view("", request_id)) is None or view.webhook_status is not status:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
@@ -98,7 +85,7 @@ FAILURE = Finished(Status.FAILED, errors=(JobError("MODEL_PREDICT_ERROR", "why")
 async def test_the_body_is_basetens(tmp_path: Path, outcome: Finished, data: object, errors: list[object]) -> None:
     async with receiving(OK) as receiver, running(tmp_path, Clock()) as store:
         request_id = await ended(store, receiver.url, outcome)
-        await until(store, request_id, WebhookStatus.SUCCEEDED)
+        await when(store, request_id)
     (received,) = receiver.received
     body = json.loads(received.body.replace(request_id.encode(), b"ID"))
     assert body.pop("time").startswith("2027-01-15T08:00:00")
@@ -113,43 +100,43 @@ async def test_the_body_is_basetens(tmp_path: Path, outcome: Finished, data: obj
     assert received.headers["content-type"] == "application/json"
 
 
+async def test_an_owner_has_as_many_webhooks_as_it_likes_one_after_another(tmp_path: Path) -> None:
+    async with receiving(OK) as receiver, running(tmp_path, Clock()) as store:
+        for _ in range(webhooks.MAX_PER_OWNER + 2):
+            await ended(store, receiver.url, SUCCEEDED, owner="team")
+            await receiver.until(1)
+            receiver.received.clear()
+
+
 async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path: Path) -> None:
     clock, outcomes = Clock(), list[str]()
     async with receiving(FAILED, OK) as receiver:
         async with running(tmp_path, clock, outcomes.append) as store:
             request_id = await ended(store, receiver.url, SUCCEEDED)
-            while outcomes != ["failed", "ended"]:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: outcomes == ["failed", "ended"])
         clock.now += webhooks.MIN_PAUSE + 1
         async with running(tmp_path, clock, outcomes.append) as store:  # also by a process that came after it
-            await until(store, request_id, WebhookStatus.SUCCEEDED)
+            await when(store, request_id)
     first, second = receiver.received
     assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
     assert first.headers["webhook-timestamp"] < second.headers["webhook-timestamp"]
     assert outcomes == ["failed", "ended", "delivered", "ended"]
 
 
-async def test_a_process_that_dies_before_it_notes_a_delivery_delivers_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_killed", "seconds"), [(True, 61), (False, 0)], ids=["killed, after the lease", "stopped, at once"]
+)
+async def test_an_attempt_that_was_cut_off_is_made_again_by_the_next_process(
+    is_killed: bool, seconds: int, tmp_path: Path
+) -> None:
     clock = Clock()
     async with receiving(SILENT, OK) as receiver:
-        async with running(tmp_path, clock, is_killed=True) as store:
+        async with running(tmp_path, clock, is_killed=is_killed) as store:
             request_id = await ended(store, receiver.url, SUCCEEDED)
             await receiver.until(1)
-        clock.now += 61  # the lease of the first attempt
+        clock.now += seconds
         async with running(tmp_path, clock) as store:
-            await until(store, request_id, WebhookStatus.SUCCEEDED)
-    assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
-    assert len(receiver.received) == 2
-
-
-async def test_a_stop_cuts_an_attempt_without_an_answer_and_the_next_process_sends_it_at_once(tmp_path: Path) -> None:
-    clock = Clock()  # it stands still, so the lease of the first attempt is never over
-    async with receiving(SILENT, OK) as receiver:
-        async with running(tmp_path, clock) as store:
-            request_id = await ended(store, receiver.url, SUCCEEDED)
-            await receiver.until(1)
-        async with running(tmp_path, clock) as store:
-            await until(store, request_id, WebhookStatus.SUCCEEDED)
+            await when(store, request_id)
     assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
     assert len(receiver.received) == 2
 
@@ -168,7 +155,7 @@ async def test_a_silent_receiver_does_not_stop_the_others(tmp_path: Path) -> Non
         for _ in range(40):
             await ended(store, silent.url, SUCCEEDED)
         request_id = await ended(store, quick.url, SUCCEEDED)
-        await until(store, request_id, WebhookStatus.SUCCEEDED)
+        await when(store, request_id)
         assert silent.most_open < webhooks.MAX_PARALLEL
 
 
@@ -195,7 +182,7 @@ async def test_many_silent_receivers_of_one_owner_do_not_stop_the_others(tmp_pat
         for receiver in silent:
             await ended(store, receiver.url, SUCCEEDED, owner="anna")
         request_id = await ended(store, quick.url, SUCCEEDED)
-        await until(store, request_id, WebhookStatus.SUCCEEDED)
+        await when(store, request_id)
         assert sum(receiver.most_open for receiver in silent) <= webhooks.MAX_PER_OWNER
 
 
@@ -208,15 +195,14 @@ async def test_many_webhooks_of_one_owner_to_a_slow_host_delay_no_other_owners(t
         await silent.until(8)
         expected = {await ended(store, url, SUCCEEDED, owner="bert") for url in (silent.url, quick.url)}
         async with asyncio.timeout(PATIENCE):
-            while not expected <= {one.headers["webhook-id"] for one in (*silent.received, *quick.received)}:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: expected <= {one.headers["webhook-id"] for one in (*silent.received, *quick.received)})
         assert silent.most_open < webhooks.MAX_PARALLEL
 
 
 async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
     async with running(tmp_path, Clock()) as store:
         request_id = await ended(store, "http://10.0.0.1:8000/", SUCCEEDED)
-        await until(store, request_id, WebhookStatus.FAILED)
+        await when(store, request_id, WebhookStatus.FAILED)
         assert await store.result("", request_id) == SUCCEEDED.result
 
 

@@ -9,9 +9,11 @@ import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from server.features.jobs import webhooks
+from server.features.jobs.main import _secrets as secrets_of
 from server.features.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
 from server.settings import files
 from server.settings.flag import SettingsError
+from wire.child import StartError
 
 NEW, OLD = (f"whsec_{base64.b64encode(bytes([byte]) * 32).decode()}" for byte in (1, 2))
 BODY = b'{"request_id":"r1","data":[0.5]}'
@@ -82,3 +84,9 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_is_not(
 
 def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     assert NEW not in repr(secrets(tmp_path, NEW))
+
+
+def test_secrets_that_can_not_be_end_the_start(tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_text("whsec_short")
+    with pytest.raises(StartError, match="--jobs-webhook-secrets, line 1: a secret is"):
+        secrets_of(str(tmp_path / "secrets"))

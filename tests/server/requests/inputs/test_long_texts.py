@@ -34,10 +34,12 @@ class Framing(Tokenizers):
 
     async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
         await self._work(texts, how)
-        prompt, marks, room = how["prompt"], PROMPT_TOKEN, min(how["max_tokens"] or ROOM, ROOM) - 2
+        head, tail = ([FIRST], [LAST]) if how["add_special_tokens"] else ([], [])
+        prompt, marks = how["prompt"], PROMPT_TOKEN
+        room = min(how["max_tokens"] or ROOM, ROOM) - len(head + tail)
         contents = [ids_of(prompt + text) for text in texts]
-        ids = [[FIRST, *content[:room], LAST] for content in contents]
-        types = [[marks * (0 < at <= len(prompt)) for at in range(len(each))] for each in ids]
+        ids = [[*head, *content[:room], *tail] for content in contents]
+        types = [[marks * (0 <= at - len(head) < len(prompt)) for at in range(len(each))] for each in ids]
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         truncated = np.array([len(content) > room for content in contents], np.uint8)
         flat_types = np.concatenate(types).astype(np.int32)
@@ -47,9 +49,9 @@ class Framing(Tokenizers):
         await self._work(texts, how)
         if "?" in "".join(texts):
             raise TextRefused(TextRefusal.FAILED, ["?" in text for text in texts].index(True))
-        first, last = (Token(special, "", True, None, None) for special in (FIRST, LAST))
+        head, tail = ([Token(special, "", True, None, None)] * how["add_special_tokens"] for special in (FIRST, LAST))
         return [
-            [first, *(Token(ord(c), c, False, at, at + 1) for at, c in enumerate(how["prompt"] + text)), last]
+            [*head, *(Token(ord(c), c, False, at, at + 1) for at, c in enumerate(how["prompt"] + text)), *tail]
             for text in texts
         ]
 
@@ -138,6 +140,12 @@ def test_the_prompt_stands_before_each_window() -> None:
     assert np.allclose(embedded.rows, [by_hand(["abc"], "p:"), by_hand(["abcd", "efgh"], "p:")], rtol=1e-6)
     types = np.frombuffer(edge.managers.submitted[0].token_type_ids, np.int32).tolist()
     assert types == [t for n in (7, 8, 8) for t in [0, PROMPT_TOKEN, PROMPT_TOKEN, *[0] * (n - 3)]]
+
+
+def test_windows_have_no_special_tokens_if_the_request_wants_none() -> None:
+    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefghij"], add_special_tokens=False)
+    rows = [row_of(ids_of(window)) for window in ("abcdefgh", "ij")]
+    assert np.allclose(embedded.rows, [np.average(rows, axis=0, weights=[8, 2])], rtol=1e-6)
 
 
 def test_averages_are_cut_and_scaled_as_other_rows() -> None:

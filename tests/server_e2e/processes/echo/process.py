@@ -9,7 +9,7 @@ from server.features.echo.feature import ECHO, EchoFlags  # type: ignore[import-
 
 from server.settings.settings import Settings
 from server.supervisor.child import Need, Plan
-from server.supervisor.socket_folder import Sidecar
+from server.supervisor.socket_folder import FeatureSockets
 from wire.child import Child, run
 from wire.connection import FrameConnection
 from wire.connection import serve as serve_connections
@@ -26,14 +26,14 @@ class EchoStart:
     word: str
 
 
-def plan(settings: Settings, sidecar: Sidecar) -> Plan:
+def plan(settings: Settings, sockets: FeatureSockets) -> Plan:
     word = settings.of(EchoFlags).echo
     assert word is not None
     return Plan(
         role=ECHO.name,
         module="server.features.echo.process",
-        fds=(sidecar.calls.fd,),
-        start=EchoStart(listener_fd=sidecar.calls.fd, http_path=sidecar.http.path, secret=sidecar.secret, word=word),
+        fds=(sockets.calls.fd,),
+        start=EchoStart(listener_fd=sockets.calls.fd, http_path=sockets.http.path, secret=sockets.secret, word=word),
         to_go_on=Need.NEVER,
         oom_score=150,
         takes_state=True,
@@ -69,7 +69,7 @@ async def serve(child: Child, start: EchoStart) -> None:
 async def asked(start: EchoStart, owner: str) -> int:
     """The status with which this server answers the process, which acts for the owner's key."""
     reader, writer = await asyncio.open_unix_connection(start.http_path)
-    head = f"GET /info HTTP/1.1\r\nhost: localhost\r\nx-echo: {start.secret} {owner}\r\nconnection: close\r\n\r\n"
+    head = f"GET /info HTTP/1.1\r\nhost: localhost\r\nx-api-key: {start.secret}.{owner}\r\nconnection: close\r\n\r\n"
     writer.write(head.encode())
     status = int((await reader.readline()).split()[1])
     writer.close()
