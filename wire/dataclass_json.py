@@ -28,7 +28,9 @@ def from_json(kind: type[_T], fields: Any) -> _T:
     """The inverse of `to_json`. Raises ProtocolError where a field is unknown, missing or of the wrong type."""
     hints = typing.get_type_hints(kind)
     if not isinstance(fields, dict) or fields.keys() - hints.keys():
-        raise ProtocolError(f"a {kind.__name__} has the fields {', '.join(hints)}, not {fields!r}")
+        # values may be secret
+        given = ", ".join(map(str, fields)) if isinstance(fields, dict) else type(fields).__name__
+        raise ProtocolError(f"a {kind.__name__} has the fields {', '.join(hints)}, not {given}")
     try:
         return kind(**{name: _as(hints[name], value) for name, value in fields.items()})
     except (TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from embedline.progress import Progress, Report, shown
 from engine.machine import cores
 from server.frontend.log_writer import StderrRelay
 from server.frontend.start import Access
-from server.http.auth import Keys
+from server.http.auth import HEALTH_PATHS, Keys
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
 from server.http.paths import Paths
@@ -136,7 +136,7 @@ def _log_variables(settings: Settings) -> None:
 
 def _check_vertex_routes(settings: Settings) -> None:
     """Raises SettingsError for a path that Vertex AI would ask in vain."""
-    _check_vertex_route(settings, "AIP_HEALTH_ROUTE", {"/", "/health", "/ping", "/livez", "/readyz", "/startupz"})
+    _check_vertex_route(settings, "AIP_HEALTH_ROUTE", {"/", *HEALTH_PATHS})
     if os.environ.get("AIP_PREDICT_ROUTE"):
         from server.dialects.table import ROUTES  # takes a third of a second
 

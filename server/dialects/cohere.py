@@ -109,7 +109,7 @@ def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
     return CohereRequest(
         **common,
         texts=given.texts,
-        **read_prompts(fields, model, name=fields.model),
+        **read_prompts(fields, model, name=call.models.asked_name(fields.model)),
         **read_cut(fields, model),
         dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
         field=field,

@@ -106,8 +106,13 @@ def decode(call: Call, body: bytes) -> _Request:
     if chat is None:
         prompt = read_prompt(PromptFields(), model, name=name, are_ids=items["token_ids"] is not None)
     if not outputs & _EMBEDDINGS:
+        if chat is not None or outputs is not OutputKind.LOGITS:
+            prompt = ""
+        elif model.instruction is not None:
+            prompt = model.instruction
         raw_scores = fields.use_activation is False
-        return _Request(ClassifyRequest(**common, **cut, **items, outputs=outputs, raw_scores=raw_scores), wanted)
+        scored = ClassifyRequest(**common, **cut, **items, outputs=outputs, prompt=prompt, raw_scores=raw_scores)
+        return _Request(scored, wanted)
     adapter = read_adapter(PromptFields(), model, name=name)
     by_model = model.normalize if outputs is OutputKind.TOKENS else None  # vLLM scales rows of tokens too
     normalize = by_model if fields.use_activation is None else fields.use_activation

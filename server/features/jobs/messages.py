@@ -1,6 +1,6 @@
 """START of the jobs process, and the bounds of what frontends send it. server/features/jobs/calls.py has the calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.features.jobs.feature import JobsFlags
 
@@ -17,5 +17,5 @@ class JobsStart:
     flags: JobsFlags
     waits_for_folder: bool  # until the server that has it ends, as this one takes over from it
     http_path: str  # the Unix socket where frontends take this process's requests
-    secret: str  # with which they may act for an API key
+    secret: str = field(repr=False)  # with which they may act for an API key
     max_in_flight: int  # requests that may be sent to frontends at a time

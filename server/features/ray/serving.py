@@ -68,7 +68,8 @@ def serve(path: str) -> int:
         if problem:
             print(f"embedline: {problem}", file=sys.stderr)
             return 1
-        print(f"embedline: ready on http://{config.ray.host}:{config.ray.port}", file=sys.stderr, flush=True)
+        if not stop.is_set():
+            print(f"embedline: ready on http://{config.ray.host}:{config.ray.port}", file=sys.stderr, flush=True)
         stop.wait()
         return 0
     finally:

@@ -16,6 +16,7 @@ import pytest
 
 from server import cli
 from server.commands.serve import prepare
+from server.http.auth import HEALTH_PATHS
 from server.settings.settings import Settings
 from server.supervisor import model_plan
 from tests.server.settings.cli_runs import VARIABLES
@@ -147,6 +148,14 @@ def test_a_path_that_vertex_would_ask_in_vain(refuse: Refuse, monkeypatch: pytes
     monkeypatch.setenv(variable, "/v1/endpoints/1/deployedModels/2:explain")
 
     assert f"the variable {variable} names a path" in refuse(*FAKE)
+
+
+@pytest.mark.parametrize("path", sorted({"/", *HEALTH_PATHS}))
+def test_vertex_may_ask_any_path_of_health(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", path)
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/none")
+
+    assert "the variable AIP_PREDICT_ROUTE names a path" in refuse(*FAKE)
 
 
 @pytest.fixture

@@ -174,3 +174,9 @@ def test_what_is_refused_is_named_where_coheres_client_looks(path: str, fields: 
     assert called.status == 400
     assert called.error()["param"] == param
     assert json.loads(called.body)["message"] == called.error()["message"]
+
+
+def test_a_word_behind_the_name_in_the_path_is_a_prompt() -> None:
+    models = one_model(facts={"prompts": {"query": "Q: "}}).named("the-model:query")
+    body = json.dumps({"texts": TEXTS, "model": "another"}).encode()
+    assert ROUTES[0].decode(new_call(models=models), body).prompt == "Q: "

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
+from server.dialects.table import ROUTES
 from server.dialects.vllm.pooling import decode
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW, ask
@@ -46,6 +47,22 @@ def test_the_answer_around_the_data() -> None:
     assert answer["id"] == f"pool-{called.headers['x-request-id']}"
     assert (answer["object"], answer["model"], type(answer["created"])) == ("list", "the-model", int)
     assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "truncated_inputs": 0}
+
+
+@pytest.mark.holds("vLLM's own routes")
+@pytest.mark.parametrize(
+    ("own", "prompt"),
+    [({"default_prompt": "D: "}, "D: "), ({"default_prompt": "D: ", "instruction": "judge"}, "judge"), ({}, "")],
+    ids=["a prompt", "a template's instruction", "none"],
+)
+@pytest.mark.parametrize(("path", "body"), [("/pooling", {"input": "a"}), ("/classify", {"input": "a"})])
+def test_scores_are_of_texts_with_the_models_prompt(
+    path: str, body: dict[str, str], own: dict[str, str], prompt: str
+) -> None:
+    (route,) = (route for route in ROUTES if route.path == path)
+    call = new_call(models=one_model(outputs=OutputKind.LOGITS, task="classify", **own))
+    request = route.decode(call, json.dumps(body).encode())
+    assert getattr(request, "work", request).prompt == prompt
 
 
 @pytest.mark.holds("vLLM's own routes")
