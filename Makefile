@@ -6,7 +6,7 @@
 # PEERS=.peers/infinity             where `make bench` keeps the environment of servers to compare with
 # LLAMA=.peers/llama                the same for llama.cpp's server, which is left out where it can't be built
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
-# JOBS=2                           how many processes run tests side by side
+# JOBS=3                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
 # GPU_PYTHON=python3 OUT=folder     for `make first-gpu` and its kin: any Python with torch, Triton and transformers
 # WHEELS=.gpu-wheels SCRATCH=folder for `make first-gpu-server`: what the server lacks there; models and caches that are kept
@@ -17,7 +17,7 @@ CONSTRAINTS ?= constraints.txt
 PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 TORCH := torch==2.13.0
 PORT ?= 8080
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 ifeq ($(origin TORCH_INDEX),undefined)
 TORCH_INDEX = $(shell $(BIN)/python .ci/torch_index.py)
@@ -29,7 +29,8 @@ CLIENTS := .clients
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
 # Several processes with one OpenMP thread each: with more, they take the cores from each other. Hundreds of processes
-# import the sources, so they are compiled once, whatever the environment says.
+# import the sources, so they are compiled once, whatever the environment says. Tests wait for processes of their own
+# a seventh of the time, so three at once are quicker on two cores than two; four are slower.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.

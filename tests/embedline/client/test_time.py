@@ -62,14 +62,14 @@ def test_a_wait_for_a_retry_is_cancelled_too() -> None:
 
 def test_the_time_of_the_whole_call() -> None:
     never = threading.Event()
-    preference = RequestProcessingPreference(batch_size=1, max_concurrent_requests=2, total_timeout_s=0.2)
+    preference = RequestProcessingPreference(batch_size=1, max_concurrent_requests=2, total_timeout_s=1.0)
     script = lambda seen: [raw(seen.texts)] if seen.number < 3 else [never]  # noqa: E731
     with stub(script) as server, Client(server.url) as client:
         with pytest.raises(DeadlineExceeded) as late:
             client.embed(texts(9), preference=preference)
         never.set()
     assert late.value.partial.done.sum() == 3
-    assert all(int(seen.headers["request-timeout-ms"]) <= 200 for seen in server.seen)
+    assert all(int(seen.headers["request-timeout-ms"]) <= 1000 for seen in server.seen)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_wait_for_its_turn_ends_with_the_attempts_time(all_in_use: Client, cou
 
 def test_an_attempt_that_takes_too_long_is_made_again() -> None:
     never = threading.Event()
-    preference = RequestProcessingPreference(timeout_s=0.1, initial_backoff_ms=1)
+    preference = RequestProcessingPreference(timeout_s=1.0, initial_backoff_ms=1)
     script = lambda seen: [never] if seen.number == 0 else [raw(seen.texts)]  # noqa: E731
     with stub(script) as server, Client(server.url) as client:
         assert np.array_equal(client.embed("text 3", preference=preference).numpy(), rows_of(["text 3"]))
@@ -223,7 +223,11 @@ def test_half_of_a_head_keeps_the_other_copy_from_nothing() -> None:
 
 def test_a_second_copy_goes_to_another_server_where_there_is_one() -> None:
     never = threading.Event()
-    ours = lambda seen: [raw(seen.texts)]  # noqa: E731
+
+    def ours(seen: Seen) -> Sequence[Step]:
+        slow.wait_until(lambda: len(slow.seen) == 1)  # a copy that has won would cut off one that was not read yet
+        return [raw(seen.texts)]
+
     with stub(lambda _: [never, RESET]) as slow, stub(ours) as fast, Client([slow.url, fast.url]) as client:
         assert np.array_equal(client.embed("text 3", preference=hedging()).numpy(), rows_of(["text 3"]))
         never.set()
