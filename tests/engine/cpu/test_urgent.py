@@ -60,13 +60,11 @@ def test_urgent_batches_have_places_of_their_own() -> None:
             loaded.submit(urgent(5))
             is_in.set()
 
-        thread = threading.Thread(target=one_more)
-        thread.start()
+        threading.Thread(target=one_more, daemon=True).start()
         assert not is_in.wait(0.05)
         may_end.set()
-        assert {loaded.collect()[0] for _ in range(5)} == set(range(1, 6))
         assert is_in.wait(PATIENCE)
-        thread.join()
+        assert {loaded.collect()[0] for _ in range(5)} == set(range(1, 6))
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 4), st.sampled_from([64, 100, 512]))

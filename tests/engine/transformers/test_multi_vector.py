@@ -108,6 +108,16 @@ def test_a_batch_without_hidden_tokens_stays_packed(tmp_path: Path) -> None:
     assert (packed.num_calls, padded.num_calls) == (2, 1)
 
 
+def test_hidden_tokens_of_sequences_of_many_lengths_keep_their_rows(tmp_path: Path) -> None:
+    """DeBERTa's rows of hidden tokens depend on the padding."""
+    forward = PaddedForward(AutoModel.from_pretrained(save("deberta-v2", tmp_path / "model")))
+    sequences = arbitrary((3, 9, 20, 9))
+    types = [[0] * (len(ids) // 2) + [EXPANSION_TOKEN] * (len(ids) - len(ids) // 2) for ids in sequences]
+    together = forward(batch(sequences, np.concatenate(types)))
+    alone = torch.cat([forward(batch([ids], its)) for ids, its in zip(sequences, types, strict=True)])
+    assert difference(together.numpy(), alone.numpy()) <= 1e-5
+
+
 def test_both_ways_share_their_weights(tmp_path: Path) -> None:
     """Those laid out anew, too."""
     folder = save("bert", tmp_path / "model")

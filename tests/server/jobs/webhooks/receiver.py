@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.server_e2e.running import PATIENCE
+
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 SILENT = b""  # the request is read, and no answer ever comes
@@ -40,9 +42,10 @@ class Receiver:
 
     async def until(self, count: int) -> None:
         """Waits until so many requests have come."""
-        while len(self.received) < count:
-            self.came.clear()
-            await self.came.wait()
+        async with asyncio.timeout(PATIENCE):
+            while len(self.received) < count:
+                self.came.clear()
+                await self.came.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
