@@ -98,10 +98,10 @@ def others_are_answered(attack: Attack, server: tuple[Watched, int, int], *, max
     watched, port, monitor = server
     processes, quiet = watched.processes(), watched.period(1.0, seed=1, beside=attack.beside)
     seen, during, tries = Seen(), Period(), 0
-    # the attacker gives way to everybody, and on a busy machine it may not get far
+    # the attacker gives way to everybody, and on a busy machine it may not get far, so it gets longer each time
     while tries == 0 or (tries < MAX_TRIES and not (attack.expected <= seen.outcomes.keys())):
         with attacking(attack, monitor if attack.is_on_monitor else port, seen):
-            during.add(watched.period(1.5, seed=2, beside=attack.beside))
+            during.add(watched.period(1.5 * (tries + 1), seed=2, beside=attack.beside))
         tries += 1
     after = watched.period(0.5, seed=3)
 
