@@ -94,12 +94,12 @@ async def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if it waited for a disk: SIGKILL is sent and nothing happens."""
-    monkeypatch.setattr("server.supervisor.child._KILL_SECONDS", 0.01)
     signals: list[int] = []
     events = Events()
     child = a_sleeper(tmp_path, events)
     await child.start()
     with monkeypatch.context() as patch:
+        patch.setattr("server.supervisor.child._KILL_SECONDS", 0.01)
         patch.setattr(signal, "pidfd_send_signal", lambda _, number: signals.append(number))
         await child.stop(0)
     assert signals == [signal.SIGKILL]
