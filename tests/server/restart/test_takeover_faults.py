@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,15 +145,25 @@ def test_the_monitor_port_is_handed_over_too(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.holds("Taking over")
 def test_on_the_same_gpu_the_running_server_ends_first_and_clients_wait(tmp_path: Path) -> None:
+    """It can't end while a body has still to come."""
     gpu = ("--devices", "cuda:0")  # the fake engine takes any name
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 13\r\n\r\n"
 
     async def test(server: Server) -> None:
         async with Load(server.port, num_clients=8) as load:
             await load.wait_for(100)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head)
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             with successor(server, *gpu, folder=tmp_path) as after:
                 await asyncio.to_thread(after.log.wait_for, "ends first, as both servers need cuda:0")
-                assert await waited(server) == 0
+                with pytest.raises(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(server.process.wait, 1.0)
                 assert not [line for line in after.log.lines if "engine 0 is ready" in line]
+                writer.write(b'{"input":"a"}')
+                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+                writer.close()
+                assert await waited(server) == 0
                 await load.wait_for(100)
                 await load.stop()
         assert load.lost == {}
