@@ -29,8 +29,8 @@ CLIENTS := .clients
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
 # Several processes with one OpenMP thread each: with more, they take the cores from each other. Hundreds of processes
-# import the sources, so they are compiled once, whatever the environment says. Tests wait for processes of their own
-# a seventh of the time, so three at once are quicker on two cores than two; four are slower.
+# import the sources, so they are compiled once, whatever the environment says. Tests also
+# wait for processes of their own, so on two cores three at once are quicker than two; four are slower.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.

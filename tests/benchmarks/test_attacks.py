@@ -98,7 +98,7 @@ def others_are_answered(attack: Attack, server: tuple[Watched, int, int], *, max
     watched, port, monitor = server
     processes, quiet = watched.processes(), watched.period(1.0, seed=1, beside=attack.beside)
     seen, during, tries = Seen(), Period(), 0
-    # the attacker gives way to everybody, and on a busy machine it may not get far, so it gets longer each time
+    # the attacker gives way to everybody, and on a busy machine it may not get far, so each try is longer
     while tries == 0 or (tries < MAX_TRIES and not (attack.expected <= seen.outcomes.keys())):
         with attacking(attack, monitor if attack.is_on_monitor else port, seen):
             during.add(watched.period(1.5 * (tries + 1), seed=2, beside=attack.beside))

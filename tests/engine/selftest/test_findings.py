@@ -35,13 +35,15 @@ def load(folder: Path, cache: Path | None, **others: Any) -> TransformersEngine:
     return loaded
 
 
+def said(loaded: TransformersEngine) -> list[str]:
+    """Its notes, without those on linear layers: every start measures these anew."""
+    return [note for note in loaded.info.notes if not note.startswith("linear layers: ")]
+
+
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_a_later_start_tries_less_and_says_the_same(family: str, tried: list[int], tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
-    starts = [load(folder, tmp_path / "cache").info.notes for _ in range(3)]
-    notes = [
-        [note for note in start if not note.startswith("linear layers: ")] for start in starts
-    ]  # they measure those anew
+    notes = [said(load(folder, tmp_path / "cache")) for _ in range(3)]
     assert notes[0] == notes[1] == notes[2] != []
     assert tried[0] > 1.5 * tried[1]
     assert tried[1] == tried[2]

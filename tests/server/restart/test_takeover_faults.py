@@ -145,7 +145,7 @@ def test_the_monitor_port_is_handed_over_too(tmp_path: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.holds("Taking over")
 def test_on_the_same_gpu_the_running_server_ends_first_and_clients_wait(tmp_path: Path) -> None:
-    """It can't end while a body has still to come."""
+    """The running server can't end while the rest of a body has still to come."""
     gpu = ("--devices", "cuda:0")  # the fake engine takes any name
     head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 13\r\n\r\n"
 
