@@ -281,9 +281,9 @@ def test_what_could_not_be_compared_is_refused(
 
 
 def test_processes_of_a_server_are_counted_by_title() -> None:
-    code = (
-        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()', 'embedline'])"
-    )
+    busy = "import time\nwhile time.process_time() < 0.05: pass\n"  # the kernel counts in steps of 10 ms
+    inner = f"{busy}print(1, flush=True); input()"
+    code = f"{busy}import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}, 'embedline'])"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
         process.stdout.readline()
