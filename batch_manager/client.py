@@ -20,6 +20,7 @@ from engine.types import OutputKind, Rows
 from wire.connection import Link
 from wire.frames import MAX_PAYLOAD, Buffer
 from wire.page import Page
+from wire.parts import cut
 
 _ID_BYTES = 4
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
@@ -289,12 +290,12 @@ def split(submission: Submission, shares: Sequence[float]) -> list[Submission]:
 
 
 def _part(submission: Submission, ends: NDArray[np.int64], first: int, last: int) -> Submission:
-    start, end = (int(ends[index - 1]) * _ID_BYTES if index else 0 for index in (first, last))
+    start, end = (int(ends[index - 1]) if index else 0 for index in (first, last))
     return replace(
         submission,
         seqlens=submission.seqlens[first:last],
-        token_ids=memoryview(submission.token_ids)[start:end],
-        token_type_ids=memoryview(submission.token_type_ids)[start:end],
+        token_ids=memoryview(submission.token_ids)[_ID_BYTES * start : _ID_BYTES * end],
+        parts=cut(submission.parts, (first, start), (last, end)),
     )
 
 

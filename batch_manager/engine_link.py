@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from engine.types import (
 )
 from wire.connection import Link
 from wire.frames import Buffer, PayloadTooLarge
+from wire.parts import Part
 
 Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
 
@@ -70,22 +71,22 @@ class EngineLink:
         """Close for good."""
         self._link.close()
 
-    def send(self, batch: ScheduledBatch, token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer]) -> None:
-        """Give the engine a batch whose ids are these buffers one after another.
+    def send(self, batch: ScheduledBatch, token_ids: Sequence[Buffer], parts: Mapping[Part, Sequence[Buffer]]) -> None:
+        """Give the engine a batch whose ids, and whose other parts, are these buffers one after another.
 
         One that no frame can carry is reported as failed, as any other, once the caller has returned.
         """
         self._sent[batch.batch_id] = batch
-        parts = messages.encode_batch(
+        frame = messages.encode_batch(
             batch.outputs,
             batch.seqlens(),
             token_ids,
-            token_type_ids,
+            parts,
             is_urgent=batch.is_urgent,
             gives_way=batch.gives_way,
         )
         try:
-            self._link.send(messages.BATCH, batch.batch_id, parts)
+            self._link.send(messages.BATCH, batch.batch_id, frame)
         except PayloadTooLarge as error:
             logger.error("a batch can't be sent to engine %d: %s", self._engine_id, error)
             self._loop.call_soon(self._could_not_send, batch)

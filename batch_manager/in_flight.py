@@ -16,6 +16,7 @@ from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, S
 from engine.types import OutputKind, Results, Rows
 from wire.connection import FrameConnection
 from wire.frames import Buffer
+from wire.parts import Part, Parts, cut, size_of
 
 MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kept once more to be found again
 
@@ -95,12 +96,18 @@ class HeldRequest:
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
 
-    def cut(self, ids: Buffer, slice_: Slice) -> Buffer:
-        """The part of an int32 buffer over the whole request that belongs to a slice of it; a view."""
+    def ids_of(self, slice_: Slice) -> Buffer:
+        """The ids of a slice of the request; a view."""
+        ids = self.submission.token_ids
         if slice_.num_tokens == self.request.num_tokens:
             return ids
         cu_seqlens = self.request.cu_seqlens
         return memoryview(ids)[4 * cu_seqlens[slice_.start] : 4 * cu_seqlens[slice_.stop]]
+
+    def parts_of(self, slice_: Slice) -> Parts:
+        """The parts beside the ids of a slice of the request; views."""
+        start, stop = ((at, self.request.cu_seqlens[at]) for at in (slice_.start, slice_.stop))
+        return cut(self.submission.parts, start, stop)
 
 
 class InFlight:
@@ -179,16 +186,19 @@ class InFlight:
         return held
 
 
-def pack(batch: ScheduledBatch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], list[Buffer]]:
-    """The token ids and the token types of a batch in slices, not copied; no types where all are zero."""
+def pack(batch: ScheduledBatch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], dict[Part, list[Buffer]]]:
+    """The token ids and the other parts of a batch in slices, not copied; zeros where a request lacks a part that
+    another one has.
+    """
     packed = [(held[slice_.request.request_id], slice_) for slice_ in batch.slices]
-    token_ids = [one.cut(one.submission.token_ids, slice_) for one, slice_ in packed]
-    if not any(one.submission.token_type_ids for one, _ in packed):
-        return token_ids, []
-    return token_ids, [
-        one.cut(types, slice_) if (types := one.submission.token_type_ids) else bytes(4 * slice_.num_tokens)
-        for one, slice_ in packed
-    ]
+    token_ids = [one.ids_of(slice_) for one, slice_ in packed]
+    if not any(one.submission.parts for one, _ in packed):
+        return token_ids, {}
+    found = [(one.parts_of(slice_), slice_) for one, slice_ in packed]
+    return token_ids, {
+        part: [own.get(part) or bytes(size_of(part, each.stop - each.start, each.num_tokens)) for own, each in found]
+        for part in {part for own, _ in found for part in own}
+    }
 
 
 def cut_rows(rows: Rows, start: int, stop: int) -> Rows:

@@ -6,11 +6,12 @@ The supervisor sends START. A frontend sends SUBMIT, answered by ANSWER or REFUS
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.messages import decode_rows, encode_rows
 from engine.types import OutputKind, Results
 from wire.frames import Buffer
+from wire.parts import Parts, flags_of, in_order, taken_apart
 from wire.vocabulary import RequestClass
 
 SUBMIT = 0x0300
@@ -19,8 +20,9 @@ REFUSED = 0x0302
 CANCEL = 0x0303  # no payload, no answer
 REFUTED = 0x0304  # model (u16); a request that failed there was computed by another batch manager; no answer
 
-# deadline in time.monotonic() seconds or inf (f64), model (u16), class (u8), has token types (u8), outputs (u16),
-# key (u16), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
+# deadline in time.monotonic() seconds or inf (f64), model (u16), class (u8), flags of the parts (u8), outputs (u16),
+# key (u16), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, and the parts as wire.parts has
+# them
 _SUBMIT = struct.Struct("<dHBBHHfI")
 _WORK = slice(8, None)  # all but the deadline
 _REFUTED = struct.Struct("<H")
@@ -102,7 +104,7 @@ class Submission:
     deadline: float  # time.monotonic() seconds; inf = none
     seqlens: Sequence[int]  # tokens of each sequence
     token_ids: Buffer  # int32 [sum(seqlens)]
-    token_type_ids: Buffer = b""  # int32 [sum(seqlens)]; empty = all zero
+    parts: Parts = field(default_factory=dict)
     key: int = 0  # index of the API key; below 65,536
     weight: float = 1.0  # of the key: its part of the engines while others wait too, in proportion to theirs
 
@@ -123,26 +125,30 @@ def encode_submission(submission: Submission) -> list[Buffer]:
         submission.deadline,
         submission.model,
         submission.request_class,
-        len(submission.token_type_ids) > 0,
+        flags_of(submission.parts),
         submission.outputs,
         submission.key,
         submission.weight,
         len(submission.seqlens),
     )
     seqlens = struct.pack(f"<{len(submission.seqlens)}i", *submission.seqlens)
-    return [header, seqlens, submission.token_ids, submission.token_type_ids]
+    return [header, seqlens, submission.token_ids, *in_order(submission.parts)]
 
 
 def decode_submission(payload: memoryview) -> Submission:
-    """The inverse of `encode_submission`; the ids are views of the payload."""
-    deadline, model, request_class, has_types, outputs, key, weight, num_seqs = _SUBMIT.unpack_from(payload)
+    """The inverse of `encode_submission`; the ids and the parts are views of the payload. Raises ValueError where they
+    are of another size.
+    """
+    deadline, model, request_class, flags, outputs, key, weight, num_seqs = _SUBMIT.unpack_from(payload)
     seqlens = struct.unpack_from(f"<{num_seqs}i", payload, _SUBMIT.size)
     ids = payload[_SUBMIT.size + 4 * num_seqs :]
-    types: Buffer = b""
-    if has_types:
-        ids, types = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+    parts: Parts = {}
+    if flags:
+        num_tokens = sum(seqlens)
+        ids, rest = ids[: 4 * num_tokens], ids[4 * num_tokens :]
+        parts = taken_apart(rest, flags, num_seqs, num_tokens)
     return Submission(
-        model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, types, key, weight
+        model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, parts, key, weight
     )
 
 

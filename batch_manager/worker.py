@@ -13,7 +13,6 @@ import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,7 @@ from wire.connection import FrameConnection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
+from wire.parts import cut
 from wire.vocabulary import RequestClass
 
 QUARANTINE_SECONDS = 600.0  # for which an input is refused
@@ -332,9 +332,8 @@ class Quarantine:
 
     def add(self, submission: Submission, index: int, now: float) -> None:
         """Sequence `index` of this request took an engine down when it was alone with it."""
-        start = sum(submission.seqlens[:index])
         seqlen = submission.seqlens[index]
-        key = (seqlen, _digest(submission, start, start + seqlen))
+        key = (seqlen, _digest(submission, index, sum(submission.seqlens[:index])))
         logger.error("an input of %d tokens takes engines down: it is refused for %d s", seqlen, QUARANTINE_SECONDS)
         if key not in self._until:
             self._seqlens[seqlen] += 1
@@ -349,11 +348,11 @@ class Quarantine:
             self._drop_first()
         if not self._until:
             return None
-        bounds = pairwise(accumulate(submission.seqlens, initial=0))
-        for index, (start, stop) in enumerate(bounds):
-            seqlen = stop - start
-            if seqlen in self._seqlens and (seqlen, _digest(submission, start, stop)) in self._until:
+        start = 0
+        for index, seqlen in enumerate(submission.seqlens):
+            if seqlen in self._seqlens and (seqlen, _digest(submission, index, start)) in self._until:
                 return index
+            start += seqlen
         return None
 
     def _drop_first(self) -> None:
@@ -363,12 +362,15 @@ class Quarantine:
             del self._seqlens[seqlen]
 
 
-def _digest(submission: Submission, start: int, stop: int) -> bytes:
+def _digest(submission: Submission, index: int, start: int) -> bytes:
+    """The hash of sequence `index`, before which there are so many tokens."""
+    stop = start + submission.seqlens[index]
     digest = hashlib.blake2b(submission.model.to_bytes(4, "little"), digest_size=16)
     digest.update(memoryview(submission.token_ids)[4 * start : 4 * stop])
-    types = memoryview(submission.token_type_ids)[4 * start : 4 * stop]
-    if any(types):  # all zero is the same as none
-        digest.update(types)
+    for part, values in sorted(cut(submission.parts, (index, start), (index + 1, stop)).items()):
+        if any(values):  # all zero is the same as none
+            digest.update(bytes([part]))
+            digest.update(values)
     return digest.digest()
 
 

@@ -23,16 +23,16 @@ import uvloop
 
 from benchmarks.measuring.report import Report
 from engine.types import OutputKind
-from server.dialects.error_shapes import openai_error
+from server.dialects.answers import Answer, openai_error
 from server.dialects.openai import encode
-from server.dialects.route import Answer, Call, RequestOptions
-from server.dialects.row_forms import EVERY_CONTAINER, Container, DType, Encoding, RowForm
+from server.dialects.route import Call, RequestOptions
+from server.dialects.row_answers import EVERY_CONTAINER, Container, DType, Encoding, RowForm
 from server.http.compression import compressed
-from server.requests.models import ModelTable, ServedModel
+from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Embedded, EmbedRequest, Trace
 from tokenizer_pool.messages import Truncation
+from wire.page import Page
 
 _EMPTY = "import socket; s = socket.socket(fileno=0)\nwhile s.recv(1 << 20): pass"
 _MIN_ROUNDS = 5
@@ -83,14 +83,9 @@ class Job:
 
     async def encoded(self, form: RowForm, container: Container, coding: str = "") -> Answer:
         """One answer."""
-        call = Call(
-            RequestOptions(accepts=container),
-            self._models,
-            1,
-            Trace("POST", "/", "the-request"),
-            openai_error,
-            RequestContext(),
-        )
+        options, trace = RequestOptions(accepts=container), Trace("POST", "/", "the-request")
+        state = ModelsState(Page.create(num_frontends=1, num_managers=1, num_models=1))
+        call = Call(state, 1, trace, openai_error, RequestContext(), options, self._models)
         call.set_form(form, offers=EVERY_CONTAINER)
         answer = await encode(call, self._request, self._embedded)
         return await compressed(answer, coding.encode()) if coding else answer

@@ -1,4 +1,4 @@
-"""The `fake` engine: no model, and rows made from a hash of the token ids.
+"""The `fake` engine: no model, and rows made from a hash of the token ids, with marks and adapters where there are any.
 
 With it the whole process tree can be tested and measured without weights. Latency and faults can be configured.
 """
@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +50,18 @@ def table(dimensions: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed=4096).standard_normal((TABLE_ROWS, dimensions), dtype=np.float32)
 
 
-def identity(token_ids: bytes | memoryview) -> NDArray[np.uint16]:
-    """The 64-bit hash of one sequence's int32 ids, uint16 [4]."""
-    return np.frombuffer(hashlib.blake2b(token_ids, digest_size=8).digest(), "<u2")
+def identity(token_ids: bytes | memoryview, others: bytes = b"") -> NDArray[np.uint16]:
+    """The 64-bit hash of one sequence's int32 ids and its other parts, uint16 [4].
+
+    others: uint8 marks of all tokens and the int32 adapter; empty where all are zero
+    """
+    return np.frombuffer(hashlib.blake2b(bytes(token_ids) + others, digest_size=8).digest(), "<u2")
 
 
-def row(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np.float32]:
-    """The engine's row for one sequence, float32 [dimensions]: the reference for tests."""
+def row(fixed: NDArray[np.float32], token_ids: bytes | memoryview, others: bytes = b"") -> NDArray[np.float32]:
+    """The engine's row for one sequence, float32 [dimensions]: the reference for tests. others: see identity."""
     answer: NDArray[np.float32] = fixed[zlib.crc32(token_ids) % TABLE_ROWS].copy()
-    answer[:IDENTITY_FLOATS] = identity(token_ids)
+    answer[:IDENTITY_FLOATS] = identity(token_ids, others)
     return answer
 
 
@@ -212,6 +215,9 @@ class FakeEngine:
         rows = self._table[[zlib.crc32(sequence) % TABLE_ROWS for sequence in sequences]]
         digests = b"".join([hashlib.blake2b(sequence, digest_size=8).digest() for sequence in sequences])
         rows[:, :IDENTITY_FLOATS] = np.frombuffer(digests, "<u2").reshape(-1, IDENTITY_FLOATS)
+        if batch.marks is not None or batch.adapters is not None:
+            for number, (sequence, others) in enumerate(zip(sequences, _others(batch), strict=True)):
+                rows[number, :IDENTITY_FLOATS] = identity(sequence, others)
         return rows
 
     def _strike(self, action: str, batch: Batch) -> None:
@@ -227,6 +233,15 @@ class FakeEngine:
             raise EngineError(EngineErrorKind.FAILED, "planted: failed")
         elif action == "leak":
             self._leaked.append(b"\1" * (_LEAK_BYTES * batch.num_seqs))
+
+
+def _others(batch: Batch) -> Iterator[bytes]:
+    """The parts beside the ids of each sequence, as `identity` takes them."""
+    marks = np.zeros(batch.num_tokens, np.uint8) if batch.marks is None else batch.marks
+    adapters = np.zeros(batch.num_seqs, np.int32) if batch.adapters is None else batch.adapters
+    for adapter, (start, end) in zip(adapters, itertools.pairwise(batch.cu_seqlens.tolist()), strict=True):
+        own = marks[start:end]
+        yield own.tobytes() + adapter.tobytes() if adapter or own.any() else b""
 
 
 def _of_tokens(rows: NDArray[np.float32], batch: Batch) -> NDArray[np.float32]:

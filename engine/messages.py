@@ -8,8 +8,10 @@ frame id. It ends its process at EXIT.
 import enum
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from engine.machine.cuda_driver import Gpu
 from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
 from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
+from wire.parts import Part, flags_of, in_order, taken_apart
 
 _T = TypeVar("_T")
 
@@ -28,7 +31,8 @@ FAILED = 0x0403
 CANARY = 0x0404  # no payload: compute the batch whose rows are known from the start; its RESULT has no rows
 EXIT = 0x0405  # no payload, no answer: this engine is sick, and the supervisor starts another
 
-# outputs (u16), _Flags (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], token types [T]
+# outputs (u16), _Flags and those of the parts (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], and the
+# parts as wire.parts has them
 _BATCH = struct.Struct("<HHII")
 _RESULT = struct.Struct("<d")  # seconds of computing; then the rows
 # rows: number of outputs; then for each output _ROWS, int32 offsets, float32 values
@@ -38,9 +42,8 @@ _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
 
 
 class _Flags(enum.IntFlag):
-    """The flags of a BATCH."""
+    """The flags of a BATCH beside those of its parts."""
 
-    HAS_TYPES = 1
     IS_URGENT = 2
     GIVES_WAY = 4
 
@@ -105,30 +108,33 @@ def encode_batch(
     outputs: OutputKind,
     seqlens: Sequence[int],
     token_ids: Sequence[Buffer],
-    token_type_ids: Sequence[Buffer] = (),
+    parts: Mapping[Part, Sequence[Buffer]] = MappingProxyType({}),
     *,
     is_urgent: bool = False,
     gives_way: bool = False,
 ) -> list[Buffer]:
-    """BATCH. token_ids and token_type_ids: int32 in pieces of any size, which are not copied."""
+    """BATCH. token_ids, int32, and each of the parts: in pieces of any size, which are not copied."""
     cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=cu_seqlens[1:])
-    flags = _Flags.HAS_TYPES * bool(token_type_ids) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
+    flags = flags_of(parts) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
     header = _BATCH.pack(outputs, flags, len(seqlens), int(cu_seqlens[-1]))
-    return [header, cu_seqlens.tobytes(), *token_ids, *token_type_ids]
+    return [header, cu_seqlens.tobytes(), *token_ids, *chain.from_iterable(in_order(parts))]
 
 
 def decode_batch(model: str, payload: Buffer) -> Batch:
     """The inverse of `encode_batch`; the arrays are views of the payload."""
     outputs, flags, num_seqs, num_tokens = _BATCH.unpack_from(payload)
-    numbers = np.frombuffer(payload, np.int32, offset=_BATCH.size)
-    ids_end = num_seqs + 1 + num_tokens
+    numbers = np.frombuffer(payload, np.int32, num_seqs + 1 + num_tokens, _BATCH.size)
+    parts = taken_apart(memoryview(payload)[_BATCH.size + numbers.nbytes :], flags, num_seqs, num_tokens)
+    types, marks, adapters = (parts.get(part) for part in (Part.TOKEN_TYPE_IDS, Part.MARKS, Part.ADAPTERS))
     return Batch(
         model=model,
         outputs=OutputKind(outputs),
         cu_seqlens=numbers[: num_seqs + 1],
-        token_ids=numbers[num_seqs + 1 : ids_end],
-        token_type_ids=numbers[ids_end:] if flags & _Flags.HAS_TYPES else None,
+        token_ids=numbers[num_seqs + 1 :],
+        token_type_ids=None if types is None else np.frombuffer(types, np.int32),
+        marks=None if marks is None else np.frombuffer(marks, np.uint8),
+        adapters=None if adapters is None else np.frombuffer(adapters, np.int32),
         is_urgent=bool(flags & _Flags.IS_URGENT),
         gives_way=bool(flags & _Flags.GIVES_WAY),
     )

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
 from engine.model.weights import Arrays, read_arrays
-from engine.types import PROMPT_TOKEN, Batch
+from engine.types import Batch
+from wire.parts import PROMPT_TOKEN
 
 _Rows = NDArray[np.float32]
 
@@ -173,12 +174,10 @@ def _pool_one(rows: _Rows, pooling: str, places: NDArray[np.int64]) -> _Rows:
 
 def pooled_in_padded(batch: Batch, index: NDArray[np.int64], is_token: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     """The places [B, S] of a padded mini-batch that are pooled; None = all tokens are. For index see MiniBatch."""
-    if batch.token_type_ids is None:
+    is_prompt = batch.marked(PROMPT_TOKEN)
+    if is_prompt is None or not is_prompt[index].any():
         return None
-    is_prompt = (batch.token_type_ids[index] & PROMPT_TOKEN) != 0
-    if not is_prompt.any():
-        return None
-    is_pooled = is_token & ~is_prompt
+    is_pooled = is_token & ~is_prompt[index]
     return np.where(is_pooled.any(axis=1, keepdims=True), is_pooled, is_token)
 
 
@@ -193,10 +192,8 @@ class PooledTokens:
 
 def pooled_in_packed(batch: Batch) -> PooledTokens | None:
     """The places that are pooled; None = all are."""
-    if batch.token_type_ids is None:
-        return None
-    is_prompt = (batch.token_type_ids & PROMPT_TOKEN) != 0
-    if not is_prompt.any():
+    is_prompt = batch.marked(PROMPT_TOKEN)
+    if is_prompt is None:
         return None
     seqlens = np.diff(batch.cu_seqlens)
     num_dropped = np.add.reduceat(is_prompt, batch.cu_seqlens[:-1], dtype=np.int64)

@@ -5,7 +5,7 @@ Shape legend: B sequences in a batch, T tokens in a batch (no padding), D number
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
@@ -49,13 +49,6 @@ def untold(stage: str) -> None:
     """Tell nobody about a stage."""
 
 
-# Flags in a token's type. Token types themselves are smaller.
-PROMPT_TOKEN = 256  # pooling leaves the token out, as some models require for their prompts
-EXPANSION_TOKEN = 512  # other tokens do not attend to it, as in ColBERT's queries
-QUERY_TOKEN = 1024  # set on all tokens of a query that is looked up in a table instead of computed
-ADAPTER_SHIFT = 12  # the bits from here up are the number of the adapter that computes the token, from 1; 0 = none
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Whole sequences packed without padding, all for one model and the same output kinds."""
@@ -64,7 +57,9 @@ class Batch:
     outputs: OutputKind
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
-    token_type_ids: NDArray[np.int32] | None = None  # [T], may have the flags above; None = all zero
+    token_type_ids: NDArray[np.int32] | None = None  # [T], None = all zero
+    marks: NDArray[np.uint8] | None = None  # [T], bits of wire.parts: PROMPT_TOKEN, …; None = all zero
+    adapters: NDArray[np.int32] | None = None  # [B], the adapter that computes each, from 1; 0 and None = none
     is_urgent: bool = field(default=False, kw_only=True)  # some of it is interactive work
     gives_way: bool = field(default=False, kw_only=True)  # urgent batches may come, and are not to wait long for it
 
@@ -82,6 +77,24 @@ class Batch:
     def max_seqlen(self) -> int:
         """Tokens of the longest sequence."""
         return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    def marked(self, mark: int) -> NDArray[np.bool_] | None:
+        """Whether each token [T] has this mark; None = none has it."""
+        is_marked = None if self.marks is None else (self.marks & mark) != 0
+        return None if is_marked is None or not is_marked.any() else is_marked
+
+    def taken(self, is_taken: NDArray[np.bool_]) -> "Batch":
+        """A batch of these sequences only, with all of its parts. is_taken: [B]."""
+        seqlens = np.diff(self.cu_seqlens)
+        tokens = np.repeat(is_taken, seqlens)
+        return replace(
+            self,
+            token_ids=self.token_ids[tokens],
+            cu_seqlens=np.cumsum([0, *seqlens[is_taken]], dtype=np.int32),
+            token_type_ids=None if self.token_type_ids is None else self.token_type_ids[tokens],
+            marks=None if self.marks is None else self.marks[tokens],
+            adapters=None if self.adapters is None else self.adapters[is_taken],
+        )
 
 
 @dataclass(frozen=True, slots=True)

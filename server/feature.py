@@ -55,8 +55,7 @@ class Feature:
     frontend   the `module:name` of a function that gets a FeatureStart and what a frontend's parts share, and gives the
                Part that the feature has in the frontend; called where the feature is on
     routes     its routes, method and path, with what each does in a line
-    passed_on  the path of that one of them, by POST, that its Part answers in front of FastAPI
-    documents  the `module:name` of a function that adds the routes to a FastAPI application for the OpenAPI page
+    documents  the `module:name` of the same routes, each a Route, for the OpenAPI page
     """
 
     name: str
@@ -70,7 +69,6 @@ class Feature:
     metrics: Callable[[], Sequence[Any]] | None = None
     frontend: str = ""
     routes: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
-    passed_on: str = ""
     documents: str = ""
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine.model.coverage import ARCHITECTURES, Use
-from server.dialects.reading.known_fields import KNOWN_FIELDS
+from server.dialects.reading.json_body import KNOWN_FIELDS, NOWHERE
 from server.dialects.table import ROUTES
 from tests.parity.repositories import table as repositories
 from tests.server.api_pages.fields import FIELDS, table
@@ -164,10 +164,14 @@ def fields() -> str:
     for route in reversed(by_body.values()):
         for name in (field.encode_name for field in msgspec.structs.fields(route.body)):
             honoured[name].append(f"`{route.path}`")
-    lines = ["| field | honoured by | elsewhere refused, unless it is null |", "|---|---|---|"]
-    for name, values in KNOWN_FIELDS.items():
-        neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
-        lines.append(f"| `{name}` | {', '.join(honoured[name])} | {f'or {neutral}' if neutral else ''} |")
+    head = "| field | whose name it is | what it says | honoured by | elsewhere refused, unless it is null |"
+    lines = [head, "|---|---|---|---|---|"]
+    for name, row in sorted(KNOWN_FIELDS.items(), key=lambda known: known[0] in NOWHERE):
+        if row.neutral is None:
+            continue
+        neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in row.neutral)
+        effect = f"{row.by or 'OpenAI'} | {row.says}"
+        lines.append(f"| `{name}` | {effect} | {', '.join(honoured[name])} | {f'or {neutral}' if neutral else ''} |")
     return "\n".join(lines)
 
 

@@ -14,15 +14,15 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
-from server.dialects import error_shapes
+from server.dialects import answers, tei
 from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
-from server.dialects.tei import shared as tei
 from server.http import body as asgi
-from server.http import connection, headers, line_streams, protocol
+from server.http import line_streams, request
+from server.http.h1 import connection, framing
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
 from server.metrics.registry import ALL
-from server.requests import errors, pipeline, row_memory, rows
+from server.requests import errors, pipeline, row_memory, work
 from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
@@ -92,7 +92,7 @@ def test_the_table_of_errors_is_the_sources() -> None:
 
 def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
-    name, code, tei_name = error_shapes.ERROR_NAMES[kind]
+    name, code, tei_name = answers.ERROR_NAMES[kind]
     status = errors.ERRORS[kind].status
     is_before_a_route = kind in (
         errors.NoSuchRoute,
@@ -111,12 +111,12 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("words", "value", "expected"),
     [
-        ("head | 32 KiB and 100 headers |", (protocol.MAX_HEAD_BYTES, protocol.MAX_HEADERS), (32_768, 100)),
-        ("a head that has begun | 10 s |", protocol.HttpProtocol.head_seconds, 10),
-        ("sent ahead | 32 KiB |", protocol.MAX_HEAD_BYTES, 32_768),
+        ("head | 32 KiB and 100 headers |", (framing.MAX_HEAD_BYTES, framing.MAX_HEADERS), (32_768, 100)),
+        ("a head that has begun | 10 s |", connection.Connection.head_seconds, 10),
+        ("sent ahead | 32 KiB |", framing.MAX_HEAD_BYTES, 32_768),
         (
             "after its answer | 128 MiB and 30 s |",
-            (protocol.HttpProtocol.max_rest_bytes, protocol.HttpProtocol.rest_seconds),
+            (connection.Connection.max_rest_bytes, connection.Connection.rest_seconds),
             (128 << 20, 30),
         ),
         ("have not read | 128 MiB, divided among the frontends", row_memory.MAX_HELD_BYTES, 128 << 20),
@@ -127,7 +127,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",
-            (asgi.WRITE_BUFFER_BYTES, protocol.HttpProtocol.answer_seconds, connection.BYTES_PER_SECOND),
+            (asgi.WRITE_BUFFER_BYTES, connection.Connection.answer_seconds, connection.BYTES_PER_SECOND),
             (65_536, 300, 262_144),
         ),
         ("of a body | 1 MiB | 413", line_streams.MAX_LINE_BYTES, 1 << 20),
@@ -140,10 +140,10 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("a body of over 64 KiB | 262,144 |", (json_body.LARGE_BYTES, json_body.MAX_LISTS), (65_536, 262_144)),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("bytes of a text | 4,194,304 |", shortening.MAX_TEXT_BYTES, 4_194_304),
-        ("`/embed_all` | 256 MiB of float32 |", rows.MAX_TOKEN_ROW_BYTES, 256 << 20),
+        ("`/embed_all` | 256 MiB of float32 |", work.MAX_TOKEN_ROW_BYTES, 256 << 20),
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
-        ("(1 to 86,400,000)", headers._MAX_TIMEOUT_MS, 86_400_000),
+        ("(1 to 86,400,000)", request._MAX_TIMEOUT_MS, 86_400_000),
         ("more than 8 items", pipeline.BULK_ITEMS, 8),
         ("more than 4,096 tokens", pipeline.BULK_TOKENS, 4096),
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),

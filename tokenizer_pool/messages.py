@@ -61,7 +61,7 @@ class TokenizerSpec:
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
     template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.model.tasks.PairTemplate; () = none
     as_it_stands: bool = False  # tokenizer.json alone says all, and there are no special tokens: static embeddings
-    marks_prompts: bool = False  # tokens of a prompt get PROMPT_TOKEN added to their type, see engine.types
+    marks_prompts: bool = False  # tokens of a prompt are marked as such, see wire.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizer_pool import messages
 from tokenizer_pool.messages import Truncation
 from wire.frames import Buffer
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
@@ -25,7 +26,7 @@ from wire.vocabulary import RequestClass
 # as the model takes); then uint32 byte lengths [n], the prompt, the texts, all UTF-8
 _TOKENIZE = struct.Struct("<HBBIIBBBI")
 # seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
-# uint8 truncated [n], and last, where it leaves the arrays aligned, whether there are types (u8)
+# uint8 truncated [n], marks if there are any, and last, where it leaves the arrays aligned, the flags of these (u8)
 _TOKENIZED = struct.Struct("<dI")
 
 # model (u16), class (u8), whether special tokens are added (u8), number of texts (u32), bytes of the prompt (u32);
@@ -97,6 +98,7 @@ class TokenizedPiece:
     truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
     seconds: float  # of work in the worker
     token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
+    marks: NDArray[np.uint8] | None = None  # [offsets[-1]], see wire.parts; None = all zero
 
     @property
     def num_items(self) -> int:
@@ -165,11 +167,13 @@ def _unpaired(texts: list[str], pairing: _Pairing) -> tuple[list[str], list[str]
 def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:
     """TOKENIZED."""
     header = _TOKENIZED.pack(piece.seconds, len(piece.truncated))
+    flags, types, marks = 0, b"", b""
+    if piece.token_type_ids is not None:
+        flags, types = Part.TOKEN_TYPE_IDS, piece.token_type_ids.tobytes()
+    if piece.marks is not None:
+        flags, marks = flags | Part.MARKS, piece.marks.tobytes()
     truncated = piece.truncated.tobytes()
-    if piece.token_type_ids is None:
-        return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), truncated, b"\0"]
-    types = piece.token_type_ids.tobytes()
-    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), types, truncated, b"\1"]
+    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), types, truncated, marks, bytes([flags])]
 
 
 def decode_tokenized(payload: memoryview) -> TokenizedPiece:
@@ -178,12 +182,14 @@ def decode_tokenized(payload: memoryview) -> TokenizedPiece:
     offsets = np.frombuffer(payload, np.int32, num_texts + 1, _TOKENIZED.size)
     ids_at = _TOKENIZED.size + offsets.nbytes
     token_ids = np.frombuffer(payload, np.int32, int(offsets[-1]), ids_at)
-    at, token_type_ids = ids_at + token_ids.nbytes, None
-    if payload[-1]:
+    at, flags, token_type_ids, marks = ids_at + token_ids.nbytes, payload[-1], None, None
+    if flags & Part.TOKEN_TYPE_IDS:
         token_type_ids = np.frombuffer(payload, np.int32, len(token_ids), at)
         at += token_type_ids.nbytes
     truncated = np.frombuffer(payload, np.uint8, num_texts, at)
-    return TokenizedPiece(token_ids, offsets, truncated, seconds, token_type_ids)
+    if flags & Part.MARKS:
+        marks = np.frombuffer(payload, np.uint8, len(token_ids), at + num_texts)
+    return TokenizedPiece(token_ids, offsets, truncated, seconds, token_type_ids, marks)
 
 
 class Token(NamedTuple):

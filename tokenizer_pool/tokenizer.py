@@ -18,7 +18,7 @@ from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Tru
 from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
 from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedPiece
-from tokenizer_pool.token_ids import PROMPT_TOKEN
+from wire.parts import PROMPT_TOKEN
 
 if TYPE_CHECKING:
     from tokenizer_pool.chat_template import ChatTemplate
@@ -258,8 +258,7 @@ def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> lis
 def _with_prompt_marked(piece: TokenizedPiece, num_prompt_tokens: int) -> TokenizedPiece:
     """Mark so many tokens at the start of each text."""
     places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
-    types = np.where(places < num_prompt_tokens, np.int32(PROMPT_TOKEN), np.int32(0))
-    return replace(piece, token_type_ids=types)
+    return replace(piece, marks=np.where(places < num_prompt_tokens, np.uint8(PROMPT_TOKEN), np.uint8(0)))
 
 
 def _check_ids(is_foreign: NDArray[np.bool_], offsets: NDArray[np.int32]) -> None:

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
 from batch_manager.messages import Policy
-from batch_manager.scheduling.backlog import Backlog
 from batch_manager.scheduling.batches import Release, ScheduledBatch, ScheduledRequest, Slice
-from batch_manager.scheduling.engines import Lane, ReadyEngine, claims, in_lane, with_room
-from batch_manager.scheduling.queue import Queue
-from batch_manager.scheduling.sizes import Rate, Sizes, split_evenly
+from batch_manager.scheduling.engines import Lane, Rate, ReadyEngine, Sizes, claims, in_lane, split_evenly, with_room
+from batch_manager.scheduling.queue import Backlog, Queue
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 

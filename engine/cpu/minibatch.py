@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
+from engine.types import Batch
+from wire.parts import EXPANSION_TOKEN
 
-INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = (
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS, ADAPTERS = (
     "input_ids",
     "attention_mask",
     "token_type_ids",
+    "adapters",
 )  # model inputs
 # Larger mini-batches are hardly faster on a core, and queries wait longer (measurements: decision 9).
 MAX_PADDED_TOKENS = 512
@@ -100,7 +102,7 @@ def _lengths(batch: Batch, max_seqlen: int, *, multiple: int) -> NDArray[np.int3
 
 
 def _has_hidden(batch: Batch) -> bool:
-    return batch.token_type_ids is not None and bool((batch.token_type_ids & EXPANSION_TOKEN).any())
+    return batch.marked(EXPANSION_TOKEN) is not None
 
 
 def _groups(rounded: NDArray[np.int32], max_padded_tokens: int, *, max_padding: int) -> Iterator[NDArray[np.int64]]:
@@ -143,13 +145,12 @@ def padded(batch: Batch, mini_batch: MiniBatch, *, pad_id: int) -> dict[str, NDA
     the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding.
     """
     index, is_token = mini_batch.index, mini_batch.is_token
-    types, is_seen = np.zeros_like(index), is_token
-    if batch.token_type_ids is not None:
-        flagged = batch.token_type_ids[index]
-        types = (flagged & ~(PROMPT_TOKEN | EXPANSION_TOKEN)) * is_token
-        is_seen = is_token & ((flagged & EXPANSION_TOKEN) == 0)
+    is_hidden, types, adapters = batch.marked(EXPANSION_TOKEN), batch.token_type_ids, batch.adapters
+    is_seen = is_token if is_hidden is None else is_token & ~is_hidden[index]
+    zeros = np.zeros_like(index)
     return {
         INPUT_IDS: np.where(is_token, batch.token_ids[index], pad_id).astype(np.int64),
         ATTENTION_MASK: is_seen.astype(np.int64),
-        TOKEN_TYPE_IDS: types.astype(np.int64),
+        TOKEN_TYPE_IDS: zeros if types is None else (types[index] * is_token).astype(np.int64),
+        ADAPTERS: zeros if adapters is None else (is_token * adapters[mini_batch.numbers, None]).astype(np.int64),
     }

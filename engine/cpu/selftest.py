@@ -23,7 +23,8 @@ from engine.rows_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences
-from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind, RowsDiffer
+from engine.types import Batch, ModelError, OutputKind, RowsDiffer
+from wire.parts import EXPANSION_TOKEN
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
 _STEP = 8  # of 33 texts: four short ones and the longest
@@ -218,12 +219,12 @@ def _rows(
 
 
 def _batch(sequences: Sequences, *, hides_tokens: bool) -> Batch:
-    types = None
+    marks = None
     if hides_tokens:
-        types = np.zeros(sum(map(len, sequences)), np.int32)
+        marks = np.zeros(sum(map(len, sequences)), np.uint8)
         for sequence, end in zip(sequences, np.cumsum([len(each) for each in sequences]), strict=True):
-            types[end - num_hidden(sequence) : end] = EXPANSION_TOKEN
-    return batch_of(sequences, token_type_ids=types)
+            marks[end - num_hidden(sequence) : end] = EXPANSION_TOKEN
+    return batch_of(sequences, marks=marks)
 
 
 def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> RowsOfEach:

@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
-from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from engine.cpu.minibatch import ADAPTERS, ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.outputs import head_in_graph
 from engine.cpu.selftest import num_hidden
 from engine.machine.failures import one_line
@@ -152,16 +152,22 @@ class Graph(nn.Module):
             register()
             model.set_attn_implementation(TRACED_WITH_HIDDEN if hides_tokens else TRACED)
         # A model without a table of token types, such as GPT-2, would take their zeros for token 0.
-        self.takes_types = takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
+        takes_types = takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
+        self._part = TOKEN_TYPE_IDS if takes_types else ADAPTERS if takes(model, ADAPTERS) else None
         self._fixed = {"use_cache": False} if takes(model, "use_cache") else {}
         self._finish = _finish(model, head)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """The rows of a padded mini-batch; all arguments are int64 [B, S]."""
-        types = {TOKEN_TYPE_IDS: token_type_ids} if self.takes_types else {}
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types, **self._fixed)
+        given = {TOKEN_TYPE_IDS: token_type_ids, ADAPTERS: adapters}
+        parts = {self._part: given[self._part]} if self._part else {}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **parts, **self._fixed)
         rows: Tensor = output.logits if "logits" in output else output.last_hidden_state
         return self._finish(rows, attention_mask) if self._finish else rows
 
@@ -171,8 +177,8 @@ class Graph(nn.Module):
         mask[1, 5:] = 0
         vocab_size = self.model.config.get_text_config().vocab_size
         ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
-        types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
-        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
+        parts = {self._part: torch.zeros_like(mask)} if self._part else {}
+        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **parts}
 
 
 def _finish(model: PreTrainedModel, head: TransformersHead | None) -> _Finish | None:

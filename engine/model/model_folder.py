@@ -398,7 +398,9 @@ def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
 
 def read_as(folder: ModelFolder) -> Json:
     """The meaning that was found in config.json, for the keys of caches: its bytes alone do not say that."""
-    return {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
+    found = {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
+    # graphs of such models had adapters among the token types once, and would compute none now
+    return {**found, "adapters": folder.adapters} if folder.adapters else found
 
 
 def read_with(options: LoadOptions, *, known_classes: frozenset[str] = frozenset()) -> ModelFolder:

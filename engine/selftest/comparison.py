@@ -99,11 +99,11 @@ def batch_of(
     outputs: OutputKind = OutputKind.POOLED,
     *,
     model: str = "",
-    token_type_ids: NDArray[np.int32] | None = None,
+    marks: NDArray[np.uint8] | None = None,
 ) -> Batch:
-    """All sequences in one batch. token_type_ids: int32 [T]."""
+    """All sequences in one batch. marks: see Batch."""
     cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
-    return Batch(model, outputs, np.concatenate(sequences), cu_seqlens, token_type_ids)
+    return Batch(model, outputs, np.concatenate(sequences), cu_seqlens, marks=marks)
 
 
 def largest_difference(

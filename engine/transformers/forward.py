@@ -25,7 +25,8 @@ from engine.rows_torch import on_device
 from engine.transformers.loading import takes
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
-from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
+from engine.types import Batch, OutputKind, Rows
+from wire.parts import EXPANSION_TOKEN
 
 # The most tokens of a padded group. On a CPU larger groups are no faster and have more padding.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -51,7 +52,7 @@ class PackedForward:
         self.model = model
         self._device = model.device
         self._padding_idx = padding_idx
-        self._takes_types = _takes_types(model)
+        self._parts_of = _parts_for(model)
         self._is_prepacked = is_prepacked(model)
 
     @torch.inference_mode()
@@ -88,9 +89,6 @@ class PackedForward:
         num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
         cu_seqlens = _with_sequence(batch.cu_seqlens, num_filler)
         max_seqlen = max(batch.max_seqlen, num_filler)
-        types = {}
-        if self._takes_types:
-            types["token_type_ids"] = self._row(_token_type_ids(batch), num_filler)
         output = self.model(
             input_ids=self._row(batch.token_ids, num_filler),
             position_ids=self._row(position_ids(batch, self._padding_idx), num_filler),
@@ -100,7 +98,7 @@ class PackedForward:
             max_length_q=max_seqlen,
             max_length_k=max_seqlen,
             visibilities=seen,
-            **types,
+            **{name: self._row(values, num_filler) for name, values in self._parts_of(batch).items()},
         )
         rows: Tensor = output.last_hidden_state[0, : batch.num_tokens]
         return rows
@@ -135,7 +133,7 @@ class PaddedForward:
         self._each_alone = each_alone
         self._device = model.device
         self._pad_id = getattr(model.config, "pad_token_id", None) or 0
-        self._takes_types = _takes_types(model)
+        self._parts_of = _parts_for(model)
         self._fixed = {"use_cache": False} if takes(model, "use_cache") else {}
         self._takes_mask = takes(model, "attention_mask")
 
@@ -145,7 +143,7 @@ class PaddedForward:
         indices, rows = [], []
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
         # rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none
-        is_equal = _is_hidden(batch) is not None
+        is_equal = batch.marked(EXPANSION_TOKEN) is not None
         groups = _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal)
         for group in ([number] for number in range(batch.num_seqs)) if self._each_alone else groups:
             index, is_token = _index(batch.cu_seqlens, group)
@@ -158,17 +156,15 @@ class PaddedForward:
         return ordered
 
     def _run(self, batch: Batch, index: NDArray[np.int64], *, is_token: NDArray[np.bool_]) -> Tensor:
-        types = {}
-        if self._takes_types:
-            types["token_type_ids"] = on_device(_token_type_ids(batch)[index] * is_token, self._device)
-        is_hidden = _is_hidden(batch)
+        parts = self._parts_of(batch).items()
+        is_hidden = batch.marked(EXPANSION_TOKEN)
         mask = is_token if is_hidden is None else is_token & ~is_hidden[index]
         is_needed = self._takes_mask or not mask.all()
         masks = {"attention_mask": on_device(mask, self._device)} if is_needed else {}
         output = self._model(
             input_ids=on_device(np.where(is_token, batch.token_ids[index], self._pad_id), self._device),
             **masks,
-            **types,
+            **{name: on_device(values[index] * is_token, self._device) for name, values in parts},
             **self._fixed,
         )
         hidden: Tensor = output.last_hidden_state
@@ -184,7 +180,7 @@ class HidingForward:
 
     def __call__(self, batch: Batch) -> Tensor:
         """See Forward."""
-        return (self.packed if _is_hidden(batch) is None else self.padded)(batch)
+        return (self.packed if batch.marked(EXPANSION_TOKEN) is None else self.padded)(batch)
 
 
 def hiding(forward: Forward) -> Forward:
@@ -238,21 +234,19 @@ def _with_zeros(values: NDArray[Any], num_zeros: int) -> NDArray[Any]:
     return np.append(values, np.zeros(num_zeros, values.dtype)) if num_zeros else values
 
 
-def _token_type_ids(batch: Batch) -> NDArray[np.int32]:
-    """Token types [T] without our flags."""
-    if batch.token_type_ids is None:
-        return np.zeros_like(batch.token_ids)
-    return batch.token_type_ids & ~(PROMPT_TOKEN | EXPANSION_TOKEN)
+def _parts_for(model: PreTrainedModel) -> Callable[[Batch], dict[str, NDArray[np.int32]]]:
+    """The parts of a batch that are inputs of the model, by its names for them; a number for each token [T]."""
+    # a model without a table of token types, such as GPT-2, would take their zeros for token 0
+    takes_types = takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
+    takes_adapters = takes(model, "adapters")
 
+    def parts_of(batch: Batch) -> dict[str, NDArray[np.int32]]:
+        zeros, parts = np.zeros_like(batch.token_ids), {}
+        if takes_types:
+            parts["token_type_ids"] = zeros if batch.token_type_ids is None else batch.token_type_ids
+        if takes_adapters:
+            seqlens = np.diff(batch.cu_seqlens)
+            parts["adapters"] = zeros if batch.adapters is None else np.repeat(batch.adapters, seqlens)
+        return parts
 
-def _is_hidden(batch: Batch) -> NDArray[np.bool_] | None:
-    """Whether each token [T] is hidden from the others; None = none is."""
-    if batch.token_type_ids is None:
-        return None
-    is_hidden: NDArray[np.bool_] = (batch.token_type_ids & EXPANSION_TOKEN) != 0
-    return is_hidden if is_hidden.any() else None
-
-
-def _takes_types(model: PreTrainedModel) -> bool:
-    """A model without a table of token types, such as GPT-2, would take their zeros for token 0."""
-    return takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
+    return parts_of

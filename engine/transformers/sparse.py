@@ -25,7 +25,8 @@ from engine.rows_numpy import largest_of_each_id
 from engine.rows_torch import RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import LibraryHead
-from engine.types import QUERY_TOKEN, Batch, OutputKind, Results, Rows
+from engine.types import Batch, OutputKind, Results, Rows
+from wire.parts import QUERY_TOKEN
 
 _SLICE_NUMBERS = 1 << 23  # scores in a slice: 32 MiB in float32
 _TIMES_ON_GPU = 4  # larger slices on a GPU, because each one waits for its result
@@ -131,12 +132,13 @@ class QueryTable:
 
     def __call__(self, batch: Batch, compute: Compute) -> Results:
         """SPARSE of the whole batch: of queries from the table, of documents from one call of `compute`."""
-        is_query = _queries(batch)
-        if not is_query.any():
+        is_marked = batch.marked(QUERY_TOKEN)
+        if is_marked is None:
             return compute(batch)
+        is_query = is_marked[batch.cu_seqlens[:-1]]
         documents: Iterator[NDArray[np.float32]] = iter(())
         if not is_query.all():
-            documents = _each(compute(_taken(batch, ~is_query))[OutputKind.SPARSE])
+            documents = _each(compute(batch.taken(~is_query))[OutputKind.SPARSE])
         bounds = zip(is_query.tolist(), pairwise(batch.cu_seqlens.tolist()), strict=True)
         found = [self._of(batch.token_ids[start:end]) if own else next(documents) for own, (start, end) in bounds]
         offsets = np.cumsum([0, *map(len, found)], dtype=np.int32)
@@ -158,23 +160,6 @@ def query_table(folder: ModelFolder) -> QueryTable | None:
     if table is None:
         return None
     return QueryTable(read_query_weights(folder.path / table.folder), table.surrounding_ids)
-
-
-def _queries(batch: Batch) -> NDArray[np.bool_]:
-    """Whether each sequence [B] is a query."""
-    if batch.token_type_ids is None:
-        return np.zeros(batch.num_seqs, np.bool_)
-    is_query: NDArray[np.bool_] = (batch.token_type_ids[batch.cu_seqlens[:-1]] & QUERY_TOKEN) != 0
-    return is_query
-
-
-def _taken(batch: Batch, is_taken: NDArray[np.bool_]) -> Batch:
-    """A batch of these sequences only."""
-    assert batch.token_type_ids is not None
-    seqlens = np.diff(batch.cu_seqlens)
-    tokens = np.repeat(is_taken, seqlens)
-    cu_seqlens = np.cumsum([0, *seqlens[is_taken]], dtype=np.int32)
-    return Batch(batch.model, batch.outputs, batch.token_ids[tokens], cu_seqlens, batch.token_type_ids[tokens])
 
 
 def _each(rows: Rows) -> Iterator[NDArray[np.float32]]:

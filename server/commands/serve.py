@@ -14,11 +14,9 @@ from typing import NoReturn
 
 from embedline.progress import Progress, Report, shown
 from engine.machine import cores
-from server.frontend.log_writer import StderrRelay
 from server.frontend.start import Access
-from server.http.auth import HEALTH_PATHS, Keys
-from server.http.hosts import Hosts, answered_hosts, is_loopback
-from server.http.http_server import HttpServer
+from server.http.access import HEALTH_PATHS, Hosts, Keys, answered_hosts, is_loopback
+from server.http.h1.server import HttpServer
 from server.http.paths import Paths
 from server.http.tls import copied
 from server.settings.api_keys import api_keys, key_file
@@ -33,6 +31,7 @@ from server.supervisor.monitor import make_monitor
 from server.supervisor.ports import Ports, Succession, open_ports
 from server.supervisor.resources import check_memory, cpu_threads, memory_shares
 from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.topology import Topology
 from tokenizer_pool import cl100k

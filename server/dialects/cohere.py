@@ -12,22 +12,31 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from server.dialects.error_shapes import openai_error
+from server.dialects.answers import Answer, json_answer, openai_error
+from server.dialects.fields.field import item_field, option
+from server.dialects.fields.request import ModelField, PriorityField, read_class
+from server.dialects.fields.rows import OnErrorField, OutputDimensionField, read_allows_errors, read_output_dimension
+from server.dialects.fields.texts import PromptFields, read_cut, read_prompts
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, check_num_strings, read_ids, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.reading.row_options import read_allows_errors, read_dimensions
-from server.dialects.reading.text_options import PromptFields, read_cut, read_prompts
-from server.dialects.route import Answer, Call, Route, forms_of, json_answer
-from server.dialects.row_answers import ROWS, as_json, as_list, as_list_of, headers, rows_alone, rows_or_null
-from server.dialects.row_forms import FLOATS, WITH_ROWS_ONLY, Container, DType, Encoding, Ranges, RowForm
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
+from server.dialects.route import Call, Route, forms_of
+from server.dialects.row_answers import (
+    FLOATS,
+    ROWS,
+    DType,
+    Encoding,
+    RowForm,
+    as_list,
+    headers,
+    rows_alone,
+    rows_as_json,
+)
 from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.limits import TimeSlice, steps
 from server.requests.pipeline import Pipeline
-from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
 from tokenizer_pool.tasks import Token
-from wire.vocabulary import RequestClass
 
 _FORMS = {
     "float": FLOATS,
@@ -37,10 +46,7 @@ _FORMS = {
     "binary": RowForm(dtype=DType.BINARY),
     "ubinary": RowForm(dtype=DType.UBINARY),
 }
-_JSON_ONLY = frozenset((Container.JSON,))
-_MAX_PRIORITY = 999
 _Type = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_FORMS)})]
-_Priority = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": _MAX_PRIORITY})]
 
 _PART = {
     "type": "object",
@@ -72,16 +78,14 @@ _META = b'{"api_version":{"version":"1"}}'
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 
 
-class CohereEmbedBody(PromptFields, kw_only=True):
+class CohereEmbedBody(PromptFields, ModelField, OutputDimensionField, PriorityField, OnErrorField, kw_only=True):
     """The body of POST /v1/embed and /v2/embed. One of `texts` and `inputs` is needed."""
 
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = NOT_GIVEN
-    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=CONTENTS)] = NOT_GIVEN
-    model: str | None = None
-    embedding_types: list[_Type] | None = None
-    output_dimension: int | None = None
-    priority: _Priority | None = None  # 0 is the highest
-    on_error: str | None = None  # ours
+    texts: Annotated[msgspec.Raw, item_field("what is embedded", TEXT_LIST)] = NOT_GIVEN
+    inputs: Annotated[msgspec.Raw, item_field("what is embedded", CONTENTS)] = NOT_GIVEN
+    embedding_types: Annotated[
+        list[_Type] | None, option("how rows are written, each in all of these ways", by="Cohere", neutral=(["float"],))
+    ] = None
 
 
 _BODY = FieldsReader(CohereEmbedBody)
@@ -101,17 +105,17 @@ def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
     fields = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     types = _read_types(fields.embedding_types, version=version)
-    call.set_form(_FORMS[types[0]] if types else FLOATS, offers=WITH_ROWS_ONLY if len(types) < 2 else _JSON_ONLY)
-    allows_errors = read_allows_errors(fields.on_error, call)
+    call.set_form(_form_of(types))
+    allows_errors = read_allows_errors(fields, call)
     field, given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
     common = call.common(model)
-    common["request_class"] = _read_class(fields.priority, call)
+    common["request_class"] = read_class(fields, call)
     return CohereRequest(
         **common,
         texts=given.texts,
         **read_prompts(fields, model, name=call.models.asked_name(fields.model)),
         **read_cut(fields, model),
-        dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
+        dimensions=read_output_dimension(fields, model.dimensions),
         field=field,
         allows_errors=allows_errors,
         version=version,
@@ -164,21 +168,16 @@ def _read_types(wanted: list[str] | None, *, version: int) -> Sequence[str]:
     """The embedding types asked for, each once. Raises InvalidRequest."""
     if not wanted:
         return () if version == 1 else ("float",)
-    for index, name in enumerate(wanted):
-        if name not in _FORMS:
-            raise InvalidRequest(
-                f"embedding_types[{index}] must be one of {', '.join(_FORMS)}", param=f"embedding_types[{index}]"
-            )
+    wrong = next((f"embedding_types[{index}]" for index, name in enumerate(wanted) if name not in _FORMS), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{wrong} must be one of {', '.join(_FORMS)}", param=wrong)
     return tuple(dict.fromkeys(wanted))
 
 
-def _read_class(priority: int | None, call: Call) -> RequestClass | None:
-    """Every priority but the highest is bulk, unless the header says otherwise. Raises InvalidRequest."""
-    if priority is None:
-        return call.options.request_class
-    if not 0 <= priority <= _MAX_PRIORITY:
-        raise InvalidRequest(f"priority must be from 0 to {_MAX_PRIORITY}", param="priority")
-    return call.options.request_class or (RequestClass.BULK if priority else None)
+def _form_of(types: Sequence[str]) -> RowForm:
+    """The form of one type, or the one that has several."""
+    form = _FORMS[types[0]] if types else FLOATS
+    return form if len(types) < 2 else RowForm(form.encoding, several=tuple((name, _FORMS[name]) for name in types))
 
 
 class ApiVersion(msgspec.Struct):
@@ -203,41 +202,22 @@ async def encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -
     form, ranges = call.form, request.ranges
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges)
-    out = bytearray(b'{"id":')
-    out += msgspec.json.encode(call.trace.request_id)
+    kind = b"embeddings_by_type" if request.types else b"embeddings_floats"
+    out = bytearray(b'{"id":%b,"response_type":"%b","embeddings":' % (msgspec.json.encode(call.trace.request_id), kind))
     if request.types:
-        await _add_rows_by_type(out, request, embedded)
+        for index, name in enumerate(request.types):
+            out += b'%b"%b":' % (b"," if index else b"{", name.encode())
+            out += await rows_as_json(embedded, _FORMS[name], ranges)
+        out += b"}"
     else:
-        out += b',"response_type":"embeddings_floats","embeddings":'
-        out += await _rows(embedded, FLOATS)
+        out += await rows_as_json(embedded)
     out += b',"texts":['
     await _add_texts(out, request.texts or ())
-    out += b'],"meta":'
-    out += msgspec.json.encode(_meta(request, embedded))
-    out += b"}"
-    scaled = next((_FORMS[name] for name in request.types if name.endswith("int8")), form)
-    return Answer(200, headers(embedded, scaled, ranges), out)
-
-
-async def _add_rows_by_type(out: bytearray, request: CohereRequest, embedded: Embedded) -> None:
-    out += b',"response_type":"embeddings_by_type","embeddings":{'
-    for index, name in enumerate(request.types):
-        out += b'%b"%b":' % (b"," if index else b"", name.encode())
-        out += await _rows(embedded, _FORMS[name], request.ranges)
-    out += b"}"
-
-
-async def _rows(embedded: Embedded, form: RowForm, ranges: Ranges | None = None) -> bytearray:
-    if embedded.failed:
-        return await as_list_of(rows_or_null(embedded, form, ranges))
-    return await as_json(embedded.rows, form, ranges)
-
-
-def _meta(request: CohereRequest, embedded: Embedded) -> _Meta:
-    """The field `meta`, with a warning for each text that failed alone."""
     failed = [error.message for error in (embedded.failed or {}).values()]
     num_tokens = _Tokens(embedded.num_tokens)
-    return _Meta(ApiVersion(str(request.version)), num_tokens, num_tokens, failed or msgspec.UNSET)
+    meta = _Meta(ApiVersion(str(request.version)), num_tokens, num_tokens, failed or msgspec.UNSET)
+    out += b'],"meta":%b}' % msgspec.json.encode(meta)
+    return Answer(200, headers(embedded, form, ranges), out)
 
 
 async def _add_texts(out: bytearray, texts: Sequence[str]) -> None:
@@ -279,18 +259,16 @@ class EmbeddingsByType(msgspec.Struct):
     meta: _Meta
 
 
-class CohereTokenizeBody(msgspec.Struct):
+class CohereTokenizeBody(ModelField, kw_only=True):
     """The body of POST /v1/tokenize."""
 
-    text: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "string"})]
-    model: str | None = None
+    text: Annotated[msgspec.Raw, item_field("what is tokenized", {"type": "string"}, is_list=False)]
 
 
-class CohereDetokenizeBody(msgspec.Struct):
+class CohereDetokenizeBody(ModelField, kw_only=True):
     """The body of POST /v1/detokenize."""
 
-    tokens: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})]
-    model: str | None = None
+    tokens: Annotated[msgspec.Raw, item_field("the tokens", {"type": "array", "items": {"type": "integer"}})]
 
 
 _TOKENIZE = FieldsReader(CohereTokenizeBody)
@@ -304,13 +282,8 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     given = read_texts(fields.text, "text", max_items=1)
     if not given.is_single:
         raise InvalidRequest("text must be a text", param="text")
-    return TokenizeRequest(
-        **call.common(model),
-        texts=given.texts or (),
-        add_special_tokens=False,
-        field="text",
-        is_single=True,
-    )
+    texts = given.texts or ()
+    return TokenizeRequest(**call.common(model), texts=texts, add_special_tokens=False, field="text", is_single=True)
 
 
 def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
@@ -320,13 +293,8 @@ def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
     given = read_ids(fields.tokens, "tokens", max_items=1)
     if not given.is_single:
         raise InvalidRequest("tokens must be a list of token ids", param="tokens")
-    return DecodeRequest(
-        **call.common(model),
-        token_ids=given.token_ids or (),
-        skip_special_tokens=False,
-        field="tokens",
-        is_single=True,
-    )
+    ids = given.token_ids or ()
+    return DecodeRequest(**call.common(model), token_ids=ids, skip_special_tokens=False, field="tokens", is_single=True)
 
 
 async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:

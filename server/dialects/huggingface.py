@@ -1,9 +1,11 @@
-"""Hugging Face's shapes of classification, as InferenceClient and @huggingface/inference have them at POST /.
+"""Labels of texts and of tokens: Hugging Face's shapes, as InferenceClient and @huggingface/inference have them at
+POST /, and Baseten's /predict_tokens, which labels tokens or the spans of transformers' pipeline.
 
-https://huggingface.co/docs/inference-providers/tasks/index. Embeddings and similarity have TEI's shapes, see tei/.
+https://huggingface.co/docs/inference-providers/tasks/index and https://docs.baseten.co/engines/bei/ner. Embeddings and
+similarity have TEI's shapes at Hugging Face, see tei/.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
@@ -13,29 +15,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation, Task
-from server.dialects.reading.inputs import TEXTS, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, is_given
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.route import Answer, Call, Route
-from server.dialects.row_answers import as_list, headers
-from server.dialects.tei.predict import Prediction, predictions, prompt_for
-from server.dialects.tei.shared import tei_error
+from server.dialects.answers import Answer
+from server.dialects.fields.field import item_field, option, passed_over
+from server.dialects.fields.request import (
+    AggregationField,
+    ModelField,
+    RawScoresField,
+    TopKField,
+    read_aggregation,
+    wrong_aggregation,
+)
+from server.dialects.fields.texts import TruncationFields, read_cut
+from server.dialects.reading.inputs import TEXTS, read_single_texts, read_texts
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given
+from server.dialects.route import Call, Route
+from server.dialects.row_answers import FLOATS, RAGGED, RAGGED_ONLY, as_list, headers, numbers_as_json, ragged_answer
+from server.dialects.tei import Prediction, predictions, prompt_for, tei_error, timing_headers
 from server.requests.classify import (
     OUTSIDE,
     Aggregation,
     ClassifyRequest,
     ClassifyTokensRequest,
     ScoredTokens,
+    Span,
     classify,
     classify_tokens,
     labels_of,
     spans,
 )
 from server.requests.errors import InvalidRequest
-from server.requests.time_slices import TimeSlice
+from server.requests.limits import TimeSlice
 from server.requests.work import Embedded
 from tokenizer_pool.tasks import Token
 
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_LONELY_TEXTS = {"type": "array", "items": {**_TEXTS, "minItems": 1, "maxItems": 1}}
 _FUNCTIONS = {
     "sigmoid": Activation.SIGMOID,
     "softmax": Activation.SOFTMAX,
@@ -45,28 +59,36 @@ _MAX_PARAMETERS_BYTES = 10_000
 _Parameters = TypeVar("_Parameters", bound=msgspec.Struct)
 
 
-class _TextParameters(msgspec.Struct):
-    function_to_apply: str | None = None  # None = the model's own
-    top_k: int | None = None  # so many labels of each text; None = all
+class _TextParameters(TopKField, kw_only=True):
+    function_to_apply: Annotated[str | None, option("what is made of the scores", by="Hugging Face")] = (
+        None  # None = the model's own
+    )
 
 
-class _TokenParameters(msgspec.Struct):
-    aggregation_strategy: str | None = None  # None = simple
-    ignore_labels: list[str] | None = None  # None = O
-    stride: int | None = None
+class _TokenParameters(AggregationField, kw_only=True):
+    ignore_labels: Annotated[list[str] | None, passed_over("refused, but for O", by="Hugging Face")] = None
+    stride: Annotated[int | None, passed_over("refused", by="Hugging Face")] = None
 
 
-class TaskBody(msgspec.Struct):
+class TaskBody(ModelField, kw_only=True):
     """A text, or a list of texts, and what is wanted of them."""
 
-    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = NOT_GIVEN
-    model: str | None = None
+    inputs: Annotated[msgspec.Raw, item_field("what is classified or labelled", TEXTS)]
+    parameters: Annotated[msgspec.Raw, passed_over("the options of the task", schema={"type": "object"})] = NOT_GIVEN
+
+
+class PredictTokensBody(TruncationFields, ModelField, RawScoresField, AggregationField, kw_only=True):
+    """The body of POST /predict_tokens."""
+
+    inputs: Annotated[
+        msgspec.Raw, item_field("what is labelled", {"anyOf": [{"type": "string"}, _TEXTS, _LONELY_TEXTS]})
+    ]
 
 
 _BODY = FieldsReader(TaskBody)
 _TEXT_PARAMETERS = FieldsReader(_TextParameters)
 _TOKEN_PARAMETERS = FieldsReader(_TokenParameters)
+_PREDICT_TOKENS = FieldsReader(PredictTokensBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +104,7 @@ class _TokenRequest(ClassifyTokensRequest):
 def decode_texts(call: Call, body: bytes) -> _TextRequest:
     """Decode a request for text classification. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
-    parameters = _read(_TEXT_PARAMETERS, fields.parameters, _TextParameters())
+    parameters = _read(_TEXT_PARAMETERS, fields.parameters)
     model = call.models.choose(fields.model)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     function, top_k = parameters.function_to_apply, parameters.top_k
@@ -107,15 +129,10 @@ def decode_texts(call: Call, body: bytes) -> _TextRequest:
 def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
     """Decode a request for token classification. Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
-    parameters = _read(_TOKEN_PARAMETERS, fields.parameters, _TokenParameters())
+    parameters = _read(_TOKEN_PARAMETERS, fields.parameters)
     model = call.models.choose(fields.model)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
-    name = parameters.aggregation_strategy or Aggregation.SIMPLE
-    if name not in list(Aggregation):
-        raise InvalidRequest(
-            f"parameters.aggregation_strategy must be one of {', '.join(Aggregation)}",
-            param="parameters.aggregation_strategy",
-        )
+    aggregation = read_aggregation(parameters, Aggregation.SIMPLE, place="parameters.")
     if parameters.ignore_labels not in (None, [OUTSIDE]):
         raise InvalidRequest(
             f'parameters.ignore_labels must be ["{OUTSIDE}"], or be left out', param="parameters.ignore_labels"
@@ -128,17 +145,35 @@ def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
         truncation=model.truncation,
         field="inputs",
         is_single=given.is_single,
-        aggregation=Aggregation(name),
+        aggregation=aggregation,
     )
 
 
-def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw, usual: _Parameters) -> _Parameters:
-    if not is_given(parameters):
-        return usual
-    raw = bytes(parameters)
+def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw) -> _Parameters:
+    raw = bytes(parameters) if is_given(parameters) else b"{}"
     if len(raw) > _MAX_PARAMETERS_BYTES:
         raise InvalidRequest(f"parameters has more than {_MAX_PARAMETERS_BYTES} bytes", param="parameters")
     return reader.read(raw, "parameters")
+
+
+def decode_predict_tokens(call: Call, body: bytes) -> _TokenRequest:
+    """POST /predict_tokens. Raises RequestError, naming the field or index."""
+    fields = _PREDICT_TOKENS.read(body)
+    model = call.models.choose(fields.model)
+    given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
+    call.set_form(offers=RAGGED_ONLY)
+    cut, aggregation = read_cut(fields, model), read_aggregation(fields, Aggregation.NONE)
+    if aggregation is not Aggregation.NONE and (fields.raw_scores or call.form is not FLOATS):
+        raise wrong_aggregation("must be none if raw scores or raw bytes are requested")
+    return _TokenRequest(
+        **call.common(model),
+        texts=given.texts,
+        **cut,
+        raw_scores=bool(fields.raw_scores),
+        field="inputs",
+        is_single=given.is_single,
+        aggregation=aggregation,
+    )
 
 
 async def encode_texts(call: Call, request: _TextRequest, scored: Embedded) -> Answer:
@@ -150,17 +185,48 @@ async def encode_texts(call: Call, request: _TextRequest, scored: Embedded) -> A
 
 async def encode_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
     """A list of entities for each text, or the one of a single text. Long work is done in slices."""
+    items = await _lists(request, labelled, _entities)
+    return Answer(200, headers(labelled.scored), items[0] if request.is_single else as_list(items))
+
+
+async def encode_predict_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
+    """A list of tokens or spans for each text. Long work is done in slices."""
+    timing = timing_headers(call.trace)
+    if call.form.has_rows_alone:
+        return await ragged_answer(labelled.scored, beside=timing)
+    items = await _lists(request, labelled, _tokens if request.aggregation is Aggregation.NONE else _spans)
+    return Answer(200, [*headers(labelled.scored), *timing], as_list(items))
+
+
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """One text with its tokens and their scores."""
+
+    request: _TokenRequest
+    text: str
+    tokens: Sequence[Token]
+    scores: NDArray[np.float32]
+    labels: Sequence[str]
+
+    def spans(self) -> Iterator[Span]:
+        return spans(self.tokens, self.scores, self.labels, self.request.aggregation)
+
+
+async def _lists(
+    request: _TokenRequest, labelled: ScoredTokens, entries: Callable[[_Labelled], Iterator[bytes]]
+) -> list[bytes]:
+    """A list in JSON of the entries of each text."""
     rows, offsets = labelled.scored.rows, labelled.scored.offsets
     assert offsets is not None
     labels, items, time_slice = labels_of(request.model, rows.shape[1]), [], TimeSlice()
     places = pairwise(offsets.tolist())
     for text, tokens, (start, stop) in zip(request.texts or (), labelled.tokens, places, strict=True):
         found = []
-        for entity in _entities(text, tokens, rows[start:stop], labels, request.aggregation):
-            found.append(msgspec.json.encode(entity))
+        for entry in entries(_Labelled(request, text, tokens, rows[start:stop], labels)):
+            found.append(entry)
             await time_slice.end_if_over()
         items.append(as_list(found))
-    return Answer(200, headers(labelled.scored), items[0] if request.is_single else as_list(items))
+    return items
 
 
 class Entity(msgspec.Struct):
@@ -175,18 +241,51 @@ class Entity(msgspec.Struct):
     index: int | msgspec.UnsetType = msgspec.UNSET  # of the token, special ones counted
 
 
-def _entities(
-    text: str, tokens: Sequence[Token], scores: NDArray[np.float32], labels: Sequence[str], aggregation: Aggregation
-) -> Iterator[Entity]:
-    if aggregation is not Aggregation.NONE:
-        for span in spans(tokens, scores, labels, aggregation):
-            yield Entity(span.score, text[span.start : span.stop], span.start, span.stop, entity_group=span.label)
+def _entities(of: _Labelled) -> Iterator[bytes]:
+    if of.request.aggregation is not Aggregation.NONE:
+        for span in of.spans():
+            entity = Entity(span.score, of.text[span.start : span.stop], span.start, span.stop, entity_group=span.label)
+            yield msgspec.json.encode(entity)
         return
-    for index, (token, row) in enumerate(zip(tokens, scores, strict=True)):
+    for index, (token, row) in enumerate(zip(of.tokens, of.scores, strict=True)):
         best = int(row.argmax())
-        if not token.is_special and labels[best] != OUTSIDE:
+        if not token.is_special and of.labels[best] != OUTSIDE:
             start, stop = token.start or 0, token.stop or 0
-            yield Entity(float(row[best]), token.text, start, stop, entity=labels[best], index=index)
+            entity = Entity(float(row[best]), token.text, start, stop, entity=of.labels[best], index=index)
+            yield msgspec.json.encode(entity)
+
+
+class TokenEntry(msgspec.Struct):
+    """One token, or one span."""
+
+    token: str
+    token_id: int  # 0 for a span
+    start: int  # as `end` 0 for a special token, which is not in the text
+    end: int
+    results: dict[str, float]
+
+
+def _tokens(of: _Labelled) -> Iterator[bytes]:
+    """Baseten's entries of tokens, with every label, or with the best one."""
+    names = [msgspec.json.encode(label) for label in of.labels]
+    for token, row in zip(of.tokens, of.scores, strict=True):
+        chosen = range(len(names)) if of.request.raw_scores else [int(row.argmax())]
+        numbers = numbers_as_json(row[chosen])[1:-1].split(b",")
+        results = b",".join(b"%b:%b" % (names[at], number) for at, number in zip(chosen, numbers, strict=True))
+        text, places = msgspec.json.encode(token.text), (token.start or 0, token.stop or 0)
+        yield b'{"token":%b,"token_id":%d,"start":%d,"end":%d,"results":{%b}}' % (
+            text,
+            token.token_id,
+            *places,
+            results,
+        )
+
+
+def _spans(of: _Labelled) -> Iterator[bytes]:
+    """Baseten's entries of spans."""
+    for span in of.spans():
+        text = of.text[span.start : span.stop]
+        yield msgspec.json.encode(TokenEntry(text, 0, span.start, span.stop, {span.label: span.score}))
 
 
 def _route(decode: Any, run: Any, encode: Any, answers: tuple[Any, ...]) -> Route:
@@ -203,7 +302,21 @@ def _route(decode: Any, run: Any, encode: Any, answers: tuple[Any, ...]) -> Rout
     )
 
 
-_TEXTS = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
-_TOKENS = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))
+ROUTES = (
+    Route(
+        path="/predict_tokens",
+        decode=decode_predict_tokens,
+        run=classify_tokens,
+        encode=encode_predict_tokens,
+        error_shape=tei_error,
+        summary="Label tokens, or spans of them, with Baseten's API",
+        body=PredictTokensBody,
+        example={"inputs": ["The ferry leaves at seven."]},
+        answers=(list[list[TokenEntry]],),
+        raw_answer=RAGGED,
+    ),
+)
+_OF_TEXTS = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
+_OF_TOKENS = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))
 # POST / chooses them, see invocations.py.
-BY_TASK = {Task.CLASSIFY: _TEXTS, Task.RERANK: _TEXTS, Task.TOKEN_CLASSIFY: _TOKENS}
+BY_TASK = {Task.CLASSIFY: _OF_TEXTS, Task.RERANK: _OF_TEXTS, Task.TOKEN_CLASSIFY: _OF_TOKENS}

@@ -13,23 +13,23 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from engine.model.tasks import Task
-from server.dialects import openai, rerank
+from server.dialects import openai, rerank, vllm
+from server.dialects.answers import JSON, Answer, ErrorShape
+from server.dialects.fields.field import Fields, item_field, names_of, passed_over
+from server.dialects.fields.request import AggregationField, RawScoresField
+from server.dialects.fields.rows import ENCODING_FORMAT
+from server.dialects.fields.texts import TeisTruncationFields
 from server.dialects.reading.inputs import beside_texts, check_num_items
-from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.route import JSON, Answer, Call, ErrorShape, Route
-from server.dialects.row_answers import ROWS, as_list
-from server.dialects.row_forms import NO_ROWS, Container
-from server.dialects.tei.embed import EmbedBody, SimilarityBody
-from server.dialects.tei.shared import tei_error, timing_headers
-from server.dialects.vllm import score
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
+from server.dialects.route import Call, Route
+from server.dialects.row_answers import NO_ROWS, ROWS, Container, as_list
+from server.dialects.tei import EmbedBody, SimilarityBody, tei_error, timing_headers
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.row_memory import MemoryOfParts, RequestContext
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from wire.vocabulary import RequestClass
 
 
@@ -98,13 +98,13 @@ _BY_TASK_AT_VLLM = {
     Task.CLASSIFY: "/v1/classify",
     Task.RERANK: "/v1/classify",
 }
-_TEIS = ("raw_scores", "truncate", "truncation_direction", "aggregation_strategy")
+_TEIS = names_of(RawScoresField, TeisTruncationFields, AggregationField)
 
 
 class RootBody(EmbedBody, kw_only=True):
     """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
 
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = (
+    parameters: Annotated[msgspec.Raw, passed_over("the options of the task", schema={"type": "object"})] = (
         NOT_GIVEN  # of Hugging Face's clients; other routes have those that they take at the top
     )
 
@@ -114,35 +114,33 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     SimilarityBody,
     *openai.ROUTES[0].bodies,
     *rerank.BODIES,
-    *score.BODIES,
+    *vllm.SCORE_BODIES,
 )
 _MARKS = ("inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
-_Marks = msgspec.defstruct(
-    "Marks", [("model", str | None, None), *((name, msgspec.Raw | UnsetType, UNSET) for name in _MARKS)]
+_MARKS_DECODER = msgspec.json.Decoder(
+    msgspec.defstruct("Marks", [("model", str | None, None), *((name, msgspec.Raw, NOT_GIVEN) for name in _MARKS)])
 )
-_MARKS_DECODER = msgspec.json.Decoder(_Marks)
 
 
-class _NoParameters(msgspec.Struct):
-    """The parameters of routes that take them at the top."""
+class _NoFields(msgspec.Struct):
+    """An object whose fields are passed over, but for those that another route honours where it is read as fields."""
 
 
-_PARAMETERS = FieldsReader(_NoParameters)
+_PARAMETERS = FieldsReader(_NoFields)
 
 ByTask = Mapping[Task, Route]  # what Hugging Face's clients ask of a model for this task
 Choose = Callable[[Call, bytes], Route]  # raises RequestError
 
 
-def chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Choose:
+def _chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Choose:
     """A function that says which of the routes answers a body, perhaps with a single text as Hugging Face's clients
     send it."""
     by_path = {route.path: route for route in routes}
 
     def choose(call: Call, body: bytes) -> Route:
-        marks = parse(_MARKS_DECODER, body)
-        fields: dict[str, Any] = msgspec.structs.asdict(marks)
-        task = call.models.choose(fields["model"], with_prompt=True).task
-        given = {name: bytes(fields[name]) for name in _MARKS if fields[name] is not UNSET and is_given(fields[name])}
+        fields: dict[str, Any] = msgspec.structs.asdict(parse(_MARKS_DECODER, body))
+        task = call.models.choose(fields.pop("model"), with_prompt=True).task
+        given = {name: bytes(value) for name, value in fields.items() if is_given(value)}
         if _is_hugging_faces(given, call, takes_texts=takes_texts) and task in hugging_faces:
             return hugging_faces[task]
         return by_path[_path(task, given)]
@@ -176,29 +174,25 @@ def _path(task: Task, given: dict[str, bytes]) -> str:
 
 def root_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
     """The two of them; `routes` are the others."""
+    return tuple(_root_route(path, routes, hugging_faces) for path in ("/", "/invocations"))
 
-    def route(path: str) -> Route:
-        choose = chooser(routes, hugging_faces, takes_texts=path == "/")
 
-        def decode(call: Call, body: bytes) -> Chosen:
-            return decode_as(choose(call, body), call, body)
-
-        return Route(
-            path=path,
-            decode=decode,
-            run=run_chosen,
-            encode=encode_chosen,
-            error_shape=tei_error,
-            other_error_shapes=other_error_shapes(routes),
-            summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
-            body=BODIES[0],
-            more_bodies=BODIES[1:],
-            example={"inputs": "The ferry leaves at seven."},
-            answers=(list[Any], dict[str, Any]),
-            raw_answer=ROWS,
-        )
-
-    return tuple(route(path) for path in ("/", "/invocations"))
+def _root_route(path: str, routes: Iterable[Route], hugging_faces: ByTask) -> Route:
+    choose = _chooser(routes, hugging_faces, takes_texts=path == "/")
+    return Route(
+        path=path,
+        decode=lambda call, body: decode_as(choose(call, body), call, body),
+        run=run_chosen,
+        encode=encode_chosen,
+        error_shape=tei_error,
+        other_error_shapes=other_error_shapes(routes),
+        summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
+        body=BODIES[0],
+        more_bodies=BODIES[1:],
+        example={"inputs": "The ferry leaves at seven."},
+        answers=(list[Any], dict[str, Any]),
+        raw_answer=ROWS,
+    )
 
 
 _INSTANCES = {
@@ -209,21 +203,17 @@ _INSTANCES = {
 _NO_PARAMETERS = re.compile(rb"null|\{\s*\}")
 
 
-class VertexBody(msgspec.Struct):
+class VertexBody(Fields):
     """The body of POST /vertex."""
 
-    instances: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INSTANCES)]
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object", "maxProperties": 0})] = (
-        NOT_GIVEN  # none are known
-    )
-
-
-class _AnyObject(msgspec.Struct):
-    """An object whose fields are passed over."""
+    instances: Annotated[msgspec.Raw, item_field("several bodies", _INSTANCES)]
+    parameters: Annotated[
+        msgspec.Raw, passed_over("refused: none are known", schema={"type": "object", "maxProperties": 0})
+    ] = NOT_GIVEN
 
 
 _VERTEX_BODY = FieldsReader(VertexBody)
-_OBJECT_LIST = msgspec.json.Decoder(list[_AnyObject])
+_OBJECT_LIST = msgspec.json.Decoder(list[_NoFields])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -236,9 +226,9 @@ class _Instance:
     whole: RequestContext  # of the request that it is a part of
 
 
-def vertex_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
-    """The routes for instances; `routes` are those that instances can be for."""
-    choose = chooser(routes, hugging_faces, takes_texts=False)
+def vertex_route(routes: Iterable[Route], hugging_faces: ByTask) -> Route:
+    """The route for instances; `routes` are those that instances can be for."""
+    choose = _chooser(routes, hugging_faces, takes_texts=False)
 
     def decode(call: Call, body: bytes) -> list[_Instance]:
         fields = _VERTEX_BODY.read(body)
@@ -248,22 +238,19 @@ def vertex_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route
                 "the instances",
                 param="parameters",
             )
-        bodies = _split(fields.instances, max_items=call.max_items)
-        return _decode_all(call, bodies, choose)
+        return _decode_all(call, _split(fields.instances, max_items=call.max_items), choose)
 
-    return (
-        Route(
-            path="/vertex",
-            decode=decode,
-            run=_run_all,
-            encode=_encode_all,
-            error_shape=tei_error,
-            other_error_shapes=other_error_shapes(routes),
-            summary="Answer several bodies of POST /invocations at once, as Vertex AI sends them",
-            body=VertexBody,
-            example={"instances": [{"inputs": "The ferry leaves at seven."}]},
-            answers=(VertexAnswer,),
-        ),
+    return Route(
+        path="/vertex",
+        decode=decode,
+        run=_run_all,
+        encode=_encode_all,
+        error_shape=tei_error,
+        other_error_shapes=other_error_shapes(routes),
+        summary="Answer several bodies of POST /invocations at once, as Vertex AI sends them",
+        body=VertexBody,
+        example={"instances": [{"inputs": "The ferry leaves at seven."}]},
+        answers=(VertexAnswer,),
     )
 
 
@@ -297,7 +284,7 @@ def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> li
         try:
             instance = _Instance(own, decode_as(choose(own, body), own, body), call.context)
             if own.form.has_rows_alone:
-                raise InvalidRequest("encoding_format must not be bytes here", param="encoding_format")
+                raise InvalidRequest("encoding_format must not be bytes here", param=ENCODING_FORMAT)
             trace.encoding = own.context.encoding = own.form.label
         except RequestError as error:
             raise _of_instance(error, index) from None
@@ -311,7 +298,9 @@ def _of_instance(error: RequestError, index: int) -> RequestError:
     """This error, with the instance named."""
     name = f"instances[{index}]"
     param = f"{name}.{error.param}" if error.param else name
-    return type(error)(f"{name}: {error.message}", param=param, retry_after=error.retry_after, reason=error.reason)
+    own_param = f"instances[].{error.own_param}".removesuffix(".")
+    message, reason = f"{name}: {error.message}", error.reason
+    return type(error)(message, param=param, own_param=own_param, retry_after=error.retry_after, reason=reason)
 
 
 async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:

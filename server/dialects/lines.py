@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 
-from server.dialects.error_shapes import error_fields
+from server.dialects.answers import error_fields
+from server.dialects.fields.rows import ENCODING_FORMAT, ON_ERROR, wrong_on_error
+from server.dialects.fields.texts import LATE_CHUNKING
 from server.dialects.reading.json_body import parse
-from server.dialects.row_forms import SCALED, Ranges, RowForm, is_by_row, row_values
+from server.dialects.row_answers import Ranges, RowForm, row_values, scale_of
 from server.requests.errors import InvalidRequest, RequestError
 from server.requests.work import Chunking, Embedded, EmbedRequest
 from wire.json_values import value_at
@@ -78,8 +80,8 @@ def _read_object(fields: dict[str, msgspec.Raw], index: int, own_id: bytes) -> L
     given = bytes(fields.pop("input", b""))
     if not given.startswith((b'"', b"[")):
         raise InvalidRequest("input must be a text or a list of token ids", param="input")
-    if "on_error" in fields:
-        raise InvalidRequest("on_error can't be given in a line: each fails alone", param="on_error")
+    if ON_ERROR in fields:
+        raise wrong_on_error("can't be given in a line: each fails alone")
     options = b",".join(b"%b:%b" % (msgspec.json.encode(name), value) for name, value in fields.items())
     return Line(index, given, options, own_id)
 
@@ -98,11 +100,9 @@ def check_lines(lines: Sequence[Line], work: EmbedRequest, form: RowForm) -> Non
     if work.is_single != (len(lines) == 1) or work.num_items != len(lines):
         raise InvalidRequest("a line must have one text or one list of token ids", param="input")
     if form.has_rows_alone:
-        raise InvalidRequest("encoding_format can't be bytes in lines; base64 can", param="encoding_format")
+        raise InvalidRequest("encoding_format can't be bytes in lines; base64 can", param=ENCODING_FORMAT)
     if work.chunking is Chunking.LATE:
-        raise InvalidRequest(
-            "late_chunking needs all chunks in one body, and a line has one text", param="late_chunking"
-        )
+        raise InvalidRequest("late_chunking needs all chunks in one body, and a line has one text", param=LATE_CHUNKING)
 
 
 def answer_line(line: Line, content: bytes) -> bytes:
@@ -122,9 +122,8 @@ def last_line(error: RequestError) -> bytes:
 
 def row_lines(lines: Sequence[Line], ranges: Ranges | None, embedded: Embedded, form: RowForm) -> list[bytes]:
     """A line for each row, also for those that failed. Raises InvalidRequest."""
-    more = b""
-    if form.dtype in SCALED or any(one.dtype in SCALED for _, one in form.several):
-        more = b',"scale":"row"' if is_by_row(embedded.rows.shape[1], ranges) else b',"scale":"ranges"'
+    scale = scale_of(embedded.rows.shape[1], form, ranges)
+    more = b',"scale":"%b"' % scale if scale else b""
     values: Any = zip(lines, row_values(embedded.rows, form, ranges), embedded.truncated.tolist(), strict=True)
     return [
         answer_line(line, b'"embedding":%b%b%b' % (value, more, b',"truncated":true' if is_cut else b""))

@@ -6,71 +6,57 @@ https://docs.ollama.com/api
 
 import datetime
 import re
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from embedline import __version__
-from server.dialects.error_shapes import text_error
+from server.dialects.answers import Answer, json_answer, text_error
+from server.dialects.fields.field import Fields, item_field, passed_over
+from server.dialects.fields.request import KeepAliveField, ModelField
+from server.dialects.fields.rows import DimensionsOrAllField, OnErrorField, read_allows_errors, read_dimensions
+from server.dialects.fields.texts import PromptFields, TruncateField, TruncationFields, read_cut, read_prompts
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.reading.row_options import read_allows_errors, read_dimensions
-from server.dialects.reading.text_options import PromptFields, TruncationFields, read_cut, read_prompts
-from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
-from server.dialects.row_answers import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
-from server.dialects.row_forms import FLOATS
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader
+from server.dialects.route import Call, Response, Route
+from server.dialects.row_answers import FLOATS, ROWS, as_json, headers, rows_alone, rows_as_json
 from server.requests import embeddings
 from server.requests.errors import InvalidRequest
-from server.requests.models import ModelsState, ServedModel
+from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest, no_rows
+from server.requests.work import Embedded, EmbedRequest, Trace, no_rows
 
 _NOTHING = re.compile(rb'(null|""|\[\s*\])')  # inputs with which clients only load a model
 
 
-class Options(msgspec.Struct):
+class Options(Fields):
     """Ollama's options; all others have no effect on embeddings."""
 
-    num_ctx: int | None = None  # the most tokens of each text
+    num_ctx: Annotated[int | None, passed_over("the most tokens of each text", by="Ollama", least=1)] = None
 
 
-class OllamaEmbedBody(msgspec.Struct, kw_only=True):
+class _CommonFields(ModelField, KeepAliveField, kw_only=True):
+    options: Annotated[Options | None, passed_over("options of the model", by="Ollama")] = None
+
+
+class OllamaEmbedBody(_CommonFields, TruncateField, DimensionsOrAllField, OnErrorField, kw_only=True):
     """The body of POST /api/embed."""
 
-    model: str | None = None
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)] = NOT_GIVEN
-    truncate: bool | None = None  # None = as --auto-truncate says
-    dimensions: int | None = None  # 0 = all
-    options: Options | None = None
-    keep_alive: str | float | None = None  # without effect: models stay loaded
-    on_error: str | None = None  # ours
+    input: Annotated[msgspec.Raw, item_field("what is embedded", TEXTS, may_be_empty=True)] = NOT_GIVEN
 
 
-class OllamaPromptBody(msgspec.Struct, kw_only=True):
+class OllamaPromptBody(_CommonFields, kw_only=True):
     """The body of POST /api/embeddings, which embeds one text."""
 
-    model: str | None = None
-    prompt: str = ""
-    options: Options | None = None
-    keep_alive: str | float | None = None  # without effect: models stay loaded
+    prompt: Annotated[str, passed_over("what is embedded")] = ""
 
 
-class _Texts(msgspec.Struct):
-    """The names that texts have on the routes of this server."""
-
-    input: msgspec.Raw | UnsetType = UNSET
-    inputs: msgspec.Raw | UnsetType = UNSET
-    prompt: msgspec.Raw | UnsetType = UNSET
-    text: msgspec.Raw | UnsetType = UNSET
-    texts: msgspec.Raw | UnsetType = UNSET
-
-
+# The names that texts have on the routes of this server.
+_TEXT_NAMES = ("input", "inputs", "prompt", "text", "texts")
 _EMBED = FieldsReader(OllamaEmbedBody)
 _EMBEDDINGS = FieldsReader(OllamaPromptBody)
-_TEXTS = msgspec.json.Decoder(_Texts)
+_TEXTS = msgspec.json.Decoder(msgspec.defstruct("Texts", [(name, msgspec.Raw, NOT_GIVEN) for name in _TEXT_NAMES]))
 
 
 def decode_embed(call: Call, body: bytes) -> EmbedRequest:
@@ -78,15 +64,18 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(FLOATS)
-    allows_errors = read_allows_errors(fields.on_error, call)
+    allows_errors = read_allows_errors(fields, call)
     given = Inputs(texts=[])
     if _NOTHING.fullmatch(bytes(fields.input)):
         _check_no_text(body, "input")
     else:
         given = read_texts(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
-    dimensions = read_dimensions(fields.dimensions or None, model.dimensions)
-    rest = {"dimensions": dimensions, "normalize": True, "allows_errors": allows_errors}
-    return _request(call, fields, given, model, field="input", **rest)
+    return replace(
+        _request(call, fields, given, model, truncate=fields.truncate, field="input"),
+        dimensions=read_dimensions(fields.dimensions or None, model.dimensions),
+        normalize=True,
+        allows_errors=allows_errors,
+    )
 
 
 def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
@@ -97,43 +86,31 @@ def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
     given = Inputs(texts=[fields.prompt] if fields.prompt else [], is_single=True)
     if not fields.prompt:
         _check_no_text(body, "prompt")
-    return _request(call, fields, given, model, field="prompt")
+    return _request(call, fields, given, model, truncate=None, field="prompt")
 
 
 def _check_no_text(body: bytes, own: str) -> None:
     """Raises InvalidRequest where a body without a text has one by another route's name: it would get no row."""
     for name, value in msgspec.structs.asdict(_TEXTS.decode(body)).items():
-        if value is not UNSET and _NOTHING.fullmatch(bytes(value)) is None:
+        if _NOTHING.fullmatch(bytes(value)) is None:
             raise InvalidRequest(f"{name} is not supported on this route; its name here is {own}", param=name)
 
 
 def _request(
-    call: Call,
-    fields: OllamaEmbedBody | OllamaPromptBody,
-    given: Inputs,
-    model: ServedModel,
-    *,
-    field: str,
-    **rest: Any,
+    call: Call, fields: _CommonFields, given: Inputs, model: ServedModel, *, truncate: bool | None, field: str
 ) -> EmbedRequest:
-    truncate = fields.truncate if isinstance(fields, OllamaEmbedBody) else None
+    prompts = read_prompts(PromptFields(), model, name=call.models.asked_name(fields.model))
+    num_ctx = fields.options.num_ctx if fields.options is not None else None
+    if num_ctx is not None and num_ctx < 1:
+        raise InvalidRequest("options.num_ctx must be at least 1", param="options.num_ctx")
     return EmbedRequest(
         **call.common(model),
         texts=given.texts,
-        **read_prompts(PromptFields(), model, name=call.models.asked_name(fields.model)),
-        **read_cut(TruncationFields(truncate=truncate, max_tokens=_read_num_ctx(fields.options)), model),
+        **prompts,
+        **read_cut(TruncationFields(truncate=truncate, max_tokens=num_ctx), model),
         field=field,
         is_single=given.is_single,
-        **rest,
     )
-
-
-def _read_num_ctx(options: Options | None) -> int | None:
-    """The most tokens of each text, None if nothing is said. Raises InvalidRequest."""
-    wanted = options.num_ctx if options is not None else None
-    if wanted is not None and wanted < 1:
-        raise InvalidRequest("options.num_ctx must be at least 1", param="options.num_ctx")
-    return wanted
 
 
 async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
@@ -146,7 +123,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     out = bytearray(b'{"model":%b,"embeddings":' % msgspec.json.encode(request.model.name))
-    out += await as_list_of(rows_or_null(embedded, FLOATS)) if embedded.failed else await as_json(embedded.rows)
+    out += await rows_as_json(embedded)
     out += b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
         1e9 * call.trace.elapsed(),
         embedded.num_tokens,
@@ -178,11 +155,10 @@ class OllamaPromptAnswer(msgspec.Struct):
     embedding: list[float]
 
 
-class ShowBody(msgspec.Struct, kw_only=True):
+class ShowBody(ModelField, kw_only=True):
     """The body of POST /api/show."""
 
-    model: str | None = None
-    name: str | None = None  # an older word for `model`
+    name: Annotated[str | None, passed_over("an older word for model", by="Ollama")] = None
 
 
 class Details(msgspec.Struct):
@@ -257,27 +233,18 @@ async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Ans
     return json_answer(Shown(_loaded_at(model), _details(model), model_info, ["embedding"]))
 
 
-def tags(state: ModelsState) -> Answer:
+async def tags(call: Call) -> Answer:
     """The models that are loaded."""
-    models = state.models.models if state.models else []
-    return json_answer(
-        Tags(
-            [
-                Tag(
-                    name=model.name,
-                    model=model.name,
-                    modified_at=_loaded_at(model),
-                    size=0,
-                    digest=model.facts.get("revision") or "",
-                    details=_details(model),
-                )
-                for model in models
-            ]
-        )
-    )
+    models = call.state.models.models if call.state.models else []
+    return json_answer(Tags([_tag(model) for model in models]))
 
 
-def version(state: ModelsState) -> Answer:
+def _tag(model: ServedModel) -> Tag:
+    revision = model.facts.get("revision") or ""
+    return Tag(model.name, model.name, _loaded_at(model), size=0, digest=revision, details=_details(model))
+
+
+async def version(call: Call) -> Answer:
     """Answers with our version: Ollama's own says nothing about this server."""
     return json_answer(OllamaVersion(__version__))
 
@@ -332,20 +299,18 @@ ROUTES = (
         answers=(Shown,),
     ),
 )
-PLAIN_ROUTES = (
-    PlainRoute(
-        path="/api/tags",
-        answer=tags,
+PLAIN_ROUTES = tuple(
+    Route(
+        method="GET",
+        path=path,
+        answer=answer,
         error_shape=text_error,
-        summary="The models, as Ollama lists them",
-        content=Tags,
-    ),
-    PlainRoute(path="/api/ps", answer=tags, error_shape=text_error, summary="The same: all are loaded", content=Tags),
-    PlainRoute(
-        path="/api/version",
-        answer=version,
-        error_shape=text_error,
-        summary="The version of this server",
-        content=OllamaVersion,
-    ),
+        summary=summary,
+        responses={200: Response("The answer", content)},
+    )
+    for path, answer, summary, content in (
+        ("/api/tags", tags, "The models, as Ollama lists them", Tags),
+        ("/api/ps", tags, "The same: all are loaded", Tags),
+        ("/api/version", version, "The version of this server", OllamaVersion),
+    )
 )

@@ -11,59 +11,65 @@ from typing import Annotated, Literal
 import msgspec
 import orjson
 
-from server.dialects.error_shapes import error_fields, openai_error
-from server.dialects.reading.chats import TextOrChatReader, read_items
-from server.dialects.reading.inputs import SCHEMA
-from server.dialects.reading.row_options import read_allows_errors, read_form, read_normalize, read_output_dimension
-from server.dialects.reading.text_options import (
+from server.dialects.answers import Answer, error_fields, openai_error
+from server.dialects.fields.field import item_field
+from server.dialects.fields.request import ModelField, UserField
+from server.dialects.fields.rows import (
+    EveryRowFields,
+    OnErrorField,
+    read_allows_errors,
+    read_every_dimensions,
+    read_every_form,
+    read_normalize,
+)
+from server.dialects.fields.texts import (
     NO_PROMPT,
     PROMPT_FIELDS,
+    ChunkingFields,
     PromptFields,
+    SpecialTokensField,
     read_chunking,
     read_cut,
     read_prompts,
 )
-from server.dialects.route import Answer, Call, PlainRoute, Route
-from server.dialects.row_answers import ROWS, Usage, headers, metadata_header, rows_alone
-from server.dialects.row_forms import (
+from server.dialects.reading.inputs import SCHEMA, TextOrChatReader, read_items
+from server.dialects.route import Call, Route
+from server.dialects.row_answers import (
     EVERY_CONTAINER,
+    ROWS,
     WITH_ROWS_ONLY,
     Container,
     RowForm,
+    Usage,
     as_msgpack,
+    headers,
     list_head,
+    metadata_header,
     msgpack_values,
     row_values,
+    rows_alone,
 )
 from server.requests.embeddings import embed_any
 from server.requests.errors import UnsupportedTask
-from server.requests.models import ModelsState
-from server.requests.time_slices import steps
+from server.requests.limits import steps
 from server.requests.work import Embedded, EmbedRequest
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
-class EmbeddingsBody(PromptFields, kw_only=True):
+class EmbeddingsBody(
+    PromptFields,
+    ModelField,
+    UserField,
+    EveryRowFields,
+    SpecialTokensField,
+    ChunkingFields,
+    OnErrorField,
+    kw_only=True,
+):
     """The body of POST /v1/embeddings."""
 
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
-    model: str | None = None
-    encoding_format: str | tuple[str, ...] | None = None  # Mixedbread's may be a list
-    dimensions: int | None = None
-    user: str | None = None
-    output_dimension: int | None = None  # Voyage's
-    normalize: bool | None = None  # TEI's; None = as the model does
-    normalized: bool | None = None  # Jina's
-    use_activation: bool | None = None  # vLLM's
-    add_special_tokens: bool = True  # vLLM's
-    embed_dtype: str | None = None  # vLLM's
-    output_dtype: str | None = None  # Voyage's
-    embedding_type: str | None = None  # Jina's
-    endianness: str | None = None  # vLLM's
-    late_chunking: bool | None = None  # Jina's
-    long_text: str | None = None  # ours
-    on_error: str | None = None  # ours
+    input: Annotated[msgspec.Raw, item_field("what is embedded", SCHEMA)]
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
@@ -78,17 +84,8 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     """The request of a body. Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    call.set_form(
-        read_form(
-            fields.encoding_format,
-            embedding_type=fields.embedding_type,
-            endianness=fields.endianness,
-            embed_dtype=fields.embed_dtype,
-            output_dtype=fields.output_dtype,
-        ),
-        offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY,
-    )
-    allows_errors = read_allows_errors(fields.on_error, call)
+    call.set_form(read_every_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
+    allows_errors = read_allows_errors(fields, call)
     items = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
     are_texts = chat is None and items["token_ids"] is None
     before = NO_PROMPT
@@ -97,16 +94,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     return EmbedRequest(
         **call.common(model),
         **read_cut(fields, model),
-        dimensions=read_output_dimension(fields.dimensions, fields.output_dimension, model.dimensions),
-        normalize=read_normalize(fields.normalize, fields.normalized, fields.use_activation),
+        dimensions=read_every_dimensions(fields, model.dimensions),
+        normalize=read_normalize(fields),
         allows_errors=allows_errors,
-        chunking=read_chunking(
-            fields.long_text,
-            fields.late_chunking,
-            model=model,
-            are_texts=are_texts,
-            allows_errors=allows_errors,
-        ),
+        chunking=read_chunking(fields, model=model, are_texts=are_texts, allows_errors=allows_errors),
         **items,
         **before,
     )
@@ -135,16 +126,9 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, 
             out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
             out += b'null,"error":' + msgspec.json.encode(error_fields(failed[index])) if index in failed else value
             out += b"}"
-    out += b'],"model":%b,"id":"%b","created":%d,' % (
-        orjson.dumps(request.model.name),
-        request_id.encode(),
-        time.time(),
-    )
-    out += b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
-        embedded.num_tokens,
-        embedded.num_tokens,
-        embedded.num_truncated,
-    )
+    usage = msgspec.json.encode(_usage(embedded))
+    name, own_id = orjson.dumps(request.model.name), request_id.encode()
+    out += b'],"model":%b,"id":"%b","created":%d,"usage":%b}' % (name, own_id, time.time(), usage)
     return out
 
 
@@ -156,11 +140,15 @@ async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm, 
             out += as_msgpack(index)
             out += _MSGPACK_ROW
             out += value
-    usage = Usage(embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
-    rest = {"model": request.model.name, "id": request_id, "created": int(time.time()), "usage": usage}
+    created = int(time.time())
+    rest = {"model": request.model.name, "id": request_id, "created": created, "usage": _usage(embedded)}
     for name, content in rest.items():
         out += as_msgpack(name) + as_msgpack(content)
     return out
+
+
+def _usage(embedded: Embedded) -> Usage:
+    return Usage(embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
 
 
 def _steps(embedded: Embedded) -> AsyncIterator[slice]:
@@ -205,16 +193,15 @@ ROUTES = tuple(
 )
 
 
-def _refuse(what: str, state: ModelsState) -> Answer:
+async def _refuse(what: str, call: Call) -> Answer:
     """Refuse, whatever the body says."""
-    return openai_error(UnsupportedTask(f"{what} can't be embedded here; POST /embeddings embeds texts", param="input"))
+    raise UnsupportedTask(f"{what} can't be embedded here; POST /embeddings embeds texts", param="input")
 
 
 # Infinity's routes for images and sound (https://github.com/michaelfeil/infinity), which has its others in this form.
 PLAIN_ROUTES = tuple(
-    PlainRoute(
+    Route(
         path=path,
-        method="POST",
         answer=partial(_refuse, what),
         error_shape=openai_error,
         summary=f"Refused: {what} can't be embedded",

@@ -9,7 +9,7 @@ reading/inputs.py.
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,21 +18,21 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.error_shapes import openai_error, text_error
+from server.dialects.answers import Answer, ErrorShape, openai_error, text_error
+from server.dialects.fields.field import item_field, option
+from server.dialects.fields.request import ModelField, RankFields, read_instruction, read_raw_scores, read_top_n
+from server.dialects.fields.rows import read_one, read_score_form
+from server.dialects.fields.texts import TruncationFields, read_cut
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
-from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.reading.row_options import read_one
-from server.dialects.reading.text_options import TruncationFields, read_cut
-from server.dialects.route import Answer, Call, ErrorShape, Route, forms_of
-from server.dialects.row_answers import ROWS, Usage, as_list, headers, rows_alone
-from server.dialects.row_forms import FLOATS, RAW_FLOATS, RowForm, numbers_as_json
-from server.dialects.tei.shared import tei_error, tei_error_for_all, timing_headers
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
+from server.dialects.route import Call, Route, forms_of
+from server.dialects.row_answers import ROWS, Usage, as_list, headers, numbers_as_json, rows_alone
+from server.dialects.tei import tei_error, tei_error_for_all, timing_headers
 from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.limits import in_slices
 from server.requests.models import ServedModel
 from server.requests.rerank import Ranked, RerankRequest, rank
-from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
 DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
@@ -43,33 +43,24 @@ _DOCUMENTS = msgspec.json.Decoder(list[str | TextObject])
 _OBJECTS = msgspec.json.Decoder(list[str | dict[str, msgspec.Raw]])
 _NAMES = msgspec.json.Decoder(list[str])
 _VALUE = msgspec.json.Decoder(str | int | float | bool | None)
-_FORMS = {None: FLOATS, "float": FLOATS, "bytes": RAW_FLOATS}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 PROPERTY = "property"
 _DOCUMENTS_A_SEARCH = 100  # for each so many documents Cohere bills another search
 
 
-@dataclass(frozen=True, slots=True)
-class _ResultForm:
-    """The form of one result in JSON; `%b` is its text, and without `text` it has none."""
-
-    score: bytes  # what its score is called
-    text: bytes
-    end: bytes = b"}"
-
-
 class Family(enum.Enum):
     """Clients that expect the same shape of answers and errors: the field of their documents, the shape of errors, and
-    the form of a result."""
+    of a result in JSON what its score is called, its text, and its end."""
 
-    TEI = "texts", tei_error, _ResultForm(b"score", b',"text":%b')
-    RESULTS = "documents", openai_error, _ResultForm(b"relevance_score", b',"document":{"text":%b}')
-    VOYAGE = "documents", openai_error, _ResultForm(b"relevance_score", b',"document":%b')
-    MIXEDBREAD = "input", openai_error, _ResultForm(b"score", b',"input":%b', b',"object":"rank_result"}')
-    WEAVIATE = "documents", text_error, _ResultForm(b"score", b"")  # see weaviate.py
+    TEI = "texts", tei_error, b"score", b',"text":%b'
+    RESULTS = "documents", openai_error, b"relevance_score", b',"document":{"text":%b}'
+    VOYAGE = "documents", openai_error, b"relevance_score", b',"document":%b'
+    MIXEDBREAD = "input", openai_error, b"score", b',"input":%b', b',"object":"rank_result"}'
+    WEAVIATE = "documents", text_error, b"score", b""  # see weaviate.py
 
-    def __init__(self, field: str, error_shape: ErrorShape, form: _ResultForm) -> None:
-        self.field, self.error_shape, self.form = field, error_shape, form
+    def __init__(self, field: str, error_shape: ErrorShape, score: bytes, text: bytes, end: bytes = b"}") -> None:
+        self.field, self.error_shape = field, error_shape
+        self.score, self.text, self.end = score, text, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +86,32 @@ class FamilyRequest(RerankRequest):
     has_texts_in_data: bool
 
 
-class RerankBody(TruncationFields, kw_only=True):
+_RankFields = option("the parts of a document that are ranked", by="Cohere, Mixedbread", neutral=([],))
+_RETURNED = "whether results repeat their documents"
+
+
+class RerankBody(TruncationFields, ModelField, RankFields, kw_only=True):
     """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
 
-    query: str
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = NOT_GIVEN
-    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = NOT_GIVEN
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = NOT_GIVEN
-    model: str | None = None
-    top_n: int | None = None  # 0 = all, as vLLM has it
-    top_k: int | None = None
-    raw_scores: bool | None = None
-    use_activation: bool | None = None  # vLLM's; the opposite of raw_scores
-    return_text: bool | None = None
-    return_documents: bool | None = None
-    return_input: bool | None = None
-    instruction: str | None = None
-    instruct: str | None = None  # SGLang's name for it
-    max_tokens_per_doc: int | None = None  # 0 = all, as vLLM has it
-    max_chunks_per_doc: int | None = None  # a document is one chunk here, which is never too many
-    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = NOT_GIVEN
-    encoding_format: str | None = None
-    one_document: str | None = msgspec.field(default=None, name="property")  # Weaviate's, "" beside `documents`
+    query: Annotated[
+        str, item_field("what is looked for", is_list=False, may_be_empty_beside="texts")
+    ]  # TEI's may be empty
+    texts: Annotated[msgspec.Raw, item_field("what is ranked", _TEXT_LIST, may_have_empty=True)] = NOT_GIVEN
+    documents: Annotated[msgspec.Raw, item_field("what is ranked", DOCUMENT_LIST, may_have_empty=True)] = NOT_GIVEN
+    input: Annotated[msgspec.Raw, item_field("what is ranked", DOCUMENT_LIST, may_have_empty=True)] = NOT_GIVEN
+    return_text: Annotated[bool | None, option(_RETURNED, by="TEI", neutral=(False,))] = None
+    return_documents: Annotated[bool | None, option(_RETURNED, by="Cohere, Jina, Voyage", neutral=(False,))] = None
+    return_input: Annotated[bool | None, option(_RETURNED, by="Mixedbread", neutral=(False,))] = None
+    max_tokens_per_doc: Annotated[
+        int | None, option("the length to which documents are cut", by="Cohere, vLLM", least=0)
+    ] = None  # 0 = all, as vLLM has it
+    max_chunks_per_doc: Annotated[
+        int | None, option("the chunks of a document that are ranked", by="Cohere", neutral=(1,), least=1)
+    ] = None  # a document is one chunk here, which is never too many
+    rank_fields: Annotated[Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)], _RankFields] = NOT_GIVEN
+    one_document: Annotated[str, item_field("what is ranked", is_list=False)] | None = msgspec.field(
+        default=None, name=PROPERTY
+    )  # Weaviate's, "" beside `documents`
 
 
 class _Marks(msgspec.Struct):
@@ -127,7 +122,7 @@ class _Marks(msgspec.Struct):
     input: msgspec.Raw = NOT_GIVEN
     top_k: msgspec.Raw = NOT_GIVEN
     truncation: msgspec.Raw = NOT_GIVEN
-    one_document: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"), name="property")
+    one_document: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"), name=PROPERTY)
 
 
 _BODY = FieldsReader(RerankBody)
@@ -150,43 +145,40 @@ def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
 
 def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     fields = _BODY.read(body)
-    is_voyage = fields.top_k is not None or fields.truncation is not None
-    family = _family(fields, is_voyage=is_voyage, is_weaviate=fields.one_document is not None)
+    family = _family(fields)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     _check_is_one_kind(fields)
     model = call.models.choose(fields.model)
-    field, max_items = family.field, call.max_items
+    field = family.field
     if family is Family.WEAVIATE and not is_given(fields.documents):
         field, documents = PROPERTY, _read_property(fields)
-    elif family is Family.TEI:
-        documents = read_texts(fields.texts, field, max_items=max_items)
     else:
-        items = fields.documents if field == "documents" else fields.input
-        documents = read_documents(items, field, rank_fields=fields.rank_fields, max_items=max_items)
+        documents = _read_documents(fields, field, max_items=call.max_items)
     if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
         raise EmptyInput("query must not be an empty string", param="query")
-    call.set_form(_read_form(fields))
+    call.set_form(read_score_form(fields))
     asks_for_texts = has_texts = read_one(
         return_text=fields.return_text, return_documents=fields.return_documents, return_input=fields.return_input
     )
     if has_texts is None and family is Family.RESULTS:
         has_texts = habits.repeats_documents and fields.raw_scores is None
+    instruction, instruction_field = read_instruction(fields)
     is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
     return FamilyRequest(
         **call.common(model),
         queries=[fields.query],
         documents=documents,
-        raw_scores=_read_raw_scores(fields),
+        raw_scores=read_raw_scores(fields),
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
-        instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
+        instruction=instruction,
         **read_cut(fields, model),
         max_document_tokens=_read_max_document_tokens(fields, model),
         field=field,
-        instruction_field="instruct" if fields.instruction is None else "instruction",
+        instruction_field=instruction_field,
         family=family,
         version=habits.version,
-        top_n=_read_top_n(fields),
+        top_n=read_top_n(fields),
         has_texts=bool(has_texts),
         # Infinity's client always sends raw_scores, and wants texts
         has_documents_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
@@ -195,31 +187,27 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     )
 
 
-def _read_raw_scores(fields: RerankBody) -> bool:
-    """Whether scores are wanted as the model gives them. Raises InvalidRequest if the two names differ."""
-    if fields.raw_scores is not None and fields.raw_scores is fields.use_activation:
-        raise InvalidRequest("raw_scores is the opposite of use_activation; give one of them", param="raw_scores")
-    return bool(fields.raw_scores) or fields.use_activation is False
-
-
 def family_of(body: bytes) -> Family | None:
     """The family of a body that may be wrong; None if no field shows it."""
     try:
         marks = parse(_MARKS, body)
     except RequestError:
         return None
-    is_voyage = is_given(marks.top_k) or is_given(marks.truncation)
-    return _family(marks, is_voyage=is_voyage, is_weaviate=is_given(marks.one_document))
+    return _family(marks)
 
 
-def _family(fields: RerankBody | _Marks, *, is_voyage: bool, is_weaviate: bool) -> Family | None:
-    if is_given(fields.texts):
+def _family(fields: RerankBody | _Marks) -> Family | None:
+    if _has(fields.texts):
         return Family.TEI
-    if is_weaviate:
+    if _has(fields.one_document):
         return Family.WEAVIATE
-    if is_given(fields.documents):
-        return Family.VOYAGE if is_voyage else Family.RESULTS
-    return Family.MIXEDBREAD if is_given(fields.input) else None
+    if _has(fields.documents):
+        return Family.VOYAGE if _has(fields.top_k) or _has(fields.truncation) else Family.RESULTS
+    return Family.MIXEDBREAD if _has(fields.input) else None
+
+
+def _has(value: msgspec.Raw | str | float | None) -> bool:
+    return is_given(value) if isinstance(value, msgspec.Raw) else value is not None
 
 
 def _check_is_one_kind(fields: RerankBody) -> None:
@@ -250,59 +238,30 @@ def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | N
     return limit if limit < model.max_seqlen else None
 
 
-def _read_form(fields: RerankBody) -> RowForm:
-    """The form of the scores. Raises InvalidRequest."""
-    if fields.encoding_format not in _FORMS:
-        raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
-    return _FORMS[fields.encoding_format]
-
-
-def _read_top_n(fields: RerankBody) -> int | None:
-    """The number of results that are wanted, None = all. Raises InvalidRequest."""
-    for name, number in (("top_n", fields.top_n), ("top_k", fields.top_k)):
-        if number is not None and number < 0:
-            raise InvalidRequest(f"{name} must not be negative", param=name)
-    return read_one(top_n=fields.top_n or None, top_k=fields.top_k or None)
-
-
-def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Sequence[str]:
-    """Read texts alone. Any may be empty. As all functions here, raises InvalidRequest, EmptyInput and
-    MalformedBody."""
-    texts = parse(_TEXTS, _counted(value, field, max_items), field)
-    return _checked(texts, field, max_items)
-
-
-def read_documents(value: msgspec.Raw, field: str, *, rank_fields: msgspec.Raw, max_items: int) -> Sequence[str]:
-    """Read texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its
-    own.
+def _read_documents(fields: RerankBody, field: str, *, max_items: int) -> Sequence[str]:
+    """The documents, of which any may be empty. Of an object its `text` is ranked, or what `rank_fields` names, each on
+    a line of its own; TEI has texts alone.
 
     Without `rank_fields` an image or another part beside the text is refused. A `url` tells where a text is from.
+    Raises InvalidRequest, EmptyInput and MalformedBody.
     """
-    raw = _counted(value, field, max_items)
-    names = _read_rank_fields(rank_fields)
-    if names:
-        records = parse(_OBJECTS, raw, field)
-        documents = [
-            item if isinstance(item, str) else _joined(item, names, f"{field}[{index}]")
-            for index, item in enumerate(records)
-        ]
-    else:
-        items = parse(_DOCUMENTS, raw, field)
-        documents = [
-            item if isinstance(item, str) else text_of(item, f"{field}[{index}]") for index, item in enumerate(items)
-        ]
-    return _checked(documents, field, max_items)
-
-
-def _counted(value: msgspec.Raw, field: str, max_items: int) -> bytes:
-    raw = bytes(value)
+    raw = bytes(getattr(fields, field))
     if not raw.startswith(b"["):
         raise InvalidRequest(f"{field} must be a list of texts", param=field)
     check_num_strings(raw, field, max_items=max_items)
-    return raw
-
-
-def _checked(documents: Sequence[str], field: str, max_items: int) -> Sequence[str]:
+    documents: Sequence[str]
+    if field == Family.TEI.field:
+        documents = parse(_TEXTS, raw, field)
+    elif names := _read_rank_fields(fields.rank_fields):
+        documents = [
+            item if isinstance(item, str) else _joined(item, names, f"{field}[{index}]")
+            for index, item in enumerate(parse(_OBJECTS, raw, field))
+        ]
+    else:
+        documents = [
+            item if isinstance(item, str) else text_of(item, f"{field}[{index}]")
+            for index, item in enumerate(parse(_DOCUMENTS, raw, field))
+        ]
     if not documents:
         raise EmptyInput(f"{field} must not be empty", param=field)
     check_num_items(len(documents), field, max_items=max_items)
@@ -356,9 +315,11 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
             return weaviate_property_answer(request.queries[0], request.documents[0], ranked)
         return await weaviate_answer(request.queries[0], request.documents, ranked, request.top_n)
     chosen = ranked.best_first()[: request.top_n]
-    is_text = request.family is Family.RESULTS and not request.has_documents_in_objects
-    form = _form_of(Family.VOYAGE if is_text else request.family, has_text=request.has_texts)
-    results = await _results(ranked.scores[chosen], chosen, request, form)
+    scores, family = ranked.scores[chosen], request.family
+    if family is Family.RESULTS and not request.has_documents_in_objects:
+        family = Family.VOYAGE
+    documents = request.documents if request.has_texts else None
+    results = await _results(scores, chosen, family, documents)
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
     usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
         num_tokens,
@@ -376,8 +337,8 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
         case _:
             data = b""
             if request.has_data:
-                form = _form_of(Family.VOYAGE, has_text=request.has_texts_in_data)
-                data = b',"data":' + await _results(ranked.scores[chosen], chosen, request, form)
+                documents = request.documents if request.has_texts_in_data else None
+                data = b',"data":' + await _results(scores, chosen, Family.VOYAGE, documents)
             meta = (
                 b'{"api_version":{"version":"%d"},"billed_units":{"search_units":%d},"tokens":{"input_tokens":%d}}'
                 % (request.version, -(-len(ranked.scores) // _DOCUMENTS_A_SEARCH), num_tokens)
@@ -392,21 +353,14 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
             )
 
 
-def _form_of(family: Family, *, has_text: bool) -> _ResultForm:
-    return family.form if has_text else replace(family.form, text=b"")
-
-
 async def _results(
-    scores: NDArray[np.float32], indices: NDArray[np.intp], request: FamilyRequest, form: _ResultForm
+    scores: NDArray[np.float32], indices: NDArray[np.intp], family: Family, documents: Sequence[str] | None
 ) -> bytes:
-    """A list of them. In slices, so that other requests run in between."""
-    time_slice = TimeSlice()
-    numbers = numbers_as_json(scores)[1:-1].split(b",")
-    written = []
-    for index, score in zip(indices.tolist(), numbers, strict=True):
-        text = form.text % msgspec.json.encode(request.documents[index]) if form.text else b""
-        written.append(b'{"index":%d,"%b":%b%b%b' % (index, form.score, score, text, form.end))
-        await time_slice.end_if_over()
+    """A list of them, with their documents or without any. In slices, so that other requests run in between."""
+    numbers, written = numbers_as_json(scores)[1:-1].split(b","), []
+    async for index, number in in_slices(zip(indices.tolist(), numbers, strict=True)):
+        text = b"" if documents is None else family.text % msgspec.json.encode(documents[index])
+        written.append(b'{"index":%d,"%b":%b%b%b' % (index, family.score, number, text, family.end))
     return as_list(written)
 
 

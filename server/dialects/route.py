@@ -1,43 +1,31 @@
-"""The pieces of a dialect: a `Route` describes one POST path, a `Call` is one request as its decoder sees it, and a
-`PlainRoute` is a path that needs no body. `forms_of` gives the forms of a body that needs one of several fields.
+"""What a route is: a `Route` describes one method of one path, and a `Call` is one request as its route sees it.
+`forms_of` gives the forms of a body that needs one of several fields.
 
 Knows no dialect, and of HTTP only status codes and headers.
 """
 
+import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo
 
-from server.dialects.row_forms import FLOATS, NO_ROWS, WITH_ROWS_ONLY, Container, RowForm
-from server.requests.errors import ERRORS, BodyTooSlow, NotReady, RequestError, Unauthorized
+from server.dialects.answers import Answer, ErrorShape, Streamed
+from server.dialects.row_answers import FLOATS, NO_ROWS, WITH_ROWS_ONLY, Container, RowForm
+from server.requests.errors import RequestError
 from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from wire.vocabulary import RequestClass
 
-Headers = list[tuple[bytes, bytes]]
-JSON = (b"content-type", b"application/json")
 Forms = tuple[type[msgspec.Struct], ...]
-
-
-class Answer(NamedTuple):
-    """A whole answer, without the headers that every answer gets."""
-
-    status: int
-    headers: Headers
-    body: bytes | bytearray | memoryview
-
-
-ErrorShape = Callable[[RequestError], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +35,11 @@ class RequestOptions:
     request_class: RequestClass | None = None  # None = it says nothing
     deadline: float = math.inf  # time.monotonic() seconds
     accepts: Container = Container.JSON  # what rows are wanted in
+
+
+_NO_OPTIONS = RequestOptions()
+_NO_MODELS = ModelTable([])
+_NOTHING: Any = None
 
 
 class Common(TypedDict):
@@ -60,14 +53,18 @@ class Common(TypedDict):
 
 @dataclass(slots=True)
 class Call:
-    """One request. Only `form` and `error_shape` change: the decoder may set them."""
+    """One request. `form` and `error_shape` change while it is decoded: its decoder may set them.
 
-    options: RequestOptions
-    models: ModelTable
+    options and models are those of a route that computes; others get neither, and so refuse no request because of them.
+    """
+
+    state: ModelsState
     max_items: int  # texts, pairs or lists of ids that one request may have
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
     context: RequestContext
+    options: RequestOptions = _NO_OPTIONS
+    models: ModelTable = _NO_MODELS
     form: RowForm = NO_ROWS  # of the rows in the answer
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 
@@ -86,76 +83,63 @@ class Call:
         self.form = wanted.put_into(self.options.accepts, offers)
 
 
+class Response(NamedTuple):
+    """What the OpenAPI page says of one status of a route.
+
+    content  a type that msgspec knows, of which the body is JSON, or media types with their schemas; None = no body
+    """
+
+    text: str
+    content: Any = None
+
+
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
+OBJECT = {"application/json": {"schema": {"type": "object"}}}
+NOT_READY = Response("No engine can compute right now.", TEXT)
+Schema = dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A path that takes POST. All functions may raise RequestError."""
+    """One method of one path: of the path, names in braces stand for parts of it, and `{name:path}` for several.
+
+    A route that computes has `decode`, `run` and `encode`, and takes POST; every other one has `answer`. All functions
+    may raise RequestError.
+    """
 
     path: str
-    decode: Callable[[Call, bytes], Any]  # the body to a request of server/requests
-    run: Callable[[Pipeline, Any, Trace], Awaitable[Any]]  # a request to its result
-    encode: Callable[[Call, Any, Any], Awaitable[Answer]]  # a request and its result to the answer
+    method: str = "POST"
     error_shape: ErrorShape
-    summary: str  # this and what follows is for the OpenAPI page
-    body: type[msgspec.Struct]
-    example: dict[str, Any]  # a body that the route takes; tests send it
-    answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
-    raw_answer: str = ""  # what the raw bytes are; "" = the route has none
-    more_bodies: tuple[type[msgspec.Struct], ...] = ()  # other forms of the body
+    decode: Callable[[Any, bytes], Any] = _NOTHING  # a Call and its body to a request of server/requests
+    run: Callable[[Pipeline, Any, Trace], Awaitable[Any]] = _NOTHING  # a request to its result
+    encode: Callable[[Call, Any, Any], Awaitable[Answer]] = _NOTHING  # a request and its result to the answer
+    answer: Callable[..., Awaitable[Answer | Streamed]] | None = None  # gets the Call
     takes_lines: bool = False  # whether a body may be lines (NDJSON), each of which is answered with a line
     other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
+    # what follows is for the OpenAPI page
+    summary: str
+    is_listed: bool = True
+    description: str | None = None
+    operation_id: str = ""  # "" = made of method and path
+    parameters: tuple[Schema, ...] = ()  # beside the names in the path
+    body: type[msgspec.Struct] = _NOTHING  # a route whose body no type describes has `body_schema`
+    more_bodies: tuple[type[msgspec.Struct], ...] = ()  # other forms of the body
+    body_schema: Schema | None = None
+    example: dict[str, Any] = dataclasses.field(default_factory=dict)  # a body that the route takes; tests send it
+    answers: tuple[Any, ...] = ()  # of a route that computes: types that msgspec knows, the forms of the answer in JSON
+    raw_answer: str = ""  # what the raw bytes are; "" = the route has none
+    responses: Mapping[int, Response] = dataclasses.field(default_factory=dict)  # of every other route
+    errors: tuple[type[RequestError], ...] = ()  # that it answers, beside those of all routes
 
     @property
     def bodies(self) -> tuple[type[msgspec.Struct], ...]:
         """Every form of the body."""
-        return (self.body, *self.more_bodies)
+        return (self.body, *self.more_bodies) if self.body is not None else ()
 
     @property
     def all_error_shapes(self) -> tuple[ErrorShape, ...]:
         """The error shapes of the route, each once, its own first."""
         return tuple(dict.fromkeys((self.error_shape, *self.other_error_shapes)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRoute:
-    """A path that needs no body: what is known of the server makes the answer. FastAPI serves it."""
-
-    path: str
-    method: str = "GET"
-    answer: Callable[[ModelsState], Answer]
-    error_shape: ErrorShape
-    summary: str
-    is_listed: bool = True  # on the OpenAPI page; this and what follows is for it
-    content: Any = None  # a type that msgspec knows: the answer in JSON; None = there is none
-    statuses: tuple[int, ...] = (200,)  # of answers
-
-
-def json_answer(content: Any) -> Answer:
-    """An answer of which msgspec makes the JSON, if it is not made."""
-    return Answer(200, [JSON], content if isinstance(content, bytes) else msgspec.json.encode(content))
-
-
-def retry_after(seconds: float) -> str:
-    """The header's value: whole seconds, so as not to ask too early."""
-    return str(max(1, math.ceil(seconds)))
-
-
-def not_ready_answer(reason: str) -> Answer:
-    """The 503 of routes for health, in plain text."""
-    seconds = retry_after(ERRORS[NotReady].retry_after)
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", seconds.encode())]
-    return Answer(503, headers, reason.encode())
-
-
-def error_answer(status: int, content: dict[str, Any], error: RequestError) -> Answer:
-    """An error with this JSON as its body, and the headers that go with it."""
-    headers = [JSON]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", retry_after(error.retry_after).encode()))
-    if isinstance(error, Unauthorized):
-        headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, BodyTooSlow):  # the rest of the body would keep the connection open
-        headers.append((b"connection", b"close"))
-    return Answer(status, headers, msgspec.json.encode(content))
 
 
 def forms_of(body: type[msgspec.Struct], *choices: Collection[str]) -> Forms:
@@ -168,7 +152,7 @@ def forms_of(body: type[msgspec.Struct], *choices: Collection[str]) -> Forms:
 def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Collection[str]) -> type[msgspec.Struct]:
     own = [field for field in msgspec.structs.fields(body) if field.name not in without]
     words = "".join(field.encode_name.title().replace("_", "") for field in own if field.name in required)
-    fields = [_required(field) if field.name in required else _optional(field) for field in own]
+    fields = [_field(field, is_required=field.name in required) for field in own]
     return msgspec.defstruct(
         f"{body.__name__}Of{words}",
         fields,
@@ -178,14 +162,11 @@ def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Col
     )
 
 
-def _required(field: FieldInfo) -> tuple[str, Any, Any]:
-    return field.name, _without_null(field.type), msgspec.field(name=field.encode_name)
-
-
-def _optional(field: FieldInfo) -> tuple[str, Any, Any]:
-    if field.default_factory is not NODEFAULT:
-        return field.name, field.type, msgspec.field(default_factory=field.default_factory, name=field.encode_name)
-    return field.name, field.type, msgspec.field(default=field.default, name=field.encode_name)
+def _field(field: FieldInfo, *, is_required: bool) -> tuple[str, Any, Any]:
+    if is_required:
+        return field.name, _without_null(field.type), msgspec.field(name=field.encode_name)
+    usual: Any = {"default": field.default, "default_factory": field.default_factory}  # one of them is NODEFAULT
+    return field.name, field.type, msgspec.field(name=field.encode_name, **usual)
 
 
 def _without_null(kind: Any) -> Any:

@@ -11,42 +11,49 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.error_shapes import text_error
+from server.dialects.answers import Answer, json_answer, not_ready_answer, text_error
+from server.dialects.fields.field import item_field, option, passed_over
+from server.dialects.fields.request import ModelField
+from server.dialects.fields.rows import DimensionsField, read_dimensions
+from server.dialects.fields.texts import Prompts
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, is_given
-from server.dialects.reading.known_fields import FieldsReader
-from server.dialects.reading.row_options import read_dimensions
-from server.dialects.route import Answer, Call, PlainRoute, Route, forms_of, json_answer, not_ready_answer
-from server.dialects.row_answers import ROWS, as_json, headers, rows_alone
-from server.dialects.row_forms import FLOATS, numbers_as_json
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given
+from server.dialects.route import NOT_READY, Call, Response, Route, forms_of
+from server.dialects.row_answers import FLOATS, ROWS, as_json, headers, numbers_as_json, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.models import ModelsState, ServedModel
+from server.requests.limits import TimeSlice
+from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, adapter_named, prompt_for
 from server.requests.rerank import Ranked
-from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest
 
 _UNASKED = ("", "masked_mean")  # Weaviate always sends a pooling_strategy; this is its default
 _PURPOSES = {"query": Purpose.QUERY, "passage": Purpose.DOCUMENT}
 _TaskType = Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["", *_PURPOSES]})]
+_Purpose = option("what the texts are for", by="Vertex AI, Weaviate", hint="its name here is task")
 
 
-class Config(msgspec.Struct):
+def pooling_words(model: ServedModel) -> list[str]:
+    """The words that `config.pooling_strategy` may be."""
+    return [*_UNASKED, model.facts["info"]["pooling"]] if "info" in model.facts else [*_UNASKED]
+
+
+class Config(DimensionsField, kw_only=True):
     """What Weaviate says of a class of objects."""
 
-    pooling_strategy: str | None = None
-    task_type: _TaskType | None = None
-    dimensions: int | None = None
+    pooling_strategy: Annotated[
+        str | None, passed_over("how rows are made; it must be the model's", by="Weaviate", words=pooling_words)
+    ] = None
+    task_type: Annotated[_TaskType | None, _Purpose] = None
 
 
-class VectorsBody(msgspec.Struct, kw_only=True):
+class VectorsBody(ModelField, kw_only=True):
     """The body of POST /vectors: one `text`, or a list of `texts`."""
 
-    text: str | None = None
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = NOT_GIVEN
-    config: Config | None = None
-    model: str | None = None  # ours
+    text: Annotated[str, item_field("what is embedded", is_list=False)] | None = None
+    texts: Annotated[msgspec.Raw, item_field("what is embedded", TEXT_LIST)] = NOT_GIVEN
+    config: Annotated[Config | None, passed_over("what Weaviate says of a class of objects", by="Weaviate")] = None
 
 
 _BODY = FieldsReader(VectorsBody)
@@ -59,13 +66,16 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     config = fields.config or Config()
     model = call.models.choose(fields.model)
     given = _read_texts(fields, max_items=call.max_items)
-    _check_pooling(config.pooling_strategy, model)
+    if config.pooling_strategy is not None and config.pooling_strategy not in pooling_words(model):
+        raise InvalidRequest(
+            "config.pooling_strategy must be masked_mean, which stands for the model's own, or name it",
+            param="config.pooling_strategy",
+        )
     call.set_form(FLOATS)
     return EmbedRequest(
         **call.common(model),
         texts=given.texts,
-        prompt=_prompt(config.task_type, model),
-        adapter=_adapter(config.task_type, model),
+        **_read_task_type(config.task_type, model),
         truncation=model.truncation,
         dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
         field="text" if given.is_single else "texts",
@@ -88,34 +98,15 @@ def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
     return Inputs(texts=[fields.text], is_single=True)
 
 
-def pooling_words(model: ServedModel) -> list[str]:
-    """The words that `config.pooling_strategy` may be."""
-    return [*_UNASKED, model.facts["info"]["pooling"]] if "info" in model.facts else [*_UNASKED]
-
-
-def _check_pooling(strategy: str | None, model: ServedModel) -> None:
-    """Raises InvalidRequest for a pooling that is not the model's."""
-    if strategy is not None and strategy not in pooling_words(model):
-        raise InvalidRequest(
-            "config.pooling_strategy must be masked_mean, which stands for the model's own, or name it",
-            param="config.pooling_strategy",
-        )
-
-
-def _prompt(task_type: str | None, model: ServedModel) -> str:
-    """The prompt for a task type. Raises InvalidRequest."""
+def _read_task_type(task_type: str | None, model: ServedModel) -> Prompts:
+    """The prompt and the adapter for a task type. Raises InvalidRequest."""
     if not task_type:
-        return model.default_prompt
+        return {"prompt": model.default_prompt, "adapter": adapter_named(model, None)}
     if task_type not in _PURPOSES:
         raise InvalidRequest("config.task_type must be query or passage", param="config.task_type")
-    return prompt_for(model, _PURPOSES[task_type]) or ""
-
-
-def _adapter(task_type: str | None, model: ServedModel) -> int:
-    """The adapter for a task type that `_prompt` knows. Raises InvalidRequest."""
-    if not task_type:
-        return adapter_named(model, None)
-    return adapter_for(model, _PURPOSES[task_type], field="config.task_type")
+    purpose = _PURPOSES[task_type]
+    adapter = adapter_for(model, purpose, field="config.task_type")
+    return {"prompt": prompt_for(model, purpose) or "", "adapter": adapter}
 
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
@@ -157,9 +148,9 @@ class Meta(msgspec.Struct):
     models: list[dict[str, Any]] = []
 
 
-def meta(state: ModelsState) -> Answer:
+async def meta(call: Call) -> Answer:
     """Describes what is served; the first model is the one that requests without a name get."""
-    models = state.models.models if state.models else []
+    models = call.state.models.models if call.state.models else []
     told = [
         {
             "name": model.name,
@@ -173,17 +164,15 @@ def meta(state: ModelsState) -> Answer:
     return json_answer(Meta(models[0].name if models else None, told))
 
 
-def live(state: ModelsState) -> Answer:
+async def live(call: Call) -> Answer:
     """Answers as long as the process does."""
     return Answer(204, [], b"")
 
 
-def ready(state: ModelsState) -> Answer:
+async def ready(call: Call) -> Answer:
     """Answers as /readyz does."""
-    reason = state.why_not_ready()
-    if reason is None:
-        return Answer(204, [], b"")
-    return not_ready_answer(reason)
+    reason = call.state.why_not_ready()
+    return Answer(204, [], b"") if reason is None else not_ready_answer(reason)
 
 
 ROUTES = (
@@ -201,24 +190,14 @@ ROUTES = (
         raw_answer=ROWS,
     ),
 )
-PLAIN_ROUTES = (
-    PlainRoute(
-        path="/meta", answer=meta, error_shape=text_error, summary="What is served, as Weaviate asks", content=Meta
-    ),
-    PlainRoute(
-        path="/.well-known/live",
-        answer=live,
-        error_shape=text_error,
-        summary="Whether this process answers, as Weaviate asks",
-        statuses=(204,),
-    ),
-    PlainRoute(
-        path="/.well-known/ready",
-        answer=ready,
-        error_shape=text_error,
-        summary="The same as /readyz, as Weaviate asks",
-        statuses=(204, 503),
-    ),
+_LIVE = {204: Response("The answer")}
+PLAIN_ROUTES = tuple(
+    Route(method="GET", path=path, answer=answer, error_shape=text_error, summary=summary, responses=responses)
+    for path, answer, summary, responses in (
+        ("/meta", meta, "What is served, as Weaviate asks", {200: Response("The answer", Meta)}),
+        ("/.well-known/live", live, "Whether this process answers, as Weaviate asks", _LIVE),
+        ("/.well-known/ready", ready, "The same as /readyz, as Weaviate asks", {**_LIVE, 503: NOT_READY}),
+    )
 )
 
 

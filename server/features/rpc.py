@@ -136,9 +136,8 @@ class Caller:
         if kind == ANSWER:
             future.set_result(Reply(head, body))
         else:
-            name, message, param, retry_after, reason = head
-            kind_of_error = _CLASSES.get(name, EngineFailed)
-            future.set_exception(kind_of_error(message, param=param, retry_after=retry_after, reason=reason))
+            name, message, facts = head
+            future.set_exception(_CLASSES.get(name, EngineFailed)(message, **facts))
 
     def _lost(self) -> None:
         self._lives.clear()
@@ -215,7 +214,8 @@ class Service:
         except Exception:
             logger.exception("the call %s failed because of a bug", call.what)
             refused = EngineFailed(f"the {self._process} process failed on the call {call.what}")
-        head = (type(refused).__name__, refused.message, refused.param, refused.retry_after, refused.reason)
+        facts = {name: getattr(refused, name) for name in ("param", "own_param", "retry_after", "reason")}
+        head = (type(refused).__name__, refused.message, facts)
         call.connection.send(REFUSED, call.number, _payload(head))
 
 

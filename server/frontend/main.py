@@ -6,35 +6,32 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-
-from fastapi import FastAPI
+from importlib import import_module
 
 from batch_manager.client import BatchManagers
+from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.feature import loaded
 from server.features.table import FEATURES
 from server.frontend.parts import Off, Part, Shared
-from server.frontend.reporting import Logged, RequestLog, RequestMetrics
+from server.frontend.request_log import Logged, RequestLog
 from server.frontend.start import FrontendStart
 from server.http.acceptor import ConnectionCount
+from server.http.access import Hosts, Keys, with_cors
 from server.http.app import App
-from server.http.auth import Keys
 from server.http.body import RequestBodies
-from server.http.get_routes import MetricsSource, make_app
-from server.http.hosts import Hosts, with_cors
-from server.http.http_server import HttpServer
+from server.http.h1.server import HttpServer
+from server.http.routes import MetricsSource, own_routes
 from server.http.tls import Certificate
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.given_ids import GivenIds, TokenIdsRule
 from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
 from server.settings.flag import SettingsError
 from tokenizer_pool import cl100k
 from tokenizer_pool import worker as tokenizer_worker
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
 from wire.control import ControlRequest, Json
-from wire.metrics import Recorder
 from wire.page import Page
 
 _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
@@ -50,7 +47,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
     log = RequestLog(Logged(start.log.request_log), child.metrics, sample_rate=start.log.request_log_sample_rate)
     shared = _make_shared(child, start, page, tokenizers, managers, log)
     parts = _parts(start, shared)
-    app = _make_app(start, shared, parts, _make_fallback(child, start, shared, parts))
+    app = _make_app(child, start, shared, parts)
     server = _make_server(start, app, parts, ConnectionCount(page, child.index))
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: shared.admission.requests.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
@@ -123,7 +120,7 @@ def _make_shared(
             file=start.access.key_file,
             renewed=admission.renew_keys,
         ),
-        finished=_Finished(child.metrics, log),
+        finished=log.report,
         max_items=limits.max_client_batch_size,
     )
 
@@ -138,28 +135,6 @@ def _parts(start: FrontendStart, shared: Shared) -> list[Part]:
     ]
 
 
-def _make_fallback(child: Child, start: FrontendStart, shared: Shared, parts: Sequence[Part]) -> FastAPI:
-    return make_app(
-        shared.state,
-        _metrics(child),
-        features=[part.add_routes for part in parts],
-        needs_key=bool(start.access.keys),
-        metrics_auth=start.http.metrics_auth,
-    )
-
-
-class _Finished:
-    """Reports the trace of each finished request: metrics and a line of the log."""
-
-    def __init__(self, recorder: Recorder, log: RequestLog) -> None:
-        self._metrics = RequestMetrics(recorder)
-        self._log = log
-
-    def __call__(self, trace: Trace) -> None:
-        self._metrics.record(trace)
-        self._log.write(trace)
-
-
 def _metrics(child: Child) -> MetricsSource:
     """The supervisor's page. Raises TimeoutError."""
 
@@ -170,14 +145,14 @@ def _metrics(child: Child) -> MetricsSource:
     return metrics
 
 
-def _make_app(start: FrontendStart, shared: Shared, parts: Sequence[Part], fallback: FastAPI) -> App:
+def _make_app(child: Child, start: FrontendStart, shared: Shared, parts: Sequence[Part]) -> App:
+    own = own_routes(_metrics(child), needs_key=bool(start.access.keys), metrics_auth=start.http.metrics_auth)
     return App(
         shared,
+        [*ROUTES, *PLAIN_ROUTES, *own, *(route for part in parts for route in part.routes)],
         has_documents_in_objects=start.http.rerank_document_format == "object",
         compress_answers=start.http.compress_answers,
         hosts=Hosts(start.access.hosts, origins=start.http.cors_allow_origin),
-        fallback=fallback,
-        passed_on=[part.passed_on for part in parts if part.passed_on is not None],
         url_prefix=start.http.url_prefix,
     )
 
@@ -233,6 +208,7 @@ def _certificate(start: FrontendStart) -> Certificate | None:
 async def _accept(child: Child, server: HttpServer, parts: Sequence[Part], may_accept: asyncio.Event) -> None:
     """Accept connections once it is allowed: while another server is taken over, not before the models are loaded."""
     await may_accept.wait()
+    import_module("server.http.line_streams")  # now: an upgrade may replace the file while this process serves
     await server.start()
     try:
         for part in parts:

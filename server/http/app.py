@@ -1,44 +1,36 @@
-"""The ASGI application of a frontend: every request comes here, and POST routes are answered here.
-
-POST routes are found in a small table of paths in front of FastAPI, because a FastAPI handler costs some 250 µs more
-for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything else.
-"""
+"""The ASGI application of a frontend: every request comes here, and is answered by the route that it means."""
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-
-from server.dialects.error_shapes import openai_error
-from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
-from server.dialects.table import ROUTES, plain_error_shape
+from server.dialects.answers import Answer, ErrorShape, Headers, Streamed
+from server.dialects.route import Route
 from server.http import compression
+from server.http.access import Hosts
 from server.http.body import (
-    IS_HEAD,
-    OWNER,
     STOPPING,
     WHOLE_BODY,
     WRITE_BUFFER_BYTES,
     ClientLeft,
-    Message,
     Receive,
     Scope,
     Send,
     TimedReceive,
     to_hold,
 )
-from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
-from server.http.hosts import Hosts
-from server.http.line_streams import LineStreams, check_head, has_lines
-from server.http.paths import Paths, Place
-from server.http.request import BodyDecoder, HttpRequest, PassedOn, PassOn, SharedByRequests
-from server.requests.concurrency import OpenRequest
-from server.requests.errors import Forbidden, NotReady, RequestError, Unauthorized, stopping
-from server.requests.row_memory import RequestContext, RowMemory
-from server.requests.trace import CLIENT_LEFT, Trace, failed
+from server.http.paths import RouteTable
+from server.http.request import BodyDecoder, HttpRequest, SharedByRequests, read_options, request_id, request_ids
+from server.requests.errors import RequestError, stopping
+from server.requests.limits import Allowance, OpenRequest
+from server.requests.row_memory import RequestContext
+from server.requests.work import CLIENT_LEFT, Trace, failed
+from wire.frames import Buffer
 from wire.vocabulary import RequestClass
+
+if TYPE_CHECKING:
+    from server.http.line_streams import LineStreams
 
 _PIECE_BYTES = 256 * 1024
 
@@ -46,22 +38,20 @@ _PIECE_BYTES = 256 * 1024
 class App:
     """Answers requests, and reports each one when it has ended.
 
-    fallback   answers what is not in the table of POST routes
-    has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
+    routes      all of them, those of features too
     url_prefix  may stand before every path; as server.http.paths has it
-    passed_on  routes whose requests go on to another process
+    has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     compress_answers  whether answers in JSON are compressed for clients that accept it
     """
 
     def __init__(
         self,
         shared: SharedByRequests,
+        routes: Iterable[Route],
         *,
         has_documents_in_objects: bool,
         compress_answers: bool,
         hosts: Hosts,
-        fallback: FastAPI,
-        passed_on: Sequence[PassedOn] = (),
         url_prefix: str = "",
     ) -> None:
         self._shared = shared
@@ -69,48 +59,57 @@ class App:
         self._has_documents_in_objects = has_documents_in_objects
         self._compress_answers = compress_answers
         self._hosts = hosts
-        self._fallback = fallback
-        self._passed_on = passed_on
-        self._routes = {("POST", route.path): route for route in ROUTES}
-        # a label of the metrics, so there may be only as many as there are routes
-        self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
-        self._paths = Paths(self._names, url_prefix=url_prefix)
-        self._lines = LineStreams(shared)
+        self._routes = RouteTable(routes, url_prefix=url_prefix)
+        self._line_streams: LineStreams | None = None
         self._decoder = BodyDecoder()
         self._request_ids = request_ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         headers = dict(scope["headers"])
-        method, path = scope["method"], scope["path"]
-        route, place = self._routes.get((method, path)), None
-        if route is None:
-            place = self._paths.find(path)
-            path = place.path
-            route = self._routes.get((method, path))
-        trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        context, is_streamed, whole = RequestContext(), False, scope.get(WHOLE_BODY)
+        method, shared, whole = scope["method"], self._shared, scope.get(WHOLE_BODY)
+        route, place, values = self._routes.find(method, scope["path"])
+        # the route is a label of the metrics, so there may be only as many as there are routes
+        trace = Trace(method, route.path, request_id(headers) or next(self._request_ids))
+        context, is_reported = RequestContext(), False
         try:
             with OpenRequest(self._admission.requests) as opened:
-                timed = TimedReceive(receive, opened, is_whole=whole is not None)
-                request = HttpRequest(scope, timed, send, headers, trace, opened, self._decoder, context, place, whole)
-                if route is None:
-                    assert place is not None
-                    await self._answer_other(request, place)
-                else:
-                    trace.route = route.path
-                    answer = await self._answer(route, request)
-                    is_streamed = answer is None
-                    if answer is not None:
-                        await self._send(request, answer)
+                request = HttpRequest(
+                    shared.state,
+                    shared.max_items,
+                    trace,
+                    route.error_shape,
+                    context,
+                    has_documents_in_objects=self._has_documents_in_objects,
+                    shared=shared,
+                    route=route,
+                    scope=scope,
+                    receive=TimedReceive(receive, opened, is_whole=whole is not None),
+                    send=send,
+                    headers=headers,
+                    open=opened,
+                    decoder=self._decoder,
+                    place=place,
+                    path_values=values,
+                    whole_body=whole,
+                )
+                answer = await self._answer(request)
+                if isinstance(answer, Answer):
+                    await self._send(request, answer)
+                elif answer is not None:
+                    await self._send_pieces(request, answer)
+                is_reported = answer is None
         except ClientLeft:
             pass
+        except asyncio.CancelledError:  # the client left, or was cut off because it did not read
+            trace.client_left()
+            raise
         finally:
             context.release()
-            trace.status = trace.status or CLIENT_LEFT  # it left while FastAPI was answering
+            trace.status = trace.status or CLIENT_LEFT
             trace.end()
-            if not is_streamed:  # the groups of its lines have been reported
-                self._shared.finished(trace)
+            if not is_reported:  # the groups of a stream's lines have been reported
+                shared.finished(trace)
 
     def refused(self, error: RequestError) -> None:
         """Report what never became a request: its head was too long or too slow, or it was not HTTP."""
@@ -118,131 +117,107 @@ class App:
         failed(error, trace)
         self._shared.finished(trace)
 
-    async def _answer(self, route: Route, request: HttpRequest) -> Answer | None:
-        """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
-        trace, context, call = request.trace, request.context, None
+    async def _answer(self, request: HttpRequest) -> Answer | Streamed | None:
+        """The answer of the route, or its error in the shape of its dialect; None if it was sent line by line."""
+        trace, route = request.trace, request.route
         try:
-            self._check_sender(request, trace.route)
-            call = self._new_call(route, request)
-            if route.takes_lines and has_lines(request.headers):
-                await self._answer_lines(route, call, request)
-                return None
-            request.open.let_in(context.key)
-            bodies, decode = self._shared.bodies.of(context.key), partial(route.decode, call)
-            work = await request.read(bodies, lambda body: self._decoder.decoded(body, decode))
-            with bodies.held(request.num_decoded_bytes):  # the decoder has copied what it needs
-                trace.encoding = context.encoding = call.form.label
-                result = await route.run(self._shared.pipeline, work, trace)
-                answer = await route.encode(call, work, result)
-                if self._compress_answers:
-                    answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
-            context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer.body)))
-            return answer
+            self._hosts.check(trace.method, route.path, request.headers)
+            trace.key = request.context.key = self._shared.keys.check(trace.method, route.path, request.headers)
+            if route.answer is None:
+                return await self._computed(request)
+            found = await route.answer(request)
+            if isinstance(found, Streamed) and not request.is_head:
+                found.body = await anext(found.pieces, b"")
+            self._hold(request, found.body)
+            return found
         except (Exception, asyncio.CancelledError) as error:
-            return _failed(error, trace, call.error_shape if call else route.error_shape)
+            return _failed(error, trace, request.error_shape)
+        finally:
+            request.let_go()
 
-    def _check_sender(self, request: HttpRequest, path: str) -> None:
-        """Raises Forbidden and Unauthorized."""
-        trace = request.trace
-        self._hosts.check(trace.method, path, request.headers)
-        trace.key = request.context.key = self._shared.keys.check(trace.method, path, request.headers)
+    async def _computed(self, request: HttpRequest) -> Answer | None:
+        """The answer of a route that computes. None if it was sent line by line. Raises RequestError."""
+        route, trace, context, place = request.route, request.trace, request.context, request.place
+        models = self._shared.state.models_or_not_ready()
+        request.options = read_options(request.headers)
+        request.models = models if place is None or place.model is None else models.named(place.model)
+        if route.takes_lines and request.has_lines:
+            await self._answer_lines(request)
+            return None
+        work = await request.read(route.decode)
+        trace.encoding = context.encoding = request.form.label
+        result = await route.run(self._shared.pipeline, work, trace)
+        answer = await route.encode(request, work, result)
+        if self._compress_answers:
+            answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
+        context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer.body)))
+        return answer
 
-    def _new_call(self, route: Route, request: HttpRequest) -> Call:
-        """Raises RequestError."""
-        models, options = self._shared.state.models_or_not_ready(), read_options(request.headers)
-        if request.place is not None and request.place.model is not None:
-            models = models.named(request.place.model)
-        are_objects = self._has_documents_in_objects
-        return Call(
-            options,
-            models,
-            self._shared.max_items,
-            request.trace,
-            route.error_shape,
-            request.context,
-            has_documents_in_objects=are_objects,
-        )
+    def _hold(self, request: HttpRequest, body: Buffer) -> None:
+        """Hold the memory of what no engine computes until its client has read it. Raises NotReady."""
+        request.context.hold_answer(self._admission.row_memory_of(RequestClass.BULK), to_hold(len(body)))
 
-    async def _answer_lines(self, route: Route, call: Call, request: HttpRequest) -> None:
+    async def _answer_lines(self, request: HttpRequest) -> None:
         """Raises what fails before the answer has begun."""
+        from server.http.line_streams import LineStreams, check_head  # servers without lines need not import them
+
         with OpenRequest(self._admission.streams) as stream:
             stream.let_in(request.context.key)
             check_head(request.headers, request.scope.get("http_version", "1.1"))
             more = self._more_headers(request)
-            await self._lines.answer(route, call, request.receive.of_stream, request.send, more)
-
-    async def _answer_other(self, request: HttpRequest, place: Place) -> None:
-        """Answers a request for a route of another process, or of FastAPI."""
-        for one in self._passed_on:
-            if (answer := one.at(request.trace.method, place.path)) is not None:
-                request.trace.route = one.route
-                await self._send(request, await self._answer_of(request, answer))
-                return
-        await self._fall_back(request, place)
-
-    async def _answer_of(self, request: HttpRequest, answer: PassOn) -> Answer:
-        """The answer of another process: that it has kept the request, or what it made of it."""
-        trace, context = request.trace, request.context
-        try:
-            self._check_sender(request, trace.route)
-            request.open.let_in(context.key)
-            owner, held = self._shared.keys.owner(context.key), contextlib.ExitStack()
-            with held:
-                read = request.holding(self._shared.bodies.of(context.key), held)
-                found = await answer(read, request.scope["headers"], owner)
-            context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(found.body)))
-            return found
-        except (Exception, asyncio.CancelledError) as error:
-            return _failed(error, trace, openai_error)
-
-    async def _fall_back(self, request: HttpRequest, place: Place) -> None:
-        """Answer with what FastAPI answers."""
-        trace = request.trace
-        try:
-            self._check_sender(request, place.path)
-        except (Forbidden, Unauthorized) as error:
-            return await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
-        scope = {
-            **request.scope,
-            OWNER: self._shared.keys.owner(request.context.key),
-            IS_HEAD: trace.method == "HEAD",
-            "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
-            "path": place.prefix + place.path,
-            "root_path": place.prefix,
-        }
-        send = HeldSend(request.send, trace, request.context, self._admission.row_memory_of(RequestClass.BULK))
-        try:
-            await self._fallback(scope, request.receive, send)
-        except Exception:
-            if send.refused is None:
-                raise
-            await self._send(request, _failed(send.refused, trace, plain_error_shape(place.path)))
-        finally:
-            if (route := scope.get("route")) is not None:  # whose path has names where this request's has ids
-                trace.route = route.path
+            streams = self._line_streams = self._line_streams or LineStreams(self._shared)
+            await streams.answer(request.route, request, request.receive.of_stream, request.send, more)
 
     async def _send(self, request: HttpRequest, answer: Answer) -> None:
         request.open.end_work()
         trace, headers = request.trace, answer.headers
         trace.status, trace.num_bytes = answer.status, len(answer.body)
-        headers.append((b"content-length", b"%d" % len(answer.body)))
+        if answer.status != 204:  # which has no body, not one without bytes
+            headers.append((b"content-length", b"%d" % len(answer.body)))
         headers += self._more_headers(request)
         if trace.are_ids_decoded:
             headers.append((b"x-embedline-token-ids", b"cl100k"))
         if trace.has_joined:
             headers.append((b"x-embedline-joined", b"1"))
-        try:
-            await send_answer(request.send, answer)
-        except asyncio.CancelledError:  # the client left, or was cut off because it did not read
-            trace.client_left()
-            raise
+        await send_answer(request.send, answer)
+
+    async def _send_pieces(self, request: HttpRequest, answer: Streamed) -> None:
+        """Sends the next piece once the one before is read, and holds the memory of the largest until all are.
+
+        Raises what ends the answer too early.
+        """
+        request.open.end_work()
+        trace, headers = request.trace, [*answer.headers, (b"content-length", b"%d" % answer.num_bytes)]
+        trace.stage, trace.status, most = "respond", answer.status, len(answer.body)
+        headers += self._more_headers(request)
+        await request.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        while answer.body:
+            trace.num_bytes += len(answer.body)
+            await _send_in_parts(request.send, answer.body)
+            answer.body = b""  # it is not kept while the next one is read
+            await request.send({"type": "http.response.body", "body": b"", "more_body": True})  # waits for the client
+            answer.body = await anext(answer.pieces, b"")
+            if len(answer.body) > most:
+                most = len(answer.body)
+                self._hold(request, answer.body)
+        await request.send({"type": "http.response.body", "body": b""})
 
     def _more_headers(self, request: HttpRequest) -> Headers:
         """The headers of every answer."""
         headers, key = [(b"x-request-id", request.trace.request_id.encode())], request.context.key
         if key and (allowance := self._admission.allowance(key)) is not None:
-            headers += rate_limit_headers(allowance)
+            headers += _rate_limit_headers(allowance)
         return headers
+
+
+def _rate_limit_headers(allowance: Allowance) -> Headers:
+    """Headers of what an API key may still send, in OpenAI's words."""
+    minutes, seconds = divmod(math.ceil(allowance.reset_seconds), 60)
+    return [
+        (b"x-ratelimit-limit-tokens", b"%d" % allowance.limit),
+        (b"x-ratelimit-remaining-tokens", b"%d" % allowance.remaining),
+        (b"x-ratelimit-reset-tokens", b"%dm%ds" % (minutes, seconds) if minutes else b"%ds" % seconds),
+    ]
 
 
 def _failed(error: Exception | asyncio.CancelledError, trace: Trace, shape: ErrorShape) -> Answer:
@@ -262,57 +237,13 @@ async def send_answer(send: Send, answer: Answer) -> None:
     if len(answer.body) <= WRITE_BUFFER_BYTES:
         await send({"type": "http.response.body", "body": answer.body})
         return
-    await _send_pieces(send, answer.body)
+    await _send_in_parts(send, answer.body)
     await send({"type": "http.response.body", "body": b""})  # waits until the client has read most of it
 
 
-async def _send_pieces(send: Send, content: bytes | bytearray | memoryview) -> None:
+async def _send_in_parts(send: Send, content: Buffer) -> None:
     """Sends in pieces, since TLS encrypts at once what it gets, and then nobody sees how much of it has not left."""
     body = memoryview(content)
     for start in range(0, len(body), _PIECE_BYTES):
         piece = body[start : start + _PIECE_BYTES]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-class HeldSend:
-    """The `send` of every route behind FastAPI: no answer begins whose bytes find no room until its client reads them.
-
-    refused  why an answer did not begin: another one may. Its route has got the same as an exception.
-    """
-
-    def __init__(self, send: Send, trace: Trace, context: RequestContext, memory: RowMemory) -> None:
-        """The context holds the memory."""
-        self.refused: NotReady | None = None
-        self._send = send
-        self._trace = trace
-        self._context = context
-        self._memory = memory
-        self._start: Message | None = None  # until there is something of the body
-        self._num_held = 0
-
-    async def __call__(self, message: Message) -> None:
-        """Raises NotReady."""
-        if message["type"] == "http.response.start":
-            self._trace.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._trace.request_id.encode())]
-            self._start = message
-            return
-        body, more = message.get("body", b""), message.get("more_body", False)
-        self._hold(to_hold(len(body)))
-        if (start := self._start) is not None:
-            self._start = None
-            await self._send(start)
-        self._trace.num_bytes += len(body)
-        await _send_pieces(self._send, body)
-        # Waits until most of it is read: only then the next piece of a file is.
-        await self._send({"type": "http.response.body", "body": b"", "more_body": more})
-
-    def _hold(self, num_bytes: int) -> None:
-        if num_bytes <= self._num_held:
-            return
-        try:
-            self._context.hold_answer(self._memory, num_bytes)
-        except NotReady as error:
-            self.refused = error if self._start is not None else None
-            raise
-        self._num_held = num_bytes

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from server.requests.concurrency import GAVE_WAY, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.limits import GAVE_WAY, OpenRequest, TimeSlice, gave_way
 from server.requests.row_memory import SMALL_BYTES
-from server.requests.time_slices import TimeSlice
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -21,9 +20,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
-OWNER = "embedline.owner"  # in a scope: whose data is shown, by the request's key
 STOPPING = "stopping"  # says why a handler is cancelled: the server can't wait any longer; else its client has left
-IS_HEAD = "embedline.is_head"  # in a scope: nothing of the body is sent
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
@@ -129,7 +126,7 @@ class RequestBodies:
     """
 
     def __init__(self, *, max_bytes: int, max_total_bytes: int, are_keys_several: bool = False) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes  # of one body; to be read only
         total = max(max_bytes, max_total_bytes)  # one body always fits
         self._open = _Open(total, max(max_bytes, total // 2) if are_keys_several else total)
         self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
@@ -153,14 +150,14 @@ class RequestBodies:
 
         Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft.
         """
-        if content_length is not None and content_length > self._max_bytes:
+        if content_length is not None and content_length > self.max_bytes:
             raise self._too_large()
-        if whole is not None and len(whole) <= self._max_bytes:
+        if whole is not None and len(whole) <= self.max_bytes:
             return whole
         message = await next_piece(receive)
         if not message.get("more_body"):
             body: bytes = message["body"]
-            if len(body) > self._max_bytes:
+            if len(body) > self.max_bytes:
                 raise self._too_large()
             return body
         return await self._read_rest(receive, message["body"])
@@ -203,7 +200,7 @@ class RequestBodies:
                     if num_bytes > _LARGE_BYTES and not has_turn:
                         await self._take_turn()
                         has_turn = True
-                if num_bytes > self._max_bytes:
+                if num_bytes > self.max_bytes:
                     raise self._too_large()
                 whole = b"".join(chunks)
                 chunks.clear()
@@ -223,11 +220,15 @@ class RequestBodies:
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
         """Count a body as open while the block runs: the request that was made of it is as large."""
-        self._open.hold(num_bytes, self._key)
+        self.hold(num_bytes)
         try:
             yield
         finally:
-            self._open.hold(-num_bytes, self._key)
+            self.hold(-num_bytes)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count so many bytes more as open, or less where the number is negative."""
+        self._open.hold(num_bytes, self._key)
 
     @contextlib.contextmanager
     def whole(self, body: bytes | bytearray) -> Iterator[None]:
@@ -251,7 +252,7 @@ class RequestBodies:
             raise self._too_many()
 
     def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
+        if num_bytes > self.max_bytes:
             raise self._too_large()
         if self._open.are_too_many(self._key):
             raise self._too_many()
@@ -260,7 +261,7 @@ class RequestBodies:
         return Overloaded("too many large bodies are open", reason="open_payload")
 
     def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
+        return PayloadTooLarge(f"the body has more than the {self.max_bytes} bytes of --payload-limit")
 
 
 def to_hold(num_bytes: int) -> int:

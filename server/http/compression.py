@@ -3,14 +3,15 @@
 zstd needs Python 3.14 or the package backports.zstd, which has the same interface; without both only gzip is known.
 """
 
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
-from server.dialects.route import Answer
-from server.http.headers import accepted_coding
+from server.dialects.answers import Answer
 from server.requests.errors import MalformedBody, UnsupportedMedia
-from server.requests.time_slices import TimeSlice
+from server.requests.limits import TimeSlice
 
 try:
     from compression import zstd
@@ -25,6 +26,7 @@ _PIECE_BYTES = 256 * 1024  # of decompressed data at once
 _MAX_PARTS = 1000  # that follow each other in one body, each compressed alone
 _MAX_WINDOW_LOG = 23  # 8 MiB, the most that RFC 9659 allows for zstd in HTTP; it is held in memory
 _MIN_ANSWER_BYTES = 1024  # a shorter one fits into a packet or two as it is
+_WEIGHT = re.compile(rb"\s*q=([01](?:\.\d{0,3})?)\s*")
 _FASTEST = 1  # higher levels make floats hardly smaller
 _GZIP_FORMAT = 31  # zlib's number for it, with the largest window
 
@@ -123,7 +125,7 @@ def _pieces(body: bytes, coding: bytes) -> Iterator[bytes]:
 
 async def compressed(answer: Answer, accept_encoding: bytes) -> Answer:
     """A long answer in JSON as the client reads it best. Others stay as they are: numbers in bytes hardly shrink."""
-    coding = accepted_coding(accept_encoding, tuple(_ENCODERS))
+    coding = _accepted(accept_encoding)
     is_json = (b"content-type", b"application/json") in answer.headers
     if coding is None or not is_json or len(answer.body) < _MIN_ANSWER_BYTES:
         return answer
@@ -135,3 +137,23 @@ async def compressed(answer: Answer, accept_encoding: bytes) -> Answer:
     out += encoder.flush()
     more = [(b"content-encoding", coding), (b"vary", b"accept-encoding")]
     return Answer(answer.status, [*answer.headers, *more], out)
+
+
+@lru_cache(maxsize=64)
+def _accepted(accept_encoding: bytes) -> bytes | None:
+    """The known coding that an answer may have: the one with the highest weight, of several the first known."""
+    named = dict(weights(accept_encoding))
+    best = max(_ENCODERS, key=lambda name: named.get(name, 0.0))
+    return best if named.get(best, 0.0) > 0 else None
+
+
+def weights(value: bytes) -> Iterator[tuple[bytes, float]]:
+    """The names of a header in lower case, each with its weight; 0 where the weight is nonsense."""
+    for item in value.lower().split(b","):
+        name, *parameters = item.split(b";")
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.lstrip().startswith(b"q="):
+                number = _WEIGHT.fullmatch(parameter)
+                weight = float(number[1]) if number else 0.0
+        yield name.strip(), weight

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from server.dialects.answers import Headers
 from server.dialects.lines import Line, body_of, check_lines, error_line, last_line, read_line, row_lines
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, check_utf_8
-from server.dialects.route import Call, Headers, Route
-from server.dialects.row_forms import Container, Ranges
+from server.dialects.route import Call, Route
+from server.dialects.row_answers import Container, Ranges
 from server.http.body import ClientLeft, Message, Receive, RequestBodies, Send, decoded_bytes, next_piece
 from server.http.compression import coding_of
-from server.http.request import SharedByRequests
-from server.requests.concurrency import InOrder
+from server.http.request import LINES, SharedByRequests
 from server.requests.errors import (
     ERRORS,
     BodyTooSlow,
@@ -31,13 +31,11 @@ from server.requests.errors import (
     UnsupportedMedia,
     stopping,
 )
+from server.requests.limits import InOrder, SharedSlice
 from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.time_slices import SharedSlice
-from server.requests.trace import CLIENT_LEFT, Trace, failed
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import CLIENT_LEFT, Embedded, EmbedRequest, Trace, failed
 from wire.vocabulary import RequestClass
 
-LINES = b"application/x-ndjson"
 MAX_LINE_BYTES = 1 << 20
 MAX_OPEN = 16  # groups whose answers have not left
 _BLANK = re.compile(rb"\s*")
@@ -46,11 +44,6 @@ _MAX_GROUP_BYTES = 64 * 1024  # of more than one line
 _MAX_LINES = 32  # of a group
 _MAX_WAIT_SECONDS = 600.0  # of a group, for a server with too much work
 _ENDING = (DeadlineExceeded, NotReady, Overloaded)  # no line is to blame for these
-
-
-def has_lines(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request says that its body is lines."""
-    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == LINES
 
 
 def check_head(headers: Mapping[bytes, bytes], http_version: str) -> None:

@@ -1,11 +1,20 @@
-"""Other servers' spellings of a path: what stands before a route in their URLs, `/v1` or none, a final slash.
+"""Which route a request means: by its path as it is, or by other servers' spellings of it: what stands before a route
+in their URLs, `/v1` or none, a final slash.
 
-A path that is a route's own is never looked at here. So other spellings cost such requests nothing.
+A path that is a route's own is looked up and nothing else. So other spellings cost such requests nothing.
 """
 
 import re
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from server.dialects.answers import Answer
+from server.dialects.route import Call, Route
+from server.dialects.table import plain_error_shape
+from server.requests.errors import NoSuchRoute, WrongMethod
+from server.requests.work import failed
 
 # Baseten's: https://docs.baseten.co/inference/calling-your-model
 _STAGE = r"(?:/environments/[^/]+|/deployment/[^/]+|/development|/production)"
@@ -17,6 +26,8 @@ _AZURE = "/openai/"
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 _VERTEX = re.compile(r"/v1/endpoints/[^/]+/deployedModels/[^/:]+(:predict)?")
 _VERSION = "/v1"
+_NAME = re.compile(r"{(\w+)(:path)?}")  # of a part of a path
+_MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that grows with their square
 
 
 class Place(NamedTuple):
@@ -67,3 +78,73 @@ class Paths:
         elif (other := path.removeprefix(_VERSION)).startswith(_VERSION + "/"):
             return path
         return other if other in self._known else path
+
+
+class Found(NamedTuple):
+    """The route of a request."""
+
+    route: Route
+    place: Place | None = None  # None = the path is the route's own
+    values: Mapping[str, Any] = MappingProxyType({})  # the parts of the path that have names
+
+
+class RouteTable:
+    """All routes of a server. Of those with names in their paths, the first that fits is taken."""
+
+    def __init__(self, routes: Iterable[Route], *, url_prefix: str = "") -> None:
+        all_routes = list(routes)
+        self._known = {(route.method, route.path): Found(route) for route in all_routes if "{" not in route.path}
+        self._patterns = [(_pattern(route.path), route) for route in all_routes if "{" in route.path]
+        self._names = sorted({route.path for route in all_routes})
+        self._paths = Paths({path for _, path in self._known}, url_prefix=url_prefix)
+
+    def find(self, method: str, path: str) -> Found:
+        """The route of a request; where there is none, one that answers so. HEAD goes to the route of GET."""
+        found = self._known.get((method, path))
+        return self._other(method, self._paths.find(path)) if found is None else found
+
+    def _other(self, method: str, place: Place) -> Found:
+        there = self._at(place.path)
+        for found in there:
+            if found.route.method == method or (found.route.method == "GET" and method == "HEAD"):
+                return Found(found.route, place, found.values)
+        return Found(_wrong_method(place.path, there) if there else self._unknown(place.path), place)
+
+    def _at(self, path: str) -> list[Found]:
+        """The routes of all methods of a path."""
+        found = [found for (_, own), found in self._known.items() if own == path]
+        for pattern, route in self._patterns if not found else ():
+            if match := pattern.fullmatch(path):
+                found.append(Found(route, values=match.groupdict()))
+        return found
+
+    def _unknown(self, path: str) -> Route:
+        async def answer(call: Call) -> Answer:
+            raise NoSuchRoute("no such route" + self._nearest(path))
+
+        return Route(path="other", answer=answer, error_shape=plain_error_shape(path), summary="No such route")
+
+    def _nearest(self, path: str) -> str:
+        """The end of a message, with the route that looks most like the path; "" if none does."""
+        if len(path) > _MAX_COMPARED:
+            return ""
+        close = get_close_matches(path.rstrip("/").lower(), self._names, n=1)
+        return f"; the nearest one is {close[0]}" if close else ""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Matches the paths of a route with names in its own, which has no other signs of regular expressions."""
+    return re.compile(_NAME.sub(lambda name: f"(?P<{name[1]}>{'.*' if name[2] else '[^/]+'})", path))
+
+
+def _wrong_method(path: str, there: list[Found]) -> Route:
+    """Answers for a path whose routes have other methods."""
+    methods = [found.route.method for found in there]
+    shape = plain_error_shape(path)
+
+    async def answer(call: Call) -> Answer:
+        refused = shape(failed(WrongMethod(f"this route takes {' or '.join(methods)}"), call.trace))
+        refused.headers.append((b"allow", ", ".join(sorted(methods)).encode()))
+        return refused
+
+    return Route(path=there[0].route.path, answer=answer, error_shape=shape, summary="Another method")

@@ -1,43 +1,69 @@
-"""One request as it came, and what its body says: read, expanded, looked through and decoded.
+"""One request as it came over HTTP: the options that its headers say, in any dialect, and what its body says: read,
+expanded, looked through and decoded.
 
 A body of JSON may begin with a byte order mark. A value for which a decoder refuses a whole body is named, or fails
-alone where the request allows it. Bodies that are right do not pay for that. Some requests go on to another process:
-`PassedOn` is what the application asks of their routes.
+alone where the request allows it. Bodies that are right do not pay for that.
 """
 
-import contextlib
+import itertools
+import math
+import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol, TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from server.dialects.invocations import Chosen
 from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
-from server.dialects.route import Answer
-from server.http import compression
-from server.http.auth import Keys
-from server.http.body import RequestBodies, Scope, Send, TimedReceive, decoded_bytes_of_large
+from server.dialects.route import Call, RequestOptions, Route
+from server.dialects.row_answers import Container
+from server.http.access import Keys
+from server.http.body import RequestBodies, Scope, Send, TimedReceive, decoded_bytes_of_large, next_piece
+from server.http.compression import coding_of, decompressed, weights
 from server.http.paths import Place
 from server.requests.admission import Admission
-from server.requests.concurrency import OpenRequest
 from server.requests.embeddings import UNREADABLE
-from server.requests.errors import MalformedBody, RequestError
+from server.requests.errors import InvalidRequest, MalformedBody, RequestError
+from server.requests.limits import OpenRequest, SharedSlice
 from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.time_slices import SharedSlice
-from server.requests.trace import Trace
-from server.requests.work import EmbedRequest
+from server.requests.row_memory import SMALL_BYTES
+from server.requests.work import EmbedRequest, Trace
 from wire.json_values import Value, is_wrong, marked, place_of, values, without_escapes
+from wire.vocabulary import RequestClass
 
+LINES = b"application/x-ndjson"  # the type of a body of lines
 _COPIES = 4  # of a body that goes on to another process: decoded, written to it, read there and kept there
 _VALUE_BYTES = 32  # what a number of such a body takes there: two bytes may be one
 _MAX_VALUES = 1 << 17  # of a body that are looked at
 _MAX_WRONG = 4096  # of them that may fail alone
 _MARK = b'"%b"' % UNREADABLE.encode()
 _Decoded = TypeVar("_Decoded")
-HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there twice
+# Each name with what it means, and how it counts among names of the same weight. Weights have at most three decimals.
+# msgpack goes before JSON: it costs less at both ends, and Baseten's client, which reads both, names JSON first.
+_BEFORE, _AFTER = 0.0001, -0.0001
+_CONTAINERS = {
+    b"application/json": (Container.JSON, 0.0),
+    b"*/*": (Container.JSON, _AFTER),
+    b"application/*": (Container.JSON, _AFTER),
+    b"application/msgpack": (Container.MSGPACK, _BEFORE),
+    b"application/x-msgpack": (Container.MSGPACK, _BEFORE),
+    b"application/vnd.msgpack": (Container.MSGPACK, _BEFORE),
+    b"application/octet-stream": (Container.RAW, 0.0),
+    b"application/x-npy": (Container.NPY, 0.0),
+    b"application/npy": (Container.NPY, 0.0),
+}
+_CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
+_MAX_TIMEOUT_MS = 24 * 3600 * 1000
+_MAX_TIMEOUT_DIGITS = len(str(_MAX_TIMEOUT_MS))
+_TIMEOUTS = (b"request-timeout-ms", b"x-request-timeout-ms")  # milliseconds from now
+_DEADLINE = b"request-deadline-ms"  # milliseconds since 1970, by the client's clock, as Baseten's client sends it
+_MAX_DEADLINE_DIGITS = 15
+_REQUEST_IDS = (b"x-request-id", b"x-baseten-customer-request-id")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class BodyDecoder:
@@ -56,9 +82,9 @@ class BodyDecoder:
                 await check_large(body)
             return decode(body)
         except MalformedBody as error:
-            return await self._without_wrong_values(body, decode, error)
+            return await self.without_wrong_values(body, decode, error)
 
-    async def _without_wrong_values(
+    async def without_wrong_values(
         self, body: bytes, decode: Callable[[bytes], _Decoded], refused: MalformedBody
     ) -> _Decoded:
         """The result for a body that was refused. Raises RequestError, if it can with the place of a value."""
@@ -88,7 +114,7 @@ class BodyDecoder:
         for piece in pieces(body):
             plain += without_escapes(piece)
             await self._time_slice.end_if_over()
-        for value in islice(values(bytes(plain)), _MAX_VALUES):
+        for value in itertools.islice(values(bytes(plain)), _MAX_VALUES):
             if is_wrong(body, value):
                 found.append(value)
                 if len(found) > _MAX_WRONG:
@@ -104,25 +130,6 @@ def num_marked(work: Any) -> int:
     if not isinstance(request, EmbedRequest) or not request.allows_errors:
         return 0
     return sum(text.count(UNREADABLE) for text in request.texts or ())
-
-
-class Read(Protocol):
-    """Reads the body and gives what the decoder makes of it. Raises what both raise."""
-
-    def __call__(self, decode: Callable[[bytes], _Decoded], /, *, is_json: bool = True) -> Awaitable[_Decoded]: ...
-
-
-PassOn = Callable[[Read, HeaderList, str], Awaitable[Answer]]  # the last is the owner of the request's key
-
-
-class PassedOn(Protocol):
-    """One route; `route` is its path, for metrics."""
-
-    @property
-    def route(self) -> str: ...
-
-    def at(self, method: str, path: str) -> PassOn | None:
-        """Answers a request there, and raises RequestError; None if it is not this route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,65 +149,190 @@ class SharedByRequests:
     max_items: int
 
 
-@dataclass(slots=True)  # not frozen, which takes twice as long to make
-class HttpRequest:
-    """One request as it came."""
+@dataclass(slots=True, kw_only=True)  # not frozen, which takes twice as long to make
+class HttpRequest(Call):
+    """One request over HTTP, which is also what its route sees of it.
 
+    place        where the path led, if it is not simply the route's own
+    path_values  the parts of the path that have names
+    whole_body   of a small one that came with the head
+    """
+
+    shared: SharedByRequests
+    route: Route
     scope: Scope
     receive: TimedReceive
     send: Send
     headers: Mapping[bytes, bytes]
-    trace: Trace
     open: OpenRequest
     decoder: BodyDecoder
-    context: RequestContext
-    place: Place | None = None  # None = the path is a POST route's own
-    whole_body: bytes | None = None  # of a small one that came with the head
-    num_decoded_bytes: int = 0  # what its body takes in memory, once it is read
+    path_values: Mapping[str, Any]
+    place: Place | None = None
+    whole_body: bytes | None = None
+    _held: tuple[RequestBodies, int] | None = None  # bytes that count as an open body until the answer is made
 
-    async def read(self, bodies: RequestBodies, decode: Callable[[bytes], Awaitable[_Decoded]]) -> _Decoded:
-        """The result of `decode` for the body. `bodies` are those of the key.
+    @property
+    def is_head(self) -> bool:
+        """Whether nothing of the answer's body is sent."""
+        return self.trace.method == "HEAD"
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether it says that its body is lines."""
+        return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == LINES
+
+    @property
+    def owner(self) -> str:
+        """Whose data is shown, by the request's key."""
+        return self.shared.keys.owner(self.context.key)
+
+    @property
+    def bodies(self) -> RequestBodies:
+        """The reader of the bodies of the request's key."""
+        return self.shared.bodies.of(self.context.key)
+
+    def query(self) -> list[tuple[str, str]]:
+        """Names and values behind the path's question mark; a name may be there twice."""
+        return parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The pieces of the body as they come. Raises BodyTooSlow, Overloaded and ClientLeft."""
+        has_more = True
+        while has_more:
+            message = await next_piece(self.receive)
+            has_more = message.get("more_body", False)
+            yield message.get("body", b"")
+
+    async def read(
+        self, decode: Callable[[Any, bytes], _Decoded], *, goes_on: bool = False, is_json: bool = True
+    ) -> _Decoded:
+        """The result of `decode` for this request and its body, which counts as open until the answer is made.
+
+        goes_on  whether it goes on to another process: then its copies count
         Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
         errors.
         """
-        trace = self.trace
-        began, coding = time.perf_counter(), compression.coding_of(self.headers)
+        self.open.let_in(self.context.key)
+        began, bodies, body, trace = time.perf_counter(), self.bodies, self.whole_body, self.trace
+        is_usual = not goes_on and b"content-encoding" not in self.headers
+        if is_usual and body is not None and len(body) <= min(bodies.max_bytes, SMALL_BYTES):
+            trace.num_body_bytes = len(body)
+            trace.read_seconds = time.perf_counter() - began
+            try:
+                found = decode(self, body)
+            except MalformedBody as error:
+                found = await self.decoder.without_wrong_values(body, partial(decode, self), error)
+            self._hold(bodies, len(body))
+            return found
+        coding = coding_of(self.headers)
         length = self.headers.get(b"content-length")  # a number: the HTTP parser has checked it
-        body = await bodies.read(self.whole_body, self.receive, None if length is None else int(length))
+        body = await bodies.read(body, self.receive, None if length is None else int(length))
         trace.num_body_bytes = len(body)
         if self.whole_body is None:
             self.open.let_in(self.context.key)  # others were, while it waited for its body
         trace.read_seconds = time.perf_counter() - began
-        if coding is not None:
-            async with bodies.expanded(body, compression.decompressed(body, coding)) as whole:
-                trace.read_seconds = time.perf_counter() - began
-                await self._check_decoded(bodies, whole, held=len(body) + len(whole))
-                return await decode(whole)
-        if len(body) <= SMALL_BYTES:
-            self.num_decoded_bytes = len(body)
-            return await decode(body)
-        with bodies.held(len(body)):
-            await self._check_decoded(bodies, body, held=len(body))
-            return await decode(body)
+        decoded = partial(self._decoded, decode=decode, goes_on=goes_on, is_json=is_json)
+        if coding is None:
+            with bodies.held(len(body) if len(body) > SMALL_BYTES else 0):
+                return await decoded(body, num_open=len(body))
+        async with bodies.expanded(body, decompressed(body, coding)) as whole:
+            trace.read_seconds = time.perf_counter() - began
+            return await decoded(whole, num_open=len(body) + len(whole))
 
-    async def _check_decoded(self, bodies: RequestBodies, body: bytes, *, held: int) -> None:
-        """Raises Overloaded."""
-        self.num_decoded_bytes = len(body) if len(body) <= SMALL_BYTES else await decoded_bytes_of_large(body)
-        bodies.check(self.num_decoded_bytes - len(body), held=held)
+    def let_go(self) -> None:
+        """Count nothing of the body any more."""
+        if self._held is not None:
+            bodies, num_bytes = self._held
+            bodies.hold(-num_bytes)
+            self._held = None
 
-    def holding(self, bodies: RequestBodies, held: contextlib.ExitStack) -> Read:
-        """Reads a body that goes on to another process: its copies count as open until `held` is closed."""
+    async def _decoded(
+        self, body: bytes, *, decode: Callable[[Any, bytes], _Decoded], goes_on: bool, is_json: bool, num_open: int
+    ) -> _Decoded:
+        """The result for a whole body, of which so many bytes are open. Raises Overloaded, and what decoding raises."""
+        bodies, own = self.bodies, partial(decode, self)
+        num_bytes = len(body) if len(body) <= SMALL_BYTES else await decoded_bytes_of_large(body)
+        bodies.check(num_bytes - len(body), held=num_open)
+        if goes_on:
+            of_values = _VALUE_BYTES * body.count(b",") if is_json else 0
+            num_bytes = max(_COPIES * len(body), min(of_values, bodies.max_of_key))
+            bodies.check(num_bytes, held=2 * len(body))
+        decoded = await self.decoder.decoded(body, own) if is_json else own(body)
+        self._hold(bodies, num_bytes)
+        return decoded
 
-        async def read(decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
-            async def decode_and_hold(body: bytes) -> _Decoded:
-                of_values = _VALUE_BYTES * body.count(b",") if is_json else 0
-                num_bytes = max(_COPIES * len(body), min(of_values, bodies.max_of_key))
-                bodies.check(num_bytes, held=2 * len(body))
-                decoded = await self.decoder.decoded(body, decode) if is_json else decode(body)
-                held.enter_context(bodies.held(num_bytes))
-                return decoded
+    def _hold(self, bodies: RequestBodies, num_bytes: int) -> None:
+        self._held = bodies, num_bytes
+        bodies.hold(num_bytes)
 
-            return await self.read(bodies, decode_and_hold)
 
-        return read
+def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
+    """Raises InvalidRequest, naming the header. Names are in lower case."""
+    request_class, deadline = _read_class(headers), _read_deadline(headers)
+    usual = _usual_options(headers.get(b"accept", b""))
+    if request_class is None and deadline == math.inf:
+        return usual
+    return RequestOptions(request_class, deadline, usual.accepts)
+
+
+@lru_cache(maxsize=64)  # a client sends the same value each time
+def _usual_options(accept: bytes) -> RequestOptions:
+    """Those of a request that says only what it accepts."""
+    return RequestOptions(accepts=accepted_container(accept))
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    """The client's own id of the request; None if it has none, or one that is not safe in a log."""
+    for name in _REQUEST_IDS:
+        given = headers.get(name)
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode()
+    return None
+
+
+def request_ids() -> Iterator[str]:
+    """Ids for requests without one. No two are the same, in all processes."""
+    prefix = secrets.token_hex(6)
+    return (f"{prefix}{number:x}" for number in itertools.count())
+
+
+def _read_deadline(headers: Mapping[bytes, bytes]) -> float:
+    """The earliest of all that are given: the client and a proxy may each set one."""
+    deadline = math.inf
+    for name in _TIMEOUTS:
+        if (value := headers.get(name)) is not None:
+            deadline = min(deadline, time.monotonic() + _read_timeout(value, name.decode()) / 1000)
+    if (value := headers.get(_DEADLINE)) is not None:
+        if not value.isdigit() or len(value) > _MAX_DEADLINE_DIGITS:
+            raise InvalidRequest("request-deadline-ms must be milliseconds since 1970", param="request-deadline-ms")
+        deadline = min(deadline, time.monotonic() + int(value) / 1000 - time.time())
+    return deadline
+
+
+def _read_timeout(value: bytes, name: str) -> int:
+    milliseconds = int(value) if value.isdigit() and len(value) <= _MAX_TIMEOUT_DIGITS else 0
+    if not 1 <= milliseconds <= _MAX_TIMEOUT_MS:
+        raise InvalidRequest(f"{name} must be a whole number from 1 to {_MAX_TIMEOUT_MS}", param=name)
+    return milliseconds
+
+
+def _read_class(headers: Mapping[bytes, bytes]) -> RequestClass | None:
+    value = headers.get(b"x-embedline-class")
+    if value is None:
+        return None
+    request_class = _CLASSES.get(value.lower())
+    if request_class is None:
+        raise InvalidRequest("x-embedline-class must be interactive or bulk", param="x-embedline-class")
+    return request_class
+
+
+def accepted_container(accept: bytes) -> Container:
+    """The container that rows are wanted in: the one with the highest weight, of several the first; JSON where nothing
+    is named."""
+    best, best_weight = Container.JSON, 0.0
+    for name, weight in weights(accept):
+        if weight > 0 and name in _CONTAINERS:
+            named, more = _CONTAINERS[name]
+            if weight + more > best_weight:
+                best, best_weight = named, weight + more
+    return best

@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.errors import InvalidRequest
+from server.requests.limits import TimeSlice
 from server.requests.models import ServedModel
 from server.requests.pipeline import Group, Pipeline, tokenized
-from server.requests.rows import activated, bounded
-from server.requests.time_slices import TimeSlice
-from server.requests.trace import Trace
-from server.requests.work import Embedded, TokenizeRequest, Work
+from server.requests.work import Embedded, TokenizeRequest, Trace, Work, activated, bounded
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
@@ -53,7 +51,7 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
         ask = partial(pipeline.token_ids, request_class=request_class)
-        return await tokenized(_texts_and_pairs(request, request.alone), request.num_items, ask)
+        return await tokenized(_texts_and_pairs(request, request.alone), ask)
 
     computed = await pipeline.compute(request, trace, tokenize=tokenize if has_pairs and has_texts_alone else None)
     scores = computed.results[OutputKind.LOGITS].values

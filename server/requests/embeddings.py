@@ -24,12 +24,10 @@ from numpy.typing import NDArray
 from engine.types import OutputKind
 from server.requests.errors import IS_NO_TEXT, EmptyInput, InvalidRequest, MalformedBody, RequestError, UnsupportedTask
 from server.requests.late_interaction import rows_that_count
+from server.requests.limits import TimeSlice
 from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error, text_error
-from server.requests.rows import finish
-from server.requests.time_slices import TimeSlice
-from server.requests.trace import Trace
-from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest
+from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest, Trace, finish
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token
 from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, join, offsets_of
@@ -39,6 +37,7 @@ from wire.vocabulary import RequestClass
 UNREADABLE = secrets.token_hex(16)
 _LEAST_COSINE = 0.999  # between the mean of all tokens and the row: engines may round to bfloat16 in between
 _Ids = NDArray[np.int32]
+_Marks = NDArray[np.uint8]
 
 
 def embed_any(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
@@ -165,14 +164,7 @@ def _without_long(part: _Part, tokens: TokenizedTexts) -> TokenizedTexts:
     part.places[:] = [place for place in part.places if place not in part.failed]
     if not part.places:
         raise _NothingLeft
-    seqlens = np.diff(tokens.offsets)
-    is_kept, types = np.repeat(is_whole, seqlens), tokens.token_type_ids
-    return TokenizedTexts(
-        tokens.token_ids[is_kept],
-        offsets_of(seqlens[is_whole]),
-        tokens.truncated[is_whole],
-        None if types is None else types[is_kept],
-    )
+    return tokens.taken(np.flatnonzero(is_whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,18 +252,18 @@ async def _tokenize_windows(
     """The ids of all windows; whose they are and what they count is added to the lists. Raises TextRefused."""
     cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class)
     whole = await _long_texts(pipeline, request, np.flatnonzero(cut.truncated).tolist(), request_class)
-    all_types = np.zeros_like(cut.token_ids) if cut.token_type_ids is None else cut.token_type_ids
-    ids, types, items = list[_Ids](), list[_Ids](), list[int]()
+    all_marks = np.zeros(len(cut.token_ids), np.uint8) if cut.marks is None else cut.marks
+    ids, marks, items = list[_Ids](), list[_Marks](), list[int]()
     time_slice = TimeSlice()
     for item, (start, stop) in enumerate(pairwise(cut.offsets.tolist())):
-        its_ids, its_types, its_weights = [cut.token_ids[start:stop]], [all_types[start:stop]], [1]
+        its_ids, its_marks, its_weights = [cut.token_ids[start:stop]], [all_marks[start:stop]], [1]
         if (text := whole.get(item)) is not None:
             contents = _contents(text, item, max_seqlen=request.max_seqlen)
             its_weights = list(map(len, contents))
             its_ids = [np.concatenate((text.head, content, text.tail)) for content in contents]
-            its_types = [_types(text, all_types[start:stop], length) for length in its_weights]
+            its_marks = [_marks(text, all_marks[start:stop], length) for length in its_weights]
         ids += its_ids
-        types += its_types
+        marks += its_marks
         weights += its_weights
         items += [item] * len(its_weights)
         await time_slice.end_if_over()
@@ -280,7 +272,7 @@ async def _tokenize_windows(
         np.concatenate(ids),
         offsets_of(np.fromiter(map(len, ids), np.int32, len(ids))),
         np.zeros(len(ids), np.uint8),
-        None if cut.token_type_ids is None else np.concatenate(types),
+        marks=None if cut.marks is None else np.concatenate(marks),
     )
 
 
@@ -315,10 +307,10 @@ def _contents(text: Framed, item: int, *, max_seqlen: int) -> list[_Ids]:
     return [text.content[start : start + room] for start in range(0, len(text.content), room)]
 
 
-def _types(text: Framed, of_cut: _Ids, length: int) -> _Ids:
-    """The types of a window with so many tokens of the text: around them as they are where the text is only cut."""
+def _marks(text: Framed, of_cut: _Marks, length: int) -> _Marks:
+    """The marks of a window with so many tokens of the text: around them as they are where the text is only cut."""
     before, after = of_cut[: len(text.head)], of_cut[len(of_cut) - len(text.tail) :]
-    return np.concatenate((before, np.zeros(length, np.int32), after))
+    return np.concatenate((before, np.zeros(length, np.uint8), after))
 
 
 async def embed_late_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:

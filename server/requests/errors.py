@@ -4,8 +4,25 @@ Messages name the field, flag or index; they never repeat what the client sent. 
 each dialect.
 """
 
+import re
 from typing import NamedTuple
 
+_INDEX = re.compile(r"\[[^]]*\]")
+# Codes of problems, and the words of messages that they stand for. Messages are part of the API, so the words stay.
+_PROBLEM = re.compile(
+    r"(?P<missing>is missing|must be given|must have|has none of)"
+    r"|(?P<empty>must not (?:both )?be empty|must not be an empty|has no tokens)"
+    r"|(?P<unknown_field>contains unknown field)"
+    r"|(?P<unsupported>not supported)"
+    r"|(?P<conflict>can't (?:both )?be given|give one of them|differs from|asks? for (?:another|different))"
+    r"|(?P<too_long>is longer than|is too large|has more|may have)"
+    r"|(?P<too_deep>is nested)"
+    r"|(?P<not_valid>is not valid)"
+    r"|(?P<out_of_range>must be (?:at least|at most|from)|is not from|must not be negative)"
+    r"|(?P<not_one_of>must (?:be|name) one of|is not one|: invalid)"
+    r"|(?P<wrong_type>: expected|must be (?:a|an|the|pairs|texts|two|ids)\b)"
+    r"|(?P<not_allowed>must be|can't be|does not take)"
+)
 IS_NO_TEXT = "is not valid JSON in UTF-8 (another encoding, as Latin-1, and half of a surrogate pair are not)"
 
 
@@ -13,20 +30,35 @@ class RequestError(Exception):
     """A request that is answered with an error.
 
     param   the field, header or index that is wrong
+    own_param  as much of `param` as has names of ours, for the log, there without indices: `input[]`
     reason  the label of embedline_rejected_total; by default the one that `ERRORS` has for the class
     retry_after  seconds after which a client should ask again, None = never; by default what the tables below have
     """
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = None, reason: str = ""
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        own_param: str | None = None,
+        retry_after: float | None = None,
+        reason: str = "",
     ) -> None:
+        """`own_param` must be given where a client may have chosen a name in `param`."""
         super().__init__(message)
         self.message = message
         self.param = param
+        self.own_param = _INDEX.sub("[]", (param if own_param is None else own_param) or "")
         row = ERRORS[type(self)]
         self.reason = reason or row.reason
         own = RETRY_AFTER.get(self.reason, row.retry_after) or None
         self.retry_after = own if retry_after is None else retry_after
+
+    @property
+    def problem(self) -> str:
+        """A code for what is wrong, from a fixed list, because the message may name what only the client knows."""
+        found = _PROBLEM.search(self.message)
+        return (found and found.lastgroup) or ""
 
 
 class InvalidRequest(RequestError):
@@ -143,7 +175,7 @@ ERRORS: dict[type[RequestError], Row] = {
 # fmt: on
 
 # Seconds after which a client should ask again, where they are not those of the class: of a reason, or named for who
-# refuses. Computed are the expected wait (admission) and when a key's limits allow more (key_limits).
+# refuses. Computed are the expected wait (admission) and when a key's limits allow more (limits).
 RETRY_AFTER = {
     "stopping": 1.0,
     "no_manager": 1.0,  # a batch manager that died is back by then

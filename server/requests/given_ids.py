@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.time_slices import TimeSlice
-from server.requests.trace import Trace
-from server.requests.work import EmbedRequest, Work
+from server.requests.limits import TimeSlice
+from server.requests.work import EmbedRequest, Trace, Work
 from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation

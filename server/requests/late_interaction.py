@@ -6,16 +6,17 @@ Shape legend: S sequences, T tokens of all of them, N rows of all of them, Q row
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import LateInteraction
-from engine.types import EXPANSION_TOKEN, QUERY_TOKEN, OutputKind, Rows
-from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice, steps
+from engine.types import OutputKind, Rows
+from server.requests.limits import NUMBERS_A_STEP, TimeSlice, steps
 from server.requests.work import Computed, Embedded, Work
-from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
+from tokenizer_pool.token_ids import TokenizedTexts, join
+from wire.parts import EXPANSION_TOKEN, QUERY_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,7 @@ async def shaped(
 
 def marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:
     """Marks the first `num_queries` texts, for engines that look up the tokens of queries."""
-    types = tokens.token_type_ids
-    types = np.zeros(len(tokens.token_ids), np.int32) if types is None else types.copy()
-    types[: tokens.offsets[num_queries]] |= QUERY_TOKEN
-    return replace(tokens, token_type_ids=types)
+    return tokens.marked(slice(int(tokens.offsets[num_queries])), QUERY_TOKEN)
 
 
 def counted(tokens: TokenizedTexts, late: LateInteraction | None, *, num_queries: int) -> NDArray[np.bool_] | None:
@@ -145,22 +143,17 @@ async def _steps(tokens: TokenizedTexts, span: slice) -> AsyncIterator[Tokenized
     while first < last:
         bound = int(tokens.offsets[first]) + NUMBERS_A_STEP
         stop = min(last, max(first + 1, int(np.searchsorted(tokens.offsets, bound, side="right")) - 1))
-        start, end = int(tokens.offsets[first]), int(tokens.offsets[stop])
-        types = None if tokens.token_type_ids is None else tokens.token_type_ids[start:end]
-        offsets = tokens.offsets[first : stop + 1] - np.int32(start)
-        yield TokenizedTexts(tokens.token_ids[start:end], offsets, tokens.truncated[first:stop], types)
+        yield tokens.between(first, stop)
         first = stop
         await time_slice.end_if_over()
 
 
 def _marked(tokens: TokenizedTexts, marker_id: int | None, num_leading: int) -> TokenizedTexts:
-    """The marker, of type 0, after the first `num_leading` tokens of each text."""
+    """The marker after the first `num_leading` tokens of each text."""
     if marker_id is None:
         return tokens
     places = tokens.offsets[:-1] + np.minimum(np.diff(tokens.offsets), num_leading)
-    ids = np.insert(tokens.token_ids, places, marker_id)
-    types = None if tokens.token_type_ids is None else np.insert(tokens.token_type_ids, places, 0)
-    return TokenizedTexts(ids, offsets_of(np.diff(tokens.offsets) + 1), tokens.truncated, types)
+    return tokens.inserted(places, np.ones(len(places), np.int32), marker_id)
 
 
 def _filled(tokens: TokenizedTexts, late: LateInteraction, fill_length: int) -> TokenizedTexts:
@@ -170,13 +163,8 @@ def _filled(tokens: TokenizedTexts, late: LateInteraction, fill_length: int) -> 
     if not missing.any():
         return tokens
     places = np.repeat(tokens.offsets[1:], missing)
-    fill_type = 0 if late.attends_to_expansion else EXPANSION_TOKEN
-    types = tokens.token_type_ids
-    if types is None:
-        types = np.zeros(len(tokens.token_ids), np.int32)
-    return TokenizedTexts(
-        np.insert(tokens.token_ids, places, late.expansion_id or 0),
-        offsets_of(seqlens + missing),
-        tokens.truncated,
-        np.insert(types, places, fill_type) if fill_type or types.any() else tokens.token_type_ids,
-    )
+    filled = tokens.inserted(places, missing, late.expansion_id or 0)
+    if late.attends_to_expansion:
+        return filled
+    positions = np.arange(len(filled.token_ids)) - np.repeat(filled.offsets[:-1], seqlens + missing)
+    return filled.marked(positions >= np.repeat(seqlens, seqlens + missing), EXPANSION_TOKEN)

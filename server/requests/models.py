@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
+from server.requests.admission import Load, expected_wait, load
 from server.requests.errors import ModelNotFound, NotReady
-from server.requests.load import Load, expected_wait, load
 from tokenizer_pool.messages import Truncation
 from wire.control import Json
 from wire.page import Page
@@ -43,7 +43,7 @@ class ServedModel:
     default_adapter: str | None = None  # one of them, for texts without a task; None = none
     truncate_dim: int | None = None  # of pooled rows where a request does not say, fewer than `dimensions`; None = all
     max_active_dims: int | None = None  # the most entries of a sparse row; None = all
-    ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see dialects/row_forms.py
+    ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see dialects/row_answers.py
     decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 

@@ -10,27 +10,39 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import ADAPTER_SHIFT, OutputKind
+from engine.types import OutputKind
 from server.requests.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
 from server.requests.given_ids import GivenIds, KnownSurroundingIds
 from server.requests.late_interaction import Lengths, lengths, marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
-from server.requests.rows import bytes_to_hold, check_sparse_rows, check_token_rows, finish, strongest
-from server.requests.trace import Trace
-from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
+from server.requests.work import (
+    Computed,
+    DecodeRequest,
+    Embedded,
+    EmbedRequest,
+    Request,
+    TokenizeRequest,
+    Trace,
+    Work,
+    bytes_to_hold,
+    check_sparse_rows,
+    check_token_rows,
+    finish,
+    strongest,
+)
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join, offsets_of
+from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
+from wire.frames import Buffer
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever it says
@@ -125,7 +137,6 @@ class Pipeline:
                     await context.hold(self._admission.row_memory_of(context.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
-            tokens = with_adapters(tokens, request)
             seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [num_tokens]
             trace.seqlens = seqlens
             answer = await self._managers.submit(
@@ -136,7 +147,7 @@ class Pipeline:
                     deadline=request.deadline,
                     seqlens=seqlens,
                     token_ids=tokens.token_ids.data.cast("B"),
-                    token_type_ids=b"" if tokens.token_type_ids is None else tokens.token_type_ids.data.cast("B"),
+                    parts=parts_of(tokens, request),
                     key=admitted.key.index,
                     weight=admitted.key.weight,
                 )
@@ -220,7 +231,7 @@ class Pipeline:
         model = request.model
         if request.texts is not None and request.token_ids is not None:
             ask = partial(self.token_ids, request_class=request_class)
-            return await tokenized(_texts_and_ids(request), request.num_items, ask)
+            return await tokenized(_texts_and_ids(request), ask)
         if request.texts is None:
             return await check_token_ids(
                 request.token_ids or (),
@@ -282,15 +293,18 @@ def _begin(request: Request, trace: Trace) -> None:
     trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
 
 
-def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:
-    """The texts, where each token's type has the number of its adapter: see engine.types.ADAPTER_SHIFT."""
-    if not (work.adapter or work.query_adapter):
-        return tokens
-    types = np.zeros_like(tokens.token_ids) if tokens.token_type_ids is None else tokens.token_type_ids.copy()
-    end = int(tokens.offsets[work.num_queries])
-    types[:end] |= work.query_adapter << ADAPTER_SHIFT
-    types[end:] |= work.adapter << ADAPTER_SHIFT
-    return replace(tokens, token_type_ids=types)
+def parts_of(tokens: TokenizedTexts, work: Work) -> dict[Part, Buffer]:
+    """The parts of the texts beside their ids, for the batch manager."""
+    parts: dict[Part, Buffer] = {}
+    if tokens.token_type_ids is not None:
+        parts[Part.TOKEN_TYPE_IDS] = tokens.token_type_ids.data.cast("B")
+    if tokens.marks is not None:
+        parts[Part.MARKS] = tokens.marks.data
+    if work.adapter or work.query_adapter:
+        adapters = np.full(len(tokens.truncated), work.adapter, np.int32)
+        adapters[: work.num_queries] = work.query_adapter
+        parts[Part.ADAPTERS] = adapters.data.cast("B")
+    return parts
 
 
 def _least_tokens(request: Work) -> int:
@@ -363,9 +377,7 @@ def _sized(request: Work, places: Sequence[int]) -> Work:
     return replace(request, num_queries=len(places) if request.num_queries else 0)
 
 
-async def tokenized(
-    groups: Sequence[Group], num_items: int, tokenize: Callable[[Work], Awaitable[TokenizedTexts]]
-) -> TokenizedTexts:
+async def tokenized(groups: Sequence[Group], tokenize: Callable[[Work], Awaitable[TokenizedTexts]]) -> TokenizedTexts:
     """Make token ids, in the order of the request. Raises TextRefused with the index in the request."""
     parts = []
     for places, part in groups:
@@ -373,23 +385,10 @@ async def tokenized(
             parts.append((places, await tokenize(part)))
         except TextRefused as refused:
             raise refused.moved(places) from None
-    return _merged(parts, num_items)
+    return _merged(parts)
 
 
-def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
-    """Join several into one; each comes with the places of its texts."""
-    ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * num_texts
-    types = list(ids)
-    truncated = np.zeros(num_texts, np.uint8)
-    for places, part in parts:
-        of_part = np.zeros_like(part.token_ids) if part.token_type_ids is None else part.token_type_ids
-        for place, (start, stop) in zip(places, pairwise(part.offsets.tolist()), strict=True):
-            ids[place], types[place] = part.token_ids[start:stop], of_part[start:stop]
-        truncated[places] = part.truncated
-    all_types = np.concatenate(types)
-    return TokenizedTexts(
-        np.concatenate(ids),
-        offsets_of(np.array([len(each) for each in ids])),
-        truncated,
-        all_types if all_types.any() else None,
-    )
+def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]]) -> TokenizedTexts:
+    """Join several into one; each comes with the places of its texts, all places being some text's."""
+    places = np.concatenate([np.array(own, np.int64) for own, _ in parts])
+    return join([part for _, part in parts]).taken(np.argsort(places))

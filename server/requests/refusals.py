@@ -17,12 +17,11 @@ from server.requests.errors import (
     stopping,
 )
 from server.requests.models import ServedModel
-from server.requests.work import DecodeRequest, TokenizeRequest
+from server.requests.work import TOO_LARGE, DecodeRequest, TokenizeRequest
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.shortening import MAX_TEXT_BYTES, MAX_UNCUT_CHARS
 
-TOO_LARGE = "the answer would be too large; send fewer inputs a request"
 _NO_TEMPLATE = "can't be taken: this model has no chat template; send texts instead"
 _TOO_MUCH = "is too large for one request; send fewer items a request"
 

@@ -19,13 +19,11 @@ from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import counted, max_sim, max_sim_of_pairs
+from server.requests.limits import steps
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, prompt_for
 from server.requests.refusals import unsupported
-from server.requests.rows import bounded
-from server.requests.time_slices import steps
-from server.requests.trace import Trace
-from server.requests.work import Computed, Request, TokenizeRequest, Work
+from server.requests.work import Computed, Request, TokenizeRequest, Trace, Work, bounded
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS

@@ -1,23 +1,44 @@
-"""The types that decoders ask for and encoders get: requests for rows, tokens or texts, and the rows that were
-computed."""
+"""What decoders ask for and encoders get: requests for rows, tokens or texts, and the rows that were computed; and the
+record of each request, its Trace.
+
+The functions at the end handle an engine's rows before they are written: whether they are too large, cut, scaled, and
+made scores, which come from engines raw. Shapes there: N rows of L scores, float32.
+
+A Trace is written by the edge and the pipeline, and read for the log, metrics and headers of answers. It decides
+nothing. It knows no text and no row, only how many there were and how long it took.
+"""
 
 import enum
+import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import field as dataclass_field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import OutputKind, Results
-from server.requests.errors import RequestError
+from engine.model.tasks import Activation
+from engine.types import ROWS_OF_TOKENS, OutputKind, Results, Rows
+from server.requests.errors import ERRORS, EngineFailed, InvalidRequest, RequestError
+from server.requests.limits import TimeSlice, steps
 from server.requests.models import ServedModel
-from server.requests.row_memory import RequestContext
+from server.requests.row_memory import SMALL_BYTES, RequestContext
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import Chat
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
 from wire.vocabulary import RequestClass
+
+MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
+MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
+MAX_COMPARISONS = 1 << 34  # products of two numbers to compare token rows: about a second of a frontend
+_EMBEDDED_TOKENS = OutputKind.TOKENS | OutputKind.MULTI_VECTOR
+_ANSWER_BYTES = {"float": 12, "msgpack": 9, "base64": 6, "bytes": 4, "npy": 4}  # of a number, at most, about
+TOO_LARGE = "the answer would be too large; send fewer inputs a request"
+CLIENT_LEFT = 499  # nginx's status, in logs, for a client that has left; nobody receives it
+logger = logging.getLogger("embedline.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +203,165 @@ class Embedded:
     def num_truncated(self) -> int:
         """The number of items that lost tokens."""
         return self.truncated.tobytes().count(1)  # a tenth of the time of numpy's sum for one item
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request. Seconds are 0 for stages that were not reached."""
+
+    method: str = ""
+    route: str = ""  # one of our paths, so that there are few; "other" for all else
+    request_id: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    error: str = ""  # the error's class, "" without one
+    reason: str = ""  # the label of embedline_rejected_total
+    param: str = ""  # what is wrong, as we name it
+    problem: str = ""  # a code for what is wrong with it
+    stage: str = "read"  # the stage where it is, or where it ended: read, admit, tokenize, queue, respond
+    key: str = ""  # the name of the API key, "" if none is needed
+    model: str = ""
+    request_class: str = ""  # interactive, bulk
+    encoding: str = ""  # of the rows in the answer: float, base64, bytes
+    is_single: bool = False  # one text or list of ids, not a list of them
+    is_prediction: bool = False  # whether scores of labels or pairs are wanted, not embeddings
+    are_ids_decoded: bool = False  # token ids were given, and made texts first
+    has_joined: bool = False  # its rows are those of a request that had asked for the same before
+    num_items: int = 0
+    num_characters: int = 0
+    num_tokens: int = 0  # after truncation
+    seqlens: Sequence[int] = ()  # tokens of each item, after truncation
+    num_truncated: int = 0  # items that lost tokens
+    num_body_bytes: int = 0  # of the request
+    num_bytes: int = 0  # of the answer's body
+    read_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    queue_seconds: float = 0.0  # the longest wait of a sequence for its batch
+    compute_seconds: float = 0.0  # of the batches it was in
+    responds_since: float = 0.0  # time.perf_counter() when all rows had come
+    respond_seconds: float = 0.0  # from then to the answer's last byte
+    total_seconds: float = 0.0  # from the request's head to the answer's last byte
+
+    def end(self) -> None:
+        """The answer's last byte has left, or the client has."""
+        now = time.perf_counter()
+        self.total_seconds = now - self.began
+        if self.responds_since:
+            self.respond_seconds = now - self.responds_since
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.status, self.error = CLIENT_LEFT, "ClientLeft"
+
+    def elapsed(self) -> float:
+        """The seconds since the request's head was read."""
+        return time.perf_counter() - self.began
+
+
+def failed(error: Exception, trace: Trace) -> RequestError:
+    """The error as clients may see it; the trace says why the request failed."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
+    trace.param, trace.problem = error.own_param, error.problem
+    return error
+
+
+def check_token_rows(request: Work, tokens: TokenizedTexts) -> None:
+    """Raises InvalidRequest, before anything is computed, for more rows than a frontend can write or compare."""
+    if not request.outputs & ROWS_OF_TOKENS:
+        return
+    num_tokens = len(tokens.token_ids)
+    dimensions = request.model.token_dimensions or request.model.dimensions
+    num_query_tokens = int(tokens.offsets[request.num_queries])
+    comparisons = num_query_tokens * (num_tokens - num_query_tokens) * dimensions
+    if 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES or comparisons > MAX_COMPARISONS:
+        raise InvalidRequest(TOO_LARGE)
+
+
+def check_sparse_rows(results: Results) -> None:
+    """Raises InvalidRequest for more sparse rows than a frontend can write. Their number is known only now."""
+    sparse = results.get(OutputKind.SPARSE)
+    if sparse is not None and sparse.values.nbytes > MAX_SPARSE_ROW_BYTES:
+        raise InvalidRequest(TOO_LARGE)
+
+
+def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str, is_part: bool = False) -> int:
+    """The bytes that embeddings or rows of tokens and the answer with them will take, about; 0 for at most 64 KiB of
+    rows, unless they are a part of a request's.
+
+    Scores are few, and nobody knows how many numbers sparse rows will have.
+    """
+    model, outputs = request.model, request.outputs
+    pooled = of_tokens = 0  # numbers
+    if outputs is OutputKind.POOLED or outputs & OutputKind.POOLED:  # the first is many times as fast
+        pooled = request.num_items * model.dimensions
+    if outputs is not OutputKind.POOLED and outputs & _EMBEDDED_TOKENS:
+        of_tokens = num_tokens * (model.token_dimensions or model.dimensions)
+    row_bytes = 4 * (pooled + of_tokens)
+    if row_bytes <= SMALL_BYTES and not is_part:
+        return 0
+    if isinstance(request, EmbedRequest) and (width := request.width) is not None:
+        pooled = request.num_items * min(width, model.dimensions)
+    return row_bytes + (pooled + of_tokens) * _ANSWER_BYTES.get(encoding, 0)
+
+
+def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
+    """Cut to the request's dimensions or the model's default, then scale to length 1 if the model does. Cutting comes
+    first, because a cut row no longer has length 1."""
+    width = request.width
+    if width is not None and width < rows.shape[1]:
+        rows = rows[:, :width]
+    by_model = request.model.normalize and request.outputs is OutputKind.POOLED
+    if by_model if request.normalize is None else request.normalize:
+        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
+        # torch's normalize has the same floor, so a row of zeros stays zero
+        rows = rows / np.maximum(norms, np.float32(1e-12))[:, None]
+    return rows
+
+
+async def strongest(results: Results, most: int) -> Results:
+    """The results with at most so many entries in each sparse row: those of the largest weights, in the order in which
+    they were.
+
+    Of equal weights the first ones stay.
+    """
+    sparse = results.get(OutputKind.SPARSE)
+    if sparse is None:
+        return results
+    assert sparse.offsets is not None, "sparse rows are ragged"
+    kept, time_slice = list[NDArray[np.int64]](), TimeSlice()
+    for start, stop in pairwise(sparse.offsets.tolist()):
+        order = np.argsort(-np.abs(sparse.values[start:stop, 1]), kind="stable")
+        kept.append(start + np.sort(order[:most]))
+        await time_slice.end_if_over()
+    offsets = offsets_of(np.array([len(places) for places in kept]))
+    return {**results, OutputKind.SPARSE: Rows(sparse.values[np.concatenate(kept)], offsets)}
+
+
+async def bounded(raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scores [N, L] from 0 to 1: sigmoid of one score, since a softmax of it is always 1, and softmax of several."""
+    return await activated(raw, Activation.SIGMOID if raw.shape[1] == 1 else Activation.SOFTMAX)
+
+
+async def activated(raw: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """Scores [N, L] of raw ones. Long work is done in slices."""
+    if activation is Activation.IDENTITY:
+        return raw
+    scores = np.empty_like(raw)
+    async for part in steps(*raw.shape):
+        scores[part] = _sigmoid(raw[part]) if activation is Activation.SIGMOID else _softmax(raw[part])
+    return scores
+
+
+def _softmax(raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(raw - raw.max(axis=1, keepdims=True))  # the largest is 1, so none overflows
+    shares: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _sigmoid(raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    powers = np.exp(-np.abs(raw))  # at most 1, so none overflows
+    scores: NDArray[np.float32] = np.where(raw >= 0, np.float32(1), powers) / (1 + powers)
+    return scores

@@ -2,16 +2,11 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
-
-from server.dialects.error_shapes import openai_error
-from server.http.auth import Keys
-from server.http.hosts import Hosts
+from server.dialects.answers import METRICS_TYPE, Answer, openai_error, text_answer
+from server.http.access import Hosts, Keys
+from server.http.body import ASGIApp, Receive, Scope, Send
 from server.requests.errors import Forbidden, Unauthorized
 from server.settings.flag import SettingsError
 from server.supervisor.listeners import bind
@@ -36,28 +31,31 @@ def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
 
 def make_monitor(
     metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys, hosts: Hosts
-) -> Starlette:
+) -> ASGIApp:
     """The application with /metrics, /livez and /readyz."""
 
-    async def metrics_page(request: Request) -> Response:
+    def metrics_page(method: str, path: str, headers: Mapping[bytes, bytes]) -> Answer:
         try:
-            # the request's own target: `request.url` is made of the Host header too, whatever that says
-            path, headers_sent = request.scope["path"], dict(request.headers.raw)
-            hosts.check(request.method, path, headers_sent)
-            keys.check(request.method, path, headers_sent)
+            hosts.check(method, path, headers)
+            keys.check(method, path, headers)
         except (Forbidden, Unauthorized) as error:
-            answer = openai_error(error)
-            headers = {name.decode(): value.decode() for name, value in answer.headers}
-            return Response(bytes(answer.body), status_code=answer.status, headers=headers)
-        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+            return openai_error(error)
+        return text_answer(metrics(), kind=METRICS_TYPE)
 
-    async def livez(_: Request) -> Response:
-        return PlainTextResponse("ok")
+    def answer(method: str, path: str, headers: Mapping[bytes, bytes]) -> Answer:
+        if path not in ("/metrics", "/livez", "/readyz"):
+            return text_answer("Not Found", 404)
+        if method not in ("GET", "HEAD"):
+            return text_answer("Method Not Allowed", 405, [(b"allow", b"GET, HEAD")])
+        if path == "/metrics":
+            return metrics_page(method, path, headers)
+        reason = why_not_ready() if path == "/readyz" else None
+        return text_answer(reason or "ok", 503 if reason else 200)
 
-    async def readyz(_: Request) -> Response:
-        reason = why_not_ready()
-        return PlainTextResponse(reason or "ok", status_code=503 if reason else 200)
+    async def monitor(scope: Scope, receive: Receive, send: Send) -> None:
+        status, headers, body = answer(scope["method"], scope["path"], dict(scope["headers"]))
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    monitor = Starlette(routes=[Route("/metrics", metrics_page), Route("/livez", livez), Route("/readyz", readyz)])
-    monitor.router.redirect_slashes = False  # a redirect would lead to whatever the client's `Host` says
     return monitor

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from engine import registry
 from engine.machine.devices import kind_of
-from server.http.http_server import HttpServer
+from server.http.h1.server import HttpServer
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor import takeover

@@ -25,7 +25,7 @@ import numpy as np
 
 from server.metrics.gauges import ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import Registry
-from server.requests.load import expected_wait
+from server.requests.admission import expected_wait
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Need, SpawnError
 from server.supervisor.listeners import Listeners, UnixPort

@@ -32,6 +32,7 @@ from wire.connection import FrameConnection
 from wire.control import ProcessStart
 from wire.frames import Buffer
 from wire.page import Page
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -41,7 +42,7 @@ INFO = ModelInfo(
     engine="scripted",
     reason="",
     outputs=OutputKind.POOLED | OutputKind.TOKENS,
-    dimensions=4,
+    dimensions=6,
     max_seqlen=100,
     vocab_size=30_000,
     pooling="mean",
@@ -73,11 +74,17 @@ def submission(
 def rows_of(batch: Batch) -> Results:
     """What the scripted engine computes: rows that name their ids."""
     ids = batch.token_ids.astype(np.float32)
-    types = np.zeros_like(ids) if batch.token_type_ids is None else batch.token_type_ids.astype(np.float32)
+    zeros = np.zeros(len(batch.token_ids), np.int32)
+    types = (zeros if batch.token_type_ids is None else batch.token_type_ids).astype(np.float32)
+    marks = zeros if batch.marks is None else batch.marks
+    adapters = zeros if batch.adapters is None else batch.adapters
     bounds = list(itertools.pairwise(batch.cu_seqlens))
     results = {}
     if OutputKind.POOLED in batch.outputs:
-        rows = [[ids[a], ids[b - 1], b - a, types[a:b].sum()] for a, b in bounds]
+        rows = [
+            [ids[a], ids[b - 1], b - a, types[a:b].sum(), marks[a:b].sum(), adapters[number]]
+            for number, (a, b) in enumerate(bounds)
+        ]
         results[OutputKind.POOLED] = Rows(np.array(rows, np.float32))
     if OutputKind.TOKENS in batch.outputs:
         results[OutputKind.TOKENS] = Rows(np.stack([ids, -ids], axis=1), batch.cu_seqlens)
@@ -87,9 +94,12 @@ def rows_of(batch: Batch) -> Results:
 def expected(one: Submission) -> Results:
     """What the request's answer must be."""
     ids = np.frombuffer(one.token_ids, np.int32)
-    types = np.frombuffer(one.token_type_ids, np.int32) if one.token_type_ids else None
+    parts: dict[str, Any] = {
+        part.name.lower(): np.frombuffer(values, np.uint8 if part is Part.MARKS else np.int32)
+        for part, values in one.parts.items()
+    }
     cu_seqlens = np.cumsum([0, *one.seqlens], dtype=np.int32)
-    return rows_of(Batch("tiny", one.outputs, ids, cu_seqlens, types))
+    return rows_of(Batch("tiny", one.outputs, ids, cu_seqlens, **parts))
 
 
 def assert_same(answer: RequestResults | RequestRefused, wanted: Results) -> None:

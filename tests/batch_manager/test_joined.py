@@ -29,6 +29,7 @@ from tests.batch_manager.peers import (
     submission,
     until,
 )
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.both_loops
@@ -176,7 +177,8 @@ def test_submissions_are_the_same_work_whatever_their_deadlines() -> None:
         {"outputs": OutputKind.SPARSE},
         {"seqlens": (7,)},
         {"token_ids": ids_of(7, first=9).tobytes()},
-        {"token_type_ids": bytes(28)},
+        {"parts": {Part.MARKS: b"\x08" + bytes(6)}},
+        {"parts": {Part.ADAPTERS: (2).to_bytes(4, "little")}},
         {"key": 3},
         {"weight": 2.0},
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from batch_manager.messages import Policy, RequestRefusal
-from batch_manager.scheduling.sizes import Rate
+from batch_manager.scheduling.engines import Rate
 from engine.types import EngineLimits
 from tests.batch_manager.harness import BULK, Harness, limits, with_engine
 

@@ -6,12 +6,14 @@ from batch_manager.messages import Submission
 from batch_manager.worker import MAX_QUARANTINED, QUARANTINE_SECONDS, Quarantine
 from engine.types import OutputKind
 from tests.batch_manager.peers import ids_of
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 
-def asked(*seqlens: int, first: int = 1, model: int = 0, types: bytes = b"") -> Submission:
+def asked(*seqlens: int, first: int = 1, model: int = 0, **parts: bytes) -> Submission:
     ids = ids_of(*seqlens, first=first).tobytes()
-    return Submission(model, RequestClass.BULK, OutputKind.POOLED, float("inf"), seqlens, ids, types)
+    named = {Part[name.upper()]: values for name, values in parts.items()}
+    return Submission(model, RequestClass.BULK, OutputKind.POOLED, float("inf"), seqlens, ids, named)
 
 
 def test_an_input_is_known_again_wherever_it_stands() -> None:
@@ -27,8 +29,10 @@ def test_another_model_or_other_types_are_another_input() -> None:
     quarantine = Quarantine()
     quarantine.add(asked(2, model=1), 0, 0.0)
     assert quarantine.find(asked(2), 1.0) is None
-    assert quarantine.find(asked(2, model=1, types=bytes(8)), 1.0) == 0, "all zero is the same as none"
-    assert quarantine.find(asked(2, model=1, types=bytes(7) + b"\1"), 1.0) is None
+    assert quarantine.find(asked(2, model=1, token_type_ids=bytes(8), adapters=bytes(4)), 1.0) == 0, "zero is none"
+    assert quarantine.find(asked(2, model=1, token_type_ids=bytes(7) + b"\1"), 1.0) is None
+    assert quarantine.find(asked(2, model=1, marks=b"\0\x08"), 1.0) is None
+    assert quarantine.find(asked(2, model=1, adapters=b"\1\0\0\0"), 1.0) is None
 
 
 def test_it_ends_after_its_time() -> None:

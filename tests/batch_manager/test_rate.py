@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batch_manager.scheduling.sizes import Rate
+from batch_manager.scheduling.engines import Rate
 from tests.batch_manager.harness import Harness, limits, with_engine
 
 

@@ -4,7 +4,7 @@ import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from server.dialects.error_shapes import openai_error
+from server.dialects.answers import openai_error
 from server.dialects.table import ROUTES
 from server.requests.errors import Overloaded
 from tests.server_e2e.running import PATIENCE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.http.auth import HEALTH_PATHS, METRICS_PATHS
+from server.http.access import HEALTH_PATHS, METRICS_PATHS
 from server.metrics.declared import Declared
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES
 from server.metrics.registry import ALL

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from engine import messages
-from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Rows
+from engine.fake import load, row, table
+from engine.messages import LoadOptions
+from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Rows, compute
+from wire.parts import Part
 
 
 def joined(parts: list[bytes | bytearray | memoryview]) -> memoryview:
@@ -18,7 +21,9 @@ def test_batch() -> None:
     batch = messages.decode_batch(
         "m",
         joined(
-            messages.encode_batch(OutputKind.POOLED, [3, 1, 2], [part.tobytes() for part in ids], [types.tobytes()])
+            messages.encode_batch(
+                OutputKind.POOLED, [3, 1, 2], [part.tobytes() for part in ids], {Part.TOKEN_TYPE_IDS: [types.tobytes()]}
+            )
         ),
     )
 
@@ -31,10 +36,12 @@ def test_batch() -> None:
     assert (batch.num_tokens, batch.num_seqs, batch.max_seqlen) == (6, 3, 3)
 
 
-@pytest.mark.parametrize("types", [[], [np.array([0, 1], np.int32).tobytes()]])
+@pytest.mark.parametrize(
+    "types", [{}, {Part.TOKEN_TYPE_IDS: [np.array([0, 1], np.int32).tobytes()], Part.MARKS: [b"\0\1"]}]
+)
 @pytest.mark.parametrize("is_urgent", [False, True])
 @pytest.mark.parametrize("gives_way", [False, True])
-def test_what_a_batch_is_marked_with(types: list[bytes], is_urgent: bool, gives_way: bool) -> None:
+def test_what_a_batch_is_marked_with(types: dict[Part, list[bytes]], is_urgent: bool, gives_way: bool) -> None:
     ids = np.array([7, 8], np.int32).tobytes()
     parts = messages.encode_batch(OutputKind.POOLED, [2], [ids], types, is_urgent=is_urgent, gives_way=gives_way)
     batch = messages.decode_batch("m", joined(parts))
@@ -87,3 +94,32 @@ def test_ready_and_failed() -> None:
     assert messages.decode_ready(joined(messages.encode_ready(info, limits))) == (info, limits)
     decoded = messages.decode_failed(joined(messages.encode_failed(error)))
     assert (decoded.kind, str(decoded)) == (error.kind, "too much")
+
+
+def test_frames_of_plain_texts_hold_nothing_of_parts() -> None:
+    """Held byte for byte: a change of these costs every request, and breaks a server that is taken over."""
+    ids = np.arange(5, dtype=np.int32)
+    head = "010002000200000005000000000000000200000005000000"
+    batch = messages.encode_batch(OutputKind.POOLED, [2, 3], [ids.tobytes()], is_urgent=True)
+    assert bytes(joined(batch)).hex().startswith(head)
+    assert bytes(joined(batch))[24:] == ids.tobytes()
+
+
+def test_marks_and_adapters_stay_with_their_sequences() -> None:
+    """Split, in batches with others that lack a part; what the fake engine computes names the parts of each."""
+    ids = np.tile(np.array([5, 6, 7], np.int32), 4)
+    marks, adapters = np.array([0, 8, 0] + [0] * 6 + [8, 0, 0], np.uint8), np.array([0, 2, 0, 0], np.int32)
+    parts = {Part.MARKS: [marks.tobytes()], Part.ADAPTERS: [adapters.tobytes()]}
+    batch = messages.decode_batch(
+        "m", joined(messages.encode_batch(OutputKind.POOLED, [3] * 4, [ids.tobytes()], parts))
+    )
+    fake = load(name="m", reason="", options=LoadOptions(device="cpu", max_seqlen=8))
+    whole = compute(fake, batch)
+    assert not isinstance(whole, EngineError)
+    rows = whole[OutputKind.POOLED].values
+    assert len({each.tobytes() for each in rows}) == 4, "sequences of the same ids differ in their parts alone"
+    assert np.array_equal(rows[2], row(table(1024), ids[:3].tobytes())), "a plain one among them is as alone"
+    for place in range(4):
+        alone = compute(fake, batch.taken(np.arange(4) == place))
+        assert not isinstance(alone, EngineError)
+        assert np.array_equal(alone[OutputKind.POOLED].values[0], rows[place])

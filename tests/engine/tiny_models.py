@@ -159,11 +159,14 @@ def _randomize_biases(model: PreTrainedModel) -> None:
             tensor.normal_(std=0.2)
 
 
-def batch(sequences: Sequence[Sequence[int]], token_type_ids: Sequence[int] | None = None) -> Batch:
-    """A packed batch of these ids."""
+def batch(
+    sequences: Sequence[Sequence[int]], token_type_ids: Sequence[int] | None = None, **parts: Sequence[int]
+) -> Batch:
+    """A packed batch of these ids. parts: marks, adapters."""
     cu_seqlens = np.concatenate(([0], np.cumsum([len(sequence) for sequence in sequences]))).astype(np.int32)
     types = None if token_type_ids is None else np.array(token_type_ids, np.int32)
-    return Batch("m", OutputKind.POOLED, np.concatenate(sequences).astype(np.int32), cu_seqlens, types)
+    own = {name: np.array(values, np.uint8 if name == "marks" else np.int32) for name, values in parts.items()}
+    return Batch("m", OutputKind.POOLED, np.concatenate(sequences).astype(np.int32), cu_seqlens, types, **own)  # type: ignore[arg-type]
 
 
 def arbitrary(seqlens: Sequence[int], *, first: int = 4) -> list[list[int]]:

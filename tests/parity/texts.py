@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind
+from engine.types import Batch, OutputKind
 from tests.parity.architectures import VOCAB_SIZE
+from wire.parts import EXPANSION_TOKEN, PROMPT_TOKEN
 
 SPECIAL_IDS = (0, 1, 2, 3)  # padding, unknown, first and last
 _FIRST_ID = 7  # below are padding and markers
@@ -23,9 +24,9 @@ class Text:
     num_expansion: int = 0  # tokens at the end that no other token sees
 
     @property
-    def flags(self) -> list[int]:
-        """As a batch has them: types and what else is said of a token."""
-        values = list(self.types or (0,) * len(self.ids))
+    def marks(self) -> list[int]:
+        """As a batch has them."""
+        values = [0] * len(self.ids)
         for place in range(self.num_prompt):
             values[place] += PROMPT_TOKEN
         for place in range(len(self.ids) - self.num_expansion, len(self.ids)):
@@ -72,5 +73,6 @@ def packed(texts: Sequence[Text], outputs: OutputKind) -> Batch:
     """All of them in one batch."""
     ids = np.array(list(itertools.chain.from_iterable(text.ids for text in texts)), np.int32)
     cu_seqlens = np.cumsum([0, *(len(text.ids) for text in texts)]).astype(np.int32)
-    flags = np.array(list(itertools.chain.from_iterable(text.flags for text in texts)), np.int32)
-    return Batch("m", outputs, ids, cu_seqlens, flags if flags.any() else None)
+    types = np.array([kind for text in texts for kind in text.types or (0,) * len(text.ids)], np.int32)
+    marks = np.array(list(itertools.chain.from_iterable(text.marks for text in texts)), np.uint8)
+    return Batch("m", outputs, ids, cu_seqlens, types if types.any() else None, marks if marks.any() else None)

@@ -9,30 +9,28 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
-from fastapi import FastAPI
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestResults, Submission
 from engine.types import OutputKind, Rows
-from server.dialects.error_shapes import openai_error
-from server.dialects.route import Call, RequestOptions
-from server.dialects.table import ROUTES
+from server.dialects.answers import openai_error
+from server.dialects.route import Call, RequestOptions, Route
+from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.features.table import FEATURES
 from server.frontend.parts import Off, Part
-from server.frontend.reporting import RequestMetrics
+from server.frontend.request_log import RequestMetrics
+from server.http.access import Hosts, Keys
 from server.http.app import App
-from server.http.auth import Keys
-from server.http.body import ASGIApp, Message, RequestBodies
-from server.http.hosts import Hosts
-from server.http.request import SharedByRequests
+from server.http.body import ASGIApp, Message, Receive, RequestBodies, TimedReceive
+from server.http.request import BodyDecoder, HttpRequest, SharedByRequests
+from server.http.routes import own_routes
 from server.requests.admission import Admission, WaitBudgets
-from server.requests.concurrency import OpenRequest
+from server.requests.limits import OpenRequest
 from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from server.settings.api_keys import ApiKey
-from tests.server.fallback import Fallback
 from tokenizer_pool import shortening
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
@@ -66,8 +64,9 @@ def one_model(**changes: Any) -> ModelTable:
 
 def new_call(options: RequestOptions | None = None, *, models: ModelTable | None = None, max_items: int = 4) -> Call:
     """A request as a decoder gets it."""
-    trace = Trace("POST", "/", "the-request")
-    return Call(options or RequestOptions(), models or one_model(), max_items, trace, openai_error, RequestContext())
+    state, trace = cast(ModelsState, None), Trace("POST", "/", "the-request")
+    options, models = options or RequestOptions(), models or one_model()
+    return Call(state, max_items, trace, openai_error, RequestContext(), options, models)
 
 
 def ready_state(**changes: Any) -> Json:
@@ -222,6 +221,17 @@ class Managers:
                 return Rows(of_tokens, offsets)
 
 
+async def metrics_text() -> str:
+    return "metrics of the whole server\n"
+
+
+def all_routes(parts: Sequence[Part] | None = None, **access: bool) -> list[Route]:
+    """Those of a frontend with these parts of features; by default with all features off."""
+    own = own_routes(metrics_text, **{"needs_key": False, "metrics_auth": False, **access})
+    parts = [Off(feature) for feature in FEATURES] if parts is None else parts
+    return [*ROUTES, *PLAIN_ROUTES, *own, *(route for part in parts for route in part.routes)]
+
+
 class Edge:
     """A frontend without its process. Must be made inside a running event loop."""
 
@@ -277,13 +287,22 @@ class Edge:
         self.parts = [parts.get(feature.name) or Off(feature) for feature in FEATURES if feature.frontend]
         self.app = App(
             self.shared,
+            all_routes(self.parts, needs_key=bool(keys), metrics_auth=metrics_auth),
             has_documents_in_objects=has_documents_in_objects,
             compress_answers=compress_answers,
             hosts=hosts or Hosts(None),
-            passed_on=[part.passed_on for part in self.parts if part.passed_on is not None],
-            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_auth, self.parts)),
             url_prefix=url_prefix,
         )
+
+    def request(self, receive: Receive, headers: Mapping[str, str] | None = None, **changes: Any) -> HttpRequest:
+        """A request for a route of no use, whose body comes from `receive`."""
+        given = {name.encode(): value.encode() for name, value in (headers or {}).items()}
+        opened, route = OpenRequest(self.admission.requests), ROUTES[0]
+        fields: dict[str, Any] = {"state": self.state, "max_items": 4, "trace": Trace("POST"), "shared": self.shared}
+        fields |= {"error_shape": openai_error, "context": RequestContext(), "route": route, "path_values": {}}
+        fields |= {"scope": {}, "receive": TimedReceive(receive, opened, is_whole=False), "send": receive}
+        fields |= {"headers": given, "open": opened, "decoder": BodyDecoder()}
+        return HttpRequest(**{**fields, **changes})
 
     def change(self, **shared: Any) -> None:
         """Other objects than an edge has by itself; before the first request."""

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 from unittest import mock
 
-from server.requests import time_slices
+from server.requests import limits
 
 
 def turns_during(work: Coroutine[Any, Any, object]) -> int:
@@ -25,5 +25,5 @@ def turns_during(work: Coroutine[Any, Any, object]) -> int:
         task.cancel()
         return turns
 
-    with mock.patch.object(time_slices, "SECONDS", -1.0):
+    with mock.patch.object(limits, "SLICE_SECONDS", -1.0):
         return asyncio.run(run())

@@ -23,35 +23,35 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (27_040, 239_200),
+    "server": (26_870, 239_500),
     "engine": (17_580, 165_300),
-    "batch_manager": (2_180, 21_200),
-    "tokenizer_pool": (2_390, 22_300),
-    "wire": (910, 8_560),
+    "batch_manager": (2_180, 21_310),
+    "tokenizer_pool": (2_412, 22_830),
+    "wire": (944, 8_910),
     "embedline": (3_980, 35_500),
-    "core": (34_640, 320_900),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_640, 323_800),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
     "lines of the tests": 96_200,
-    "files of the product": 395,
+    "files of the product": 378,
     "folders of the product": 50,
-    "files with one importer that no registry names": 51,
+    "files with one importer that no registry names": 49,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
     "entries of the fullest folder of tests": 22,
 }
 LIMITS_OF_RUNNING = {
-    "files on the way of one text": 65,
-    "files that a frontend imports": 117,
+    "files on the way of one text": 51,
+    "files that a frontend imports": 98,
     "files of features that are off, in any process": 0,
 }
 # Of the files with one importer, those that are a subject of their own, and why.
 SUBJECTS = {
     "batch_manager.engine_link": "one engine's connection, and whether its rows are those of the batch",
-    "batch_manager.scheduling.backlog": "how the two classes share a model, and what comes back from engines",
+    "batch_manager.scheduling.queue": "how the two classes share a model, and what comes back from engines",
     "batch_manager.in_flight": "which requests are one because they ask for the same, and their rows so far",
     "batch_manager.scheduling.scheduler": "the state machine, which a simulator drives as well",
     "embedline.bench.report": "what a run of bench found, as text with a histogram and as JSON",
@@ -86,17 +86,15 @@ SUBJECTS = {
     "server.features.jobs.webhooks": "how an end is told to its webhook, signed and tried again",
     "server.features.pipelines.bodies": "JSON and msgpack of a pipeline's values, arrays among them",
     "server.features.verify.library": "the rows and the ids of a model's own library",
-    "server.frontend.reporting": "the request log and the request metrics",
-    "server.http.app": "the way of every request over HTTP, and the POST routes",
-    "server.http.connection": "the clocks and the flow control of one connection, whatever its bytes",
-    "server.http.get_routes": "the routes on FastAPI: health, models, metrics, the OpenAPI page",
-    "server.http.line_streams": "bodies of lines without end",
-    "server.http.protocol": "HTTP/1.1 as bytes, and what is refused of it",
+    "server.http.app": "the way of every request over HTTP",
+    "server.http.h1.framing": "where heads and bodies end in the bytes, and which heads are refused",
+    "server.http.h1.protocol": "the requests of one connection, and the connections of a server",
     "server.metrics.gauges": "gauges that are read from the shared page when /metrics is asked",
     "server.metrics.registry": "what all processes counted, added up in the supervisor",
     "server.metrics.tei": "text-embeddings-inference's names for our metrics",
     "server.supervisor.ports": "the ports of one server, wherever they come from",
     "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
+    "server.supervisor.stderr_relay": "standard error of all processes, which a slow reader must not block",
     "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",
     "tokenizer_pool.chat_template": "chat templates in a sandbox: the one file that imports jinja2",
     "tokenizer_pool.pairs": "how two texts become one sequence",

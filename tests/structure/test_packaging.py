@@ -10,8 +10,8 @@ from typing import Any
 import embedline
 from tests.structure.sources import PACKAGES, ROOT, sources
 
-# Used without an import of ours: by uvicorn to read HTTP, by transformers to read weights.
-USED_BY_OTHERS = {"httptools", "safetensors"}
+# Used without an import of ours: by transformers to read weights.
+USED_BY_OTHERS = {"safetensors"}
 # Used by embedline.bench and embedline.client where they are installed, and not missed where they are not.
 NOT_MISSED = {"orjson", "rich", "uvloop"}
 # The extras of embedline/adapters/, and by which names their libraries are imported where they are not installed.

@@ -5,12 +5,14 @@ tests/parity/test_coverage.py counts the cases of an architecture's row; flags a
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import get_args
 
 from engine.model import tasks
 from engine.model.coverage import ARCHITECTURES
 from engine.registry import ENGINES
+from server.dialects.reading.json_body import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 from tests.structure.sources import ROOT, sources
 
@@ -26,6 +28,38 @@ def test_a_dialect_is_a_file_a_row_a_test_and_a_line() -> None:
     assert files <= used, "the ROUTES of a file are not in the table"
     assert [route.path for route in ROUTES if f'"{route.path}"' not in asked] == [], "no test asks it"
     assert [route.path for route in ROUTES if not re.search(f"`(POST )?{route.path}`", API)] == []
+
+
+# Names of fields that stand in another file too.
+ELSEWHERE = {
+    "add_special_tokens": "a request of server/requests has it",
+    "dimensions": "what Weaviate is told of a model",
+    "images": "a word of an error",
+    "input_type": "Cohere's example",
+    "prompt": "the text itself, at vLLM's /tokenize and at Ollama's older route",
+    "task": "what vLLM's /pooling computes, and what Weaviate is told of a model",
+    "top_k": "Mixedbread's answer repeats it",
+}
+
+
+def test_the_name_of_a_field_stands_in_one_file() -> None:
+    """As an attribute with a row, or as a string; inputs stand where a vendor has them."""
+    options = {name for name, row in KNOWN_FIELDS.items() if row.neutral is not None and row.items is None}
+    found: dict[str, set[str]] = defaultdict(set)
+    for source in sources("server"):
+        if source.module.startswith("server.dialects."):
+            for name in options.intersection((*strings(source.tree()), *with_rows(source.tree()))):
+                found[name].add(source.module)
+    assert found.keys() >= options
+    assert {name for name, files in found.items() if len(files) > 1} == ELSEWHERE.keys()
+
+
+def with_rows(module: ast.Module) -> Iterator[str]:
+    """The attributes that may have a row."""
+    for node in ast.walk(module):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Subscript(value=ast.Name(id="Annotated"))):
+                yield name
 
 
 def has_routes(module: ast.Module) -> bool:

@@ -1,11 +1,11 @@
 """What frontends and workers say to each other survives the way."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import engine.types
 from tokenizer_pool import messages
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import (
@@ -24,8 +24,8 @@ from tokenizer_pool.tasks import (
     encode_tokenize,
     encode_tokenized,
 )
-from tokenizer_pool.token_ids import PROMPT_TOKEN
 from wire.frames import Buffer
+from wire.parts import PROMPT_TOKEN
 from wire.vocabulary import RequestClass
 
 BULK, QUERY = RequestClass.BULK, "what is a pair? 👍"
@@ -84,7 +84,8 @@ def test_a_piece(piece: Any) -> None:
     ("asked", "answer"),
     [
         (TokenizePiece, tokenized(None)),
-        (TokenizePiece, tokenized(array(0, 1, PROMPT_TOKEN))),
+        (TokenizePiece, tokenized(array(0, 1, 1))),
+        (TokenizePiece, replace(tokenized(None), marks=array(0, 8, PROMPT_TOKEN, dtype=np.uint8))),
         (DetailPiece, DetailedPiece([[]], 0.25)),
         (DetailPiece, DetailedPiece([[SPECIAL, *WORDS], [], [WORDS[2], SPECIAL]], 0.25)),
         *((asked, TextsPiece(["", "zwölf 👍"], 0.5)) for asked in (DecodePiece, ChatPiece)),
@@ -107,10 +108,6 @@ def test_types_that_are_all_zero_cost_one_byte() -> None:
     """A frame of one text, as nearly all are: what it had before there were types, and a byte that says so."""
     piece = TokenizedPiece(np.zeros(20, np.int32), array(0, 20), array(0, dtype=np.uint8), 0.25)
     assert len(sent(encode_tokenized(piece))) == 12 + 4 * 2 + 4 * 20 + 1 + 1
-
-
-def test_engines_have_the_same_number_for_a_token_of_a_prompt() -> None:
-    assert PROMPT_TOKEN == engine.types.PROMPT_TOKEN
 
 
 @pytest.mark.parametrize("index", [-1, 0, 2047])

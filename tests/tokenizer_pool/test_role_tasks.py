@@ -27,7 +27,7 @@ SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=512)
 
 
 def assert_same(found: TokenizedTexts, expected: TokenizedPiece) -> None:
-    for field in ("token_ids", "offsets", "truncated", "token_type_ids"):
+    for field in ("token_ids", "offsets", "truncated", "token_type_ids", "marks"):
         assert np.array_equal(getattr(found, field), getattr(expected, field)), field
 
 

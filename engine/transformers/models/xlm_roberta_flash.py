@@ -5,8 +5,8 @@ jinaai/xlm-roberta-flash-implementation, modeling_xlm_roberta.py and modeling_lo
 
 The reranker has transformers' layers, and weights of other names. jina-embeddings-v3 has low-rank adapters for tasks on
 every layer and table. A sequence is computed with the adapter of its task, or with none. All are computed in one
-product for all tasks, of which each token keeps its own, so sequences of several tasks share a batch. The token types
-say which: see engine.types.ADAPTER_SHIFT.
+product for all tasks, of which each token keeps its own, so sequences of several tasks share a batch. `adapters`
+says which: see engine.types.Batch.
 
 Shapes: B sequences of S tokens, A adapters of rank R, [A, R, in] and [A, out, R] of a layer.
 """
@@ -24,7 +24,6 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from engine.transformers.models.parts import OurConfig, OurModel, angles, attended, in_heads, rotated
-from engine.types import ADAPTER_SHIFT
 
 
 class XLMRobertaFlashConfig(XLMRobertaConfig):
@@ -147,12 +146,12 @@ class JinaAdaptersModel(OurModel):
         self,
         input_ids: Tensor,  # int64 [B, S]
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
+        adapters: Tensor | None = None,  # int64 [B, S], the number of the one for each token, from 1; 0 = none
         position_ids: Tensor | None = None,
         **others: Any,
     ) -> BaseModelOutputWithPooling:
         """last_hidden_state [B, S, D]."""
-        chosen = self._chosen(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
+        chosen = self._chosen(torch.zeros_like(input_ids) if adapters is None else adapters)
         words, types = self.embeddings.values()
         rows = self.emb_ln(words(input_ids, chosen) + types(torch.zeros_like(input_ids), chosen))
         turn = angles(self.config, rows, position_ids)
@@ -161,8 +160,8 @@ class JinaAdaptersModel(OurModel):
             rows = layer(rows, chosen, turn, attention_mask=mask, **others)
         return BaseModelOutputWithPooling(last_hidden_state=rows)
 
-    def _chosen(self, token_type_ids: Tensor) -> Tensor:
-        rank, own = self.config.lora_rank, token_type_ids[..., None] >> ADAPTER_SHIFT
+    def _chosen(self, adapters: Tensor) -> Tensor:
+        rank, own = self.config.lora_rank, adapters[..., None]
         is_own = own == torch.arange(1, len(self.config.lora_adaptations or ()) + 1, device=own.device)
         return is_own.repeat_interleave(rank, dim=-1).to(self.dtype) * (self.config.lora_alpha / rank)
 

@@ -1,4 +1,8 @@
-"""A body in JSON, whatever its fields: it is decoded by msgspec, whose messages become our errors.
+"""A body in JSON: it is decoded by msgspec, whose messages become our errors.
+
+A route honours the fields of its body. Those of all other bodies, and of NOWHERE, `FieldsReader` refuses by their
+names, unless the value changes nothing. Fields that are in no body and not in NOWHERE (user, metadata) are passed over,
+unless they are almost a field of the route: a client's spelling mistake, which would change the result in silence.
 
 `LosslessDecoder` also takes spellings of a value from which nothing is lost: `"true"` and `"false"` for booleans, `2.0`
 and `1e2` for integers. Some clients have no others: PHP, R and Gson write whole numbers as floats, and fields of forms
@@ -12,18 +16,20 @@ would take seconds for them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from decimal import Decimal
-from functools import cache
-from itertools import chain, islice, repeat
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cached_property, lru_cache
+from itertools import chain, islice, repeat, takewhile
+from types import new_class
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, inspect
 
+from server.dialects.fields.field import SEND_TEXTS, Row, names_of, rows_of, structs_in
 from server.requests.errors import IS_NO_TEXT, InvalidRequest, MalformedBody
-from server.requests.time_slices import TimeSlice
+from server.requests.limits import TimeSlice
 from wire.json_values import MAX_DEPTH, Value, is_wrong, place_of, values, without_escapes
 
 JSON = "JSON in UTF-8"
@@ -32,10 +38,13 @@ _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 beside two 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
+_BYTE = re.compile(r"\(byte \d+\)$")  # in its message about what is no JSON
 _MAX_VALUES = 1 << 12  # of a body that is no JSON, among which `parse_body` looks for the wrong one
 _MAX_PROBLEM = 200  # characters: the name of a field that is not known is the client's
 _Parsed = TypeVar("_Parsed")
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _Decoded = TypeVar("_Decoded", covariant=True)
+_OUR_NAMES = set[str]()  # of the fields of all bodies that have a decoder
 WORDS = {"true": True, "false": False}
 _WORDS = {b'"%b"' % word.encode(): word.encode() for word in WORDS}
 MAX_WHOLE = 2.0**53  # from there on floats may have lost a digit
@@ -71,6 +80,23 @@ def is_given(value: msgspec.Raw) -> bool:
     return bytes(memoryview(value)[:5]) != b"null"
 
 
+def given_members(
+    json: bytes | msgspec.Raw, names: tuple[str, ...], field: str | None = None
+) -> dict[str, msgspec.Raw]:
+    """Those of an object's members with these names that are given. Raises what `parse` raises."""
+    found = msgspec.structs.astuple(parse(_raw_members(names), json, field))
+    return {name: value for name, value in zip(names, found, strict=True) if value is not UNSET and is_given(value)}
+
+
+@lru_cache(maxsize=512)  # names may be a client's
+def _raw_members(names: tuple[str, ...], *, forbids_others: bool = False) -> msgspec.json.Decoder[msgspec.Struct]:
+    fields = [(f"field_{index}", msgspec.Raw | UnsetType, UNSET) for index in range(len(names))]
+    rename = {field[0]: name for field, name in zip(fields, names, strict=True)}
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Members", fields, rename=rename, forbid_unknown_fields=forbids_others)
+    )
+
+
 def check_utf_8(json: bytes) -> None:
     """Raises MalformedBody for JSON in UTF-16 or UTF-32: of each quote or bracket a byte is 0."""
     if json.startswith(_OTHER_BOMS) or b"\0" in json[:4]:
@@ -91,10 +117,11 @@ def parse(
         message = str(error)
     except RecursionError:
         raise MalformedBody(f"{field or 'the body'} is nested too deeply", param=field) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if field is None and form == JSON:
             check_utf_8(bytes(data))
-        raise MalformedBody(f"{field or 'the body'} is not valid {form}", param=field) from None
+        position = _position(bytes(data), error) if form == JSON else ""
+        raise MalformedBody(f"{field or 'the body'} is not valid {form}{position}", param=field) from None
     place = _PLACE.search(message)
     param = _joined(field, place[1] if place else "")
     if missing := _MISSING.search(message):
@@ -102,6 +129,18 @@ def parse(
         raise InvalidRequest(f"{param} is missing", param=param)
     problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
     raise InvalidRequest(f"{param or 'the body'}: {problem[:_MAX_PROBLEM].lower()}", param=param)
+
+
+def _position(json: bytes, error: Exception) -> str:
+    """The byte at which the parser stopped, as messages say it; "" where nothing knows."""
+    if found := _BYTE.search(str(error)):
+        return f" {found[0].replace('byte', 'at byte')}"
+    try:
+        json.decode()
+    except UnicodeDecodeError as wrong:
+        return f" (at byte {wrong.start})"
+    # of half a surrogate pair msgspec says, as of JSON that ends too early, that it is truncated
+    return "" if b"\\u" in json else f" (at byte {len(json)})"
 
 
 def parse_body(decoder: Decoder[_Parsed], body: bytes) -> _Parsed:
@@ -121,11 +160,13 @@ def parse_body(decoder: Decoder[_Parsed], body: bytes) -> _Parsed:
 def wrong_value(body: bytes, value: Value) -> MalformedBody:
     """The error that no decoder takes this value of a body."""
     if len(value.path) > MAX_DEPTH:
-        place = place_of(value.path[:2])  # the item
-        return MalformedBody(f"{place} is nested deeper than {MAX_DEPTH} levels", param=place)
-    place = place_of(value.path)
-    is_text = body.startswith(b'"', value.start)
-    return MalformedBody(f"{place} {IS_NO_TEXT if is_text else 'is not valid JSON'}", param=place)
+        path, problem = value.path[:2], f"is nested deeper than {MAX_DEPTH} levels"  # the item
+    else:
+        is_text = body.startswith(b'"', value.start)
+        path, problem = value.path, IS_NO_TEXT if is_text else "is not valid JSON"
+    own = tuple(takewhile(lambda step: isinstance(step, int) or step in _OUR_NAMES, path))
+    place = place_of(path)
+    return MalformedBody(f"{place} {problem}", param=place, own_param=place_of(own))
 
 
 def _joined(field: str | None, inner: str) -> str | None:
@@ -141,6 +182,7 @@ class LosslessDecoder(Generic[_Parsed]):
         """`dec_hook` is as for msgspec's decoder."""
         self._decoder: msgspec.json.Decoder[_Parsed] = msgspec.json.Decoder(kind, dec_hook=dec_hook)
         self._kind = inspect.type_info(kind)
+        _OUR_NAMES.update(field.encode_name for field in getattr(self._kind, "fields", ()))
 
     def decode(self, data: bytes | msgspec.Raw, /) -> _Parsed:
         """Raises what msgspec's decoder raises."""
@@ -245,21 +287,163 @@ def _members(value: bytes, kind: _Fields) -> Iterable[tuple[str, msgspec.Raw, in
     tag, forbids = getattr(kind, "tag_field", None), getattr(kind, "forbid_unknown_fields", False)
     if tag is not None:
         kinds[tag] = inspect.AnyType()
-    members = msgspec.structs.astuple(_raw_members(tuple(kinds), forbids).decode(value))
+    members = msgspec.structs.astuple(_raw_members(tuple(kinds), forbids_others=forbids).decode(value))
     for (name, each), member in zip(kinds.items(), members, strict=True):
         if member is not UNSET:
             yield name, member, each
 
 
-@cache
-def _raw_members(
-    names: tuple[str, ...], forbids_others: bool
-) -> msgspec.json.Decoder[msgspec.Struct]:  # as many as there are types
-    fields = [(f"field_{index}", msgspec.Raw | UnsetType, UNSET) for index in range(len(names))]
-    rename = {field[0]: name for field, name in zip(fields, names, strict=True)}
-    return msgspec.json.Decoder(
-        msgspec.defstruct("Members", fields, rename=rename, forbid_unknown_fields=forbids_others)
-    )
+# The fields that no route has.
+NOWHERE: dict[str, Row] = {
+    "outputDimensionality": Row(
+        by="Vertex AI", says="only the first numbers of each row", neutral=(), hint="its name here is dimensions"
+    ),
+    "late_chunking_params": Row(by="vLLM", says="how texts are cut into chunks", neutral=()),
+    "return_multivector": Row(by="Jina", says="rows of tokens", neutral=(False,)),
+    "lora_path": Row(by="SGLang", says="an adapter", neutral=()),
+    "chat_template": Row(by="vLLM", says="another template for chats", neutral=()),
+    "chat_template_kwargs": Row(by="vLLM", says="what the template gets", neutral=()),
+    "padding": Row(by="vLLM", says="how batches are filled up", neutral=(True, False, "do_not_pad", "longest")),
+    "truncation_strategy": Row(by="Hugging Face", says="which text of a pair is cut", neutral=()),
+    "autoTruncate": Row(by="Vertex AI", says="long texts are cut", neutral=(), hint="its name here is truncate"),
+    "max_tokens_per_query": Row(by="vLLM", says="the length to which a query is cut", neutral=()),
+    "candidate_labels": Row(by="Hugging Face", says="labels to choose among", neutral=([],)),
+    "labels": Row(by="Jina", says="labels to choose among", neutral=([],)),
+    "classifier_id": Row(by="Jina", says="a classifier that was trained before", neutral=()),
+    "relevant_spans": Row(by="Mixedbread", says="places in the documents", neutral=(False,)),
+    "rewrite_query": Row(by="Mixedbread", says="another query in the place of this one", neutral=(False,)),
+    "modality": Row(by="Infinity", says="what the inputs are", neutral=("text",)),
+    "images": Row(by="Cohere", says="images in the place of texts", neutral=([],), hint=SEND_TEXTS),
+    "image": Row(by="Jina", says="an image in the place of a text", neutral=(), hint=SEND_TEXTS),
+}
+KNOWN_FIELDS = dict(NOWHERE)  # every reader adds the fields of its body
+
+
+class FieldsReader(Generic[_Body]):
+    """Reads the JSON bodies of one route, or objects in them."""
+
+    def __init__(self, body: type[_Body]) -> None:
+        for name, row in (item for struct in structs_in(body) for item in rows_of(struct).items()):
+            if name not in KNOWN_FIELDS or KNOWN_FIELDS[name].neutral is None:
+                KNOWN_FIELDS[name] = row
+        self._body = body
+        # Most bodies have only fields that the route declares. They are decoded once and need no other look.
+        strict = new_class(body.__name__, (body,), {"forbid_unknown_fields": True})
+        self._strict = msgspec.json.Decoder(cast(type[_Body], strict))
+        self._lenient = LosslessDecoder[_Body](body)
+
+    @cached_property
+    def _foreign(self) -> "_Foreign":
+        """What the route refuses: made when a body first needs it, when all other routes are known."""
+        return _Foreign(self._body)
+
+    def read(self, body: bytes | msgspec.Raw, field: str | None = None) -> _Body:
+        """The fields of a body. `field` is the name of the object, None for the whole body. Raises MalformedBody and
+        InvalidRequest.
+
+        A large body has been through `check_large` before.
+        """
+        try:
+            fields = self._strict.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._foreign.refuse(body, field)
+            self._foreign.refuse_misspelt(body, field)
+            fields = parse(self._lenient, body, field)
+        if field is None and len(whole := bytes(body)) <= LARGE_BYTES:
+            check_nesting(whole)
+        return fields
+
+
+_IS_PLAIN = inspect.type_info(bool | int)
+
+
+class _Foreign:
+    """What a route refuses: fields of other routes that change a result, and names that are almost its own."""
+
+    def __init__(self, body: type[msgspec.Struct]) -> None:
+        rows, required = rows_of(body), {field.encode_name for field in msgspec.structs.fields(body) if field.required}
+        self._spelled = tuple(name for name, row in rows.items() if row.neutral is not None or row.items is not None)
+        self._needed = tuple(name for name, row in rows.items() if row.items is not None and name in required)
+        foreign = KNOWN_FIELDS.keys() - names_of(body)
+        self._neutral = {  # in JSON
+            name: frozenset(map(msgspec.json.encode, row.neutral))
+            for name, row in sorted(KNOWN_FIELDS.items())  # of several the first of these is named
+            if name in foreign and row.neutral is not None
+        }
+        self._names = tuple(self._neutral)
+        self._longest = 1 + max(len(value) for neutral in self._neutral.values() for value in neutral)
+
+    def refuse(self, body: bytes | msgspec.Raw, field: str | None) -> None:
+        """Raises InvalidRequest for a known field that the route does not honour, and what `parse` raises."""
+        for name, given in given_members(body, self._names, field).items():
+            value, neutral = bytes(memoryview(given)[: self._longest]), self._neutral[name]
+            if value in neutral or (len(value) < self._longest and plain(value, _IS_PLAIN) in neutral):
+                continue
+            row, param = KNOWN_FIELDS[name], f"{field}.{name}" if field else name
+            allowed = " or ".join(msgspec.json.encode(value).decode() for value in row.neutral or ())
+            problem = (
+                f"must be {allowed} on this route, or be left out" if allowed else "is not supported on this route"
+            )
+            raise InvalidRequest(f"{param} {problem}{f'; {row.hint}' if row.hint else ''}", param=param)
+
+    def refuse_misspelt(self, body: bytes | msgspec.Raw, field: str | None) -> None:
+        """Raises InvalidRequest for a name that is almost a field of the route. Where the inputs are missing, names of
+        other routes' are looked at too. The body is a JSON object."""
+        name = _misspelt(body, self._spelled, KNOWN_FIELDS)
+        if name is None:
+            given = given_members(body, self._needed)
+            name = _misspelt(body, tuple(needed for needed in self._needed if needed not in given), ())
+        if name is not None:
+            param = f"{field}.{name}" if field else name
+            raise InvalidRequest(f"{param} is spelled otherwise in the body; did you mean {param}?", param=param)
+
+
+# Bodies are looked at for misspelt names only if they have a field that the route does not declare, and at their
+# beginning and their end, where clients have their options: texts stand between, and may be 64 MB.
+_NAME = re.compile(rb'"([A-Za-z_][A-Za-z0-9_-]{1,31})"\s*:')
+_BYTES_LOOKED_AT = 32 * 1024  # at each end
+_MAX_NAMES = 128
+_LEAST_LETTERS = 4  # shorter names are almost too many others
+#: that clients of these or of other APIs send, and that look like a field of a route
+HARMLESS = frozenset(("id", "mask", "stop", "stream", "tags", "test", "tools", "top_p", "topk", "context"))
+
+
+def _misspelt(body: bytes | msgspec.Raw, own: tuple[str, ...], known: Collection[str]) -> str | None:
+    """The field of `own` that a name in this JSON object is almost, None if there is none. Names that are `known`, and
+    those whose value is null, are left alone."""
+    almost = {
+        name: field
+        for name in _names(bytes(body))
+        if name not in known and name not in HARMLESS and (field := _field_like(name, own)) is not None
+    }
+    given = given_members(body, tuple(almost)) if almost else {}
+    return next((almost[name] for name in given), None)
+
+
+def _names(body: bytes) -> Iterator[str]:
+    """The first names of fields, each once, of the object or of objects in it."""
+    ends = (body[:_BYTES_LOOKED_AT], body[max(_BYTES_LOOKED_AT, len(body) - _BYTES_LOOKED_AT) :])
+    found = dict.fromkeys(name for end in ends for name in _NAME.findall(end))
+    return (name.decode() for name in list(found)[:_MAX_NAMES])
+
+
+@lru_cache(maxsize=1024)  # a client sends the same names with every body
+def _field_like(name: str, own: tuple[str, ...]) -> str | None:
+    return next((field for field in own if _is_almost(name, field)), None)
+
+
+def _is_almost(name: str, field: str) -> bool:
+    """Whether the two differ in one letter that is wrong, missing or too many, in the order of two, or only in case,
+    underscores and hyphens."""
+    first, second = (word.lower().replace("_", "").replace("-", "") for word in (name, field))
+    if first == second:
+        return True
+    if len(second) < _LEAST_LETTERS or abs(len(first) - len(second)) > 1:
+        return False
+    same = next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+    rest, other = (first[same:], second[same:]) if same is not None else ("", "")
+    is_swapped = rest[:2] == other[1::-1] and rest[2:] == other[2:]
+    return same is None or is_swapped or other[1:] in (rest, rest[1:]) or rest[1:] == other
 
 
 def check_nesting(body: bytes) -> None:

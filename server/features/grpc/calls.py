@@ -20,17 +20,15 @@ from grpc.aio import EOF, ServicerContext
 
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.route import Call
-from server.dialects.tei.shared import tei_error, tei_message, timing_headers
+from server.dialects.tei import tei_error, tei_message, timing_headers
 from server.features.grpc.method import Method, Reads
 from server.http.body import RequestBodies, decoded_bytes, to_hold
-from server.http.headers import read_options, request_id, request_ids
-from server.http.request import SharedByRequests
+from server.http.request import SharedByRequests, read_options, request_id, request_ids
 from server.requests import errors
-from server.requests.concurrency import GAVE_WAY, InOrder, OpenRequest, gave_way
 from server.requests.errors import BodyTooSlow, DeadlineExceeded, EmptyInput, RequestError, stopping
+from server.requests.limits import GAVE_WAY, InOrder, OpenRequest, SharedSlice, gave_way
 from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.time_slices import SharedSlice
-from server.requests.trace import CLIENT_LEFT, Trace, failed
+from server.requests.work import CLIENT_LEFT, Trace, failed
 from wire.vocabulary import RequestClass
 
 # fmt: off
@@ -266,7 +264,8 @@ class Calls:
         if (name := headers.get(_MODEL)) is not None:
             models = models.named(name.decode("latin-1"))
         options = replace(options, deadline=min(deadline, options.deadline))
-        return Call(options, models, self._shared.max_items, trace, tei_error, context)
+        state, max_items = self._shared.state, self._shared.max_items
+        return Call(state, max_items, trace, tei_error, context, options, models)
 
     def _interrupted(self, trace: Trace, deadline: float) -> None:
         """Note in the trace that nobody waits for the answer any more."""

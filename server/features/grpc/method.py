@@ -17,7 +17,7 @@ from server.dialects.route import Call
 from server.features.grpc import tei_pb2
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody
 from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tokenizer_pool.messages import Truncation
 
 _DIRECTIONS = {

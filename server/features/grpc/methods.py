@@ -9,25 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from server.dialects.fields.rows import read_dimensions
+from server.dialects.fields.texts import PromptFields, read_is_query, read_prompt, read_prompts
 from server.dialects.reading.inputs import Inputs, check_num_ids, check_num_items
-from server.dialects.reading.row_options import read_dimensions
-from server.dialects.reading.text_options import PromptFields, read_is_query, read_prompt, read_prompts
 from server.dialects.route import Call
-from server.dialects.row_forms import RAW_FLOATS
-from server.dialects.tei.embed import for_sparse, for_tokens
-from server.dialects.tei.predict import prompt_for
+from server.dialects.row_answers import RAW_FLOATS
+from server.dialects.sparse import for_sparse
+from server.dialects.tei import for_tokens, prompt_for
 from server.features.grpc import tei_pb2
 from server.features.grpc.method import Method, Reads, head, metadata, packed, read_text, read_truncation, written
-from server.http.info import info as describe
+from server.http.routes import info as describe
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.embeddings import embed_tokens
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.limits import steps
 from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
 from server.requests.rerank import Ranked, RerankRequest, rank
-from server.requests.time_slices import steps
-from server.requests.trace import Trace
-from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
+from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest, Trace
 from tokenizer_pool.tasks import Token
 
 _Texts = tei_pb2.EmbedRequest | tei_pb2.EmbedSparseRequest | tei_pb2.EmbedAllRequest

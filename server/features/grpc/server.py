@@ -25,11 +25,11 @@ from server.features.grpc.method import Method
 from server.features.grpc.methods import METHODS, info_method
 from server.frontend.parts import Part, Shared
 from server.frontend.start import FeatureStart
-from server.http.auth import Keys
+from server.http.access import Keys
 from server.http.request import SharedByRequests
 from server.http.tls import contents, first_of, load
-from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, Unauthorized
+from server.requests.limits import OpenRequest, OpenRequests
 from server.requests.models import ModelsState
 from server.settings.files import WatchedFiles, version_of
 from server.settings.flag import SettingsError

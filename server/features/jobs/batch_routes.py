@@ -1,23 +1,33 @@
-"""OpenAI's routes of files and batches, on FastAPI. An upload is OpenAI's form of one file and its purpose, passed on
-in pieces as it comes and never held whole.
+"""OpenAI's routes of files and batches. An upload is OpenAI's form of one file and its purpose, passed on in pieces as
+it comes and never held whole.
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import ClientDisconnect
 
+from server.dialects.answers import Answer, Streamed, json_answer, openai_error
 from server.dialects.reading.json_body import parse_body
+from server.dialects.route import OBJECT, Response, Route
+from server.features.jobs.feature import JOBS
 from server.features.rpc import Caller
-from server.http.body import IS_HEAD, OWNER, ClientLeft
-from server.requests.errors import InvalidRequest, MalformedBody, PayloadTooLarge, RequestError, UnsupportedMedia
+from server.http.request import HttpRequest
+from server.requests.errors import (
+    InvalidRequest,
+    MalformedBody,
+    NoSuchRoute,
+    NotFound,
+    NotReady,
+    PayloadTooLarge,
+    RequestError,
+    UnsupportedMedia,
+)
 from wire.frames import Buffer
 
 PIECE_BYTES = 256 * 1024  # of a file whose client may not go on
@@ -44,111 +54,82 @@ class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 
 
-class BatchRoutes:
-    """Routes for files and batches. Each raises RequestError."""
-
-    def __init__(self, jobs: Caller) -> None:
-        self._jobs = jobs
-
-    async def upload(self, request: Request) -> Response:
-        return JSONResponse(await received(request, self._jobs, request.scope[OWNER]))
-
-    async def content(self, request: Request) -> Response:
-        """All bytes, a piece at a time."""
-        owner = request.scope[OWNER]
-        info = (await self._jobs.call("file_view", owner, **request.path_params)).value
-        is_head = request.scope.get(IS_HEAD, False)
-        asked: dict[str, Any] = {"count": 1} if is_head else {}
-        first = (await self._jobs.call("file_read", owner, file_id=info["id"], offset=0, **asked)).body
-        headers = {"content-type": "application/octet-stream"}
-        if is_head:
-            return Response(headers={**headers, "content-length": str(info["bytes"])})
-
-        async def more(offset: int) -> Buffer:
-            return (await self._jobs.call("file_read", owner, file_id=info["id"], offset=offset)).body
-
-        return in_pieces(first, info["bytes"], more, headers=headers)
-
-    async def create(self, request: Request) -> Response:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
-        new = parse_body(_NEW_BATCH, bytes(body))
-        fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
-        return JSONResponse(await self._call("batch_create", request, fields))
-
-    def one(self, what: str) -> Endpoint:
-        """An endpoint for a call about one file or batch."""
-
-        async def endpoint(request: Request) -> Response:
-            return JSONResponse(await self._call(what, request, request.path_params))
-
-        return endpoint
-
-    def deleting(self, kind: str) -> Endpoint:
-        """The end of a file or a batch."""
-
-        async def endpoint(request: Request) -> Response:
-            await self._call(f"{kind}_delete", request, request.path_params)
-            return JSONResponse({"id": request.path_params[f"{kind}_id"], "object": kind, "deleted": True})
-
-        return endpoint
-
-    def listing(self, kind: str) -> Endpoint:
-        """A page of files or batches."""
-
-        async def endpoint(request: Request) -> Response:
-            _check_list(request)
-            limit = _integer(request, "limit", _DEFAULT_LIMIT, most=_MAX_LIMIT)
-            fields = {"after": request.query_params.get("after"), "limit": limit}
-            return JSONResponse(await self._call(f"{kind}_list", request, fields))
-
-        return endpoint
-
-    async def _call(self, what: str, request: Request, fields: Mapping[str, Any]) -> Any:
-        return (await self._jobs.call(what, request.scope[OWNER], **fields)).value
+async def asked(what: str, jobs: Caller, call: HttpRequest) -> Answer:
+    """What the jobs process says to a call about what the path names."""
+    return json_answer((await jobs.call(what, call.owner, **call.path_values)).value)
 
 
-def _check_list(request: Request) -> None:
+async def upload(jobs: Caller, call: HttpRequest) -> Answer:
+    """Keep a file. Raises RequestError, ClientLeft."""
+    return json_answer(await received(call, jobs))
+
+
+async def content(jobs: Caller, call: HttpRequest) -> Streamed:
+    """All bytes, a piece at a time."""
+    owner = call.owner
+    info = (await jobs.call("file_view", owner, **call.path_values)).value
+    few: dict[str, Any] = {"count": 1} if call.is_head else {}
+    first = (await jobs.call("file_read", owner, file_id=info["id"], offset=0, **few)).body
+
+    async def more(offset: int) -> Buffer:
+        return (await jobs.call("file_read", owner, file_id=info["id"], offset=offset)).body
+
+    headers = [(b"content-type", b"application/octet-stream")]
+    return Streamed(200, headers, info["bytes"], pieces(first, info["bytes"], more))
+
+
+async def create(jobs: Caller, call: HttpRequest) -> Answer:
+    """Begin a batch. Raises RequestError, ClientLeft."""
+    body = bytearray()
+    async for chunk in call.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
+    new = parse_body(_NEW_BATCH, bytes(body))
+    fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
+    return json_answer((await jobs.call("batch_create", call.owner, **fields)).value)
+
+
+async def deleted(kind: str, jobs: Caller, call: HttpRequest) -> Answer:
+    """The end of a file or a batch."""
+    await jobs.call(f"{kind}_delete", call.owner, **call.path_values)
+    return json_answer({"id": call.path_values[f"{kind}_id"], "object": kind, "deleted": True})
+
+
+async def listed(kind: str, jobs: Caller, call: HttpRequest) -> Answer:
+    """A page of files or batches."""
+    query = call.query()
+    _check_list(query)
+    named = dict(query)
+    fields: dict[str, Any] = {"after": named.get("after"), "limit": _limit(named.get("limit", str(_DEFAULT_LIMIT)))}
+    return json_answer((await jobs.call(f"{kind}_list", call.owner, **fields)).value)
+
+
+def _check_list(query: Iterable[tuple[str, str]]) -> None:
     """Raises InvalidRequest for what would choose or order what is listed in another way."""
-    for name, value in request.query_params.multi_items():
+    for name, value in query:
         if name not in ("limit", "after") and (name, value) != ("order", "desc"):
             raise InvalidRequest("a list takes limit, after and order=desc, the newest first", param=name)
 
 
-def _integer(request: Request, name: str, default: int, *, most: int) -> int:
+def _limit(text: str) -> int:
     """A number of the query, from 1. Raises InvalidRequest."""
-    text = request.query_params.get(name, str(default))
-    if not _INTEGER.fullmatch(text) or float(text) > most:
-        raise InvalidRequest(f"{name} must be 1 to {most}", param=name)
+    if not _INTEGER.fullmatch(text) or float(text) > _MAX_LIMIT:
+        raise InvalidRequest(f"limit must be 1 to {_MAX_LIMIT}", param="limit")
     return int(float(text))
 
 
-def in_pieces(
-    first: Buffer,
-    num_bytes: int,
-    more: Callable[[int], Awaitable[Buffer]],
-    *,
-    status: int = 200,
-    headers: Mapping[str, str],
-) -> Response:
-    """An answer of which one piece is here at a time: its client may not read it. `more` gives the piece from there."""
-
-    content = _pieces(first, num_bytes, more)
-    return StreamingResponse(content, status_code=status, headers={**headers, "content-length": str(num_bytes)})
-
-
-async def _pieces(piece: Buffer, num_bytes: int, more: Callable[[int], Awaitable[Buffer]]) -> AsyncIterator[memoryview]:
-    offset = 0
+async def pieces(first: Buffer, num_bytes: int, more: Callable[[int], Awaitable[Buffer]]) -> AsyncIterator[Buffer]:
+    """The pieces of so many bytes, of which one is here at a time: their client may not read it. `more` gives the piece
+    from there."""
+    offset, piece = 0, first
+    del first
     while piece:
-        yield memoryview(piece)
         offset += len(piece)
+        yield piece
         piece = b""  # it is not kept while the next one is read
         if offset < num_bytes:
             try:
@@ -175,7 +156,7 @@ class _Form:
 
     def end_head(self) -> None:
         if self.num_parts > _MAX_PARTS:
-            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME], own_param="")
 
     def header_piece(self, which: int, data: bytes, start: int, end: int) -> None:
         self.num_head_bytes += end - start
@@ -198,7 +179,7 @@ class _Form:
         elif self.name == "purpose" and self.name not in self.fields:
             self.fields[self.name] = bytearray()
         else:
-            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME])
+            raise InvalidRequest(_OTHER_FORM, param=self.name[:_MAX_NAME], own_param="")
 
     def data(self, data: bytes, start: int, end: int) -> None:
         if self.name == "file":
@@ -212,16 +193,16 @@ class _Form:
         self.has_ended = True
 
 
-async def received(request: Request, jobs: Caller, owner: str) -> dict[str, Any]:
+async def received(call: HttpRequest, jobs: Caller) -> dict[str, Any]:
     """The fields of the file, once all of it is kept. Raises RequestError, ClientLeft."""
-    form = _Form()
-    parser = _parser(request, form)
-    length = request.headers.get("content-length")
+    form, owner = _Form(), call.owner
+    parser = _parser(call, form)
+    length = call.headers.get(b"content-length")
     if length is None:
         raise InvalidRequest("an upload must say its length", param="content-length")
     file_id = None
     try:
-        async for chunk in _chunks(request):
+        async for chunk in call.stream():
             _write(parser, chunk)
             if form.filename is not None and file_id is None:
                 begun = await jobs.call("file_begin", owner, filename=form.filename, most=int(length))
@@ -249,16 +230,8 @@ async def _abandon(jobs: Caller, owner: str, file_id: str) -> None:
         return  # the process has ended, and forgets it by itself
 
 
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in request.stream():
-            yield chunk
-    except ClientDisconnect:
-        raise ClientLeft from None
-
-
-def _parser(request: Request, form: _Form) -> MultipartParser:
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
+def _parser(call: HttpRequest, form: _Form) -> MultipartParser:
+    kind, options = parse_options_header(call.headers.get(b"content-type", b""))
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
         raise UnsupportedMedia("an upload must be multipart/form-data with a boundary")
@@ -281,3 +254,37 @@ def _write(parser: MultipartParser, chunk: bytes) -> None:
         parser.write(chunk)
     except MultipartParseError:
         raise MalformedBody("the form can't be read") from None
+
+
+JobAnswer = Callable[[Caller, HttpRequest], Awaitable[Answer | Streamed]]
+_THERE = {200: Response("It is there", OBJECT)}
+_BYTES = {200: Response("The bytes", {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}})}
+_FORM = {
+    "type": "object",
+    "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
+    "required": ["purpose", "file"],
+}
+_FILE = {"multipart/form-data": {"schema": _FORM, "example": {"purpose": "batch", "file": "{}"}}}
+_EXAMPLE = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+_ERRORS = (NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge)
+
+
+def job_route(method: str, path: str, answer: JobAnswer, **documented: Any) -> Route:
+    """A route of jobs; `answer` gets the client of their process too."""
+    errors: tuple[type[RequestError], ...] = (NotReady, *documented.pop("errors", _ERRORS))
+    given: dict[str, Any] = {"responses": _THERE, **documented, "errors": errors, "answer": answer}
+    return Route(method=method, path=path, error_shape=openai_error, summary=JOBS.routes[method, path], **given)
+
+
+BATCH_ROUTES = (
+    job_route("POST", "/v1/files", upload, body_schema={"required": True, "content": _FILE}),
+    job_route("GET", "/v1/files", partial(listed, "file")),
+    job_route("GET", "/v1/files/{file_id}", partial(asked, "file_view")),
+    job_route("DELETE", "/v1/files/{file_id}", partial(deleted, "file")),
+    job_route("GET", "/v1/files/{file_id}/content", content, responses=_BYTES, description=content.__doc__),
+    job_route("POST", "/v1/batches", create, body=NewBatch, example=_EXAMPLE),
+    job_route("GET", "/v1/batches", partial(listed, "batch")),
+    job_route("GET", "/v1/batches/{batch_id}", partial(asked, "batch_view")),
+    job_route("DELETE", "/v1/batches/{batch_id}", partial(deleted, "batch")),
+    job_route("POST", "/v1/batches/{batch_id}/cancel", partial(asked, "batch_cancel")),
+)

@@ -199,6 +199,5 @@ JOBS = Feature(
         ("DELETE", "/v1/batches/{batch_id}"): "Forget a batch that has ended; its files stay",
         ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
     },
-    passed_on="/async_predict",
-    documents="server.features.jobs.routes:add_job_routes",
+    documents="server.features.jobs.routes:JOB_ROUTES",
 )

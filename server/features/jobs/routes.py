@@ -1,34 +1,30 @@
 """The routes of async requests: POST /async_predict keeps one for any route of this server and answers with its id; the
 others are what became of it, its result, its end, and the queue: https://docs.baseten.co/inference/async
 
-`route` is ours, and so are bodies of over 256 KiB. POST /async_predict is in front of FastAPI: to keep a request must
-not cost a frontend more than to answer it. All other routes of jobs, those of batches as well, are added to FastAPI
-here; the functions after them say what its OpenAPI page tells of each.
+`route` is ours, and so are bodies of over 256 KiB. JOB_ROUTES has the routes of files and batches too.
 """
 
 import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 
+from server.dialects import table
+from server.dialects.answers import Answer, Streamed, json_answer, retry_header
 from server.dialects.reading.json_body import LosslessDecoder, parse
-from server.dialects.route import Answer, retry_after
-from server.dialects.table import ROUTES
-from server.features.jobs.batch_routes import BatchRoutes, NewBatch, in_pieces
+from server.dialects.route import OBJECT, Call, Response
+from server.features.jobs.batch_routes import BATCH_ROUTES, job_route, pieces
 from server.features.jobs.feature import JOBS
 from server.features.jobs.messages import MAX_BODY_BYTES
 from server.features.jobs.types import Status
 from server.features.rpc import Caller, Reply
-from server.frontend.parts import Part, Shared
+from server.frontend.parts import Part, Shared, bound
 from server.frontend.start import FeatureStart
-from server.http.body import IS_HEAD, OWNER, ASGIApp
-from server.http.openapi import errors_of
-from server.http.request import HeaderList, PassOn, Read
+from server.http.body import ASGIApp
+from server.http.request import HttpRequest
 from server.requests.errors import (
     RETRY_AFTER,
     Conflict,
@@ -42,36 +38,13 @@ from server.requests.errors import (
 )
 from wire.frames import Buffer
 
-PLACE = ("POST", "/async_predict")
-_ROUTES = frozenset(route.path for route in ROUTES)
+_ROUTES = frozenset(route.path for route in table.ROUTES)
 _DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
 _KEY = re.compile(rb"[!-~]{1,255}")
 _MAX_ACCEPT = 256  # characters
 
 _UNENDED = ("QUEUED", "IN_PROGRESS")
-_ASK_AGAIN = {"retry-after": retry_after(RETRY_AFTER["no_result_yet"])}
-Schema = dict[str, Any]
-_OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
-_FORM = {
-    "type": "object",
-    "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
-    "required": ["purpose", "file"],
-}
-_FILE = {"multipart/form-data": {"schema": _FORM, "example": {"purpose": "batch", "file": "{}"}}}
-_VIEW = {
-    "type": "object",
-    "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
-    "required": ["request_id", "status"],
-}
-_COUNTS = {"type": "object"}
-_EXAMPLE = {"model_input": {"input": "The ferry leaves at seven.", "model": "any"}, "priority": 1}
-_KEY_HEADER = {
-    "name": "idempotency-key",
-    "in": "header",
-    "required": False,
-    "description": "A second request with the same key and body is answered with the first one's id",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-}
+_ASK_AGAIN = retry_header(RETRY_AFTER["no_result_yet"])
 
 
 class RetryConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -102,31 +75,17 @@ class Accepted(msgspec.Struct):
 _BODY = LosslessDecoder[AsyncPredictBody](AsyncPredictBody)
 
 
-class AsyncPredict:
-    """The route."""
-
-    route = PLACE[1]
-
-    def __init__(self, jobs: Caller) -> None:
-        self._jobs = jobs
-
-    def at(self, method: str, path: str) -> PassOn | None:
-        """The answer to a request there; None if it is not this route."""
-        return self._answer if (method, path) == PLACE else None
-
-    async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
-        """The id of a new request. Raises RequestError; then nothing was accepted."""
-        by_name = dict(headers)
-        if int(by_name.get(b"content-length", b"0")) > MAX_BODY_BYTES:
-            raise _too_large()
-        keys = [value for name, value in headers if name == b"idempotency-key"]
-        fields = _fields(await read(_decode), by_name, keys)
-        added = (await self._jobs.call("add", owner, **fields)).value
-        body = msgspec.json.encode(Accepted(added["request_id"]))
-        return Answer(202, [(b"content-type", b"application/json")], body)
+async def accept_request(jobs: Caller, call: HttpRequest) -> Answer:
+    """Keep a request. Raises RequestError."""
+    if int(call.headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+        raise _too_large()
+    keys = [value for name, value in call.scope["headers"] if name == b"idempotency-key"]
+    fields = _fields(await call.read(_decode, goes_on=True), call.headers, keys)
+    added = (await jobs.call("add", call.owner, **fields)).value
+    return json_answer(Accepted(added["request_id"]), status=202)
 
 
-def _decode(body: bytes) -> AsyncPredictBody:
+def _decode(call: Call, body: bytes) -> AsyncPredictBody:
     """The fields of the body. Raises MalformedBody, InvalidRequest and PayloadTooLarge."""
     if len(body) > MAX_BODY_BYTES:
         raise _too_large()
@@ -180,11 +139,8 @@ class JobsPart(Part):
 
     def __init__(self, client: Caller, listeners: Sequence[socket.socket] = ()) -> None:
         self.listeners = listeners
-        self.passed_on = AsyncPredict(client)
+        self.routes = bound(JOB_ROUTES, client)
         self._client = client
-
-    def add_routes(self, app: FastAPI) -> None:
-        add_job_routes(app, self._client)
 
     async def open(self, app: ASGIApp) -> None:
         self._client.open()
@@ -200,92 +156,60 @@ def make_part(start: FeatureStart, shared: Shared) -> JobsPart:
     return JobsPart(Caller(start.process.path, JOBS.name), [socket.socket(fileno=start.process.listener_fd)])
 
 
-def add_job_routes(app: FastAPI, jobs: Caller | None = None) -> None:
-    """Add the routes with what the OpenAPI page says of each. Without `jobs` they stand there for the page alone."""
-    client = cast(Caller, jobs)
-    routes, of_batches = _Routes(client), BatchRoutes(client)
-    for method, path, endpoint in (
-        (*PLACE, routes.unreached),
-        ("GET", "/async_request/{request_id}", routes.view),
-        ("GET", "/async_request/{request_id}/result", routes.result),
-        ("DELETE", "/async_request/{request_id}", routes.cancel),
-        ("GET", "/async_queue_status", routes.queue_status),
-        ("GET", "/jobs", routes.jobs),
-        ("POST", "/v1/files", of_batches.upload),
-        ("GET", "/v1/files", of_batches.listing("file")),
-        ("GET", "/v1/files/{file_id}", of_batches.one("file_view")),
-        ("DELETE", "/v1/files/{file_id}", of_batches.deleting("file")),
-        ("GET", "/v1/files/{file_id}/content", of_batches.content),
-        ("POST", "/v1/batches", of_batches.create),
-        ("GET", "/v1/batches", of_batches.listing("batch")),
-        ("GET", "/v1/batches/{batch_id}", of_batches.one("batch_view")),
-        ("DELETE", "/v1/batches/{batch_id}", of_batches.deleting("batch")),
-        ("POST", "/v1/batches/{batch_id}/cancel", of_batches.one("batch_cancel")),
-    ):
-        app.add_api_route(path, endpoint, methods=[method], **documented(method, path))
+async def view(jobs: Caller, call: HttpRequest) -> Answer:
+    """Status, webhook's status, times and errors."""
+    return json_answer(_shown((await _asked(jobs, "view", call)).value))
 
 
-class _Routes:
-    """Routes for async requests. Each raises RequestError."""
+async def result(jobs: Caller, call: HttpRequest) -> Answer | Streamed:
+    """What the route answered, byte for byte and a piece at a time; 202 until then."""
+    first = await _asked(jobs, "result", call)
+    found = first.value.get("result")
+    if found is None:
+        shown = first.value["view"]
+        if shown["status"] in _UNENDED:
+            return json_answer(_shown(shown), _ASK_AGAIN, status=202)
+        raise Conflict(f"this request has no result: its status is {shown['status']}")
+    given = {**dict(found["headers"]), "content-type": found["content_type"]}
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
 
-    def __init__(self, jobs: Caller) -> None:
-        self._jobs = jobs
+    async def more(offset: int) -> Buffer:
+        return (await _asked(jobs, "result", call, offset=offset)).body
 
-    async def unreached(self, request: Request) -> Response:
-        """It is answered in front of FastAPI, and stands here for the OpenAPI page."""
-        raise AssertionError
+    return Streamed(found["status_code"], headers, found["bytes"], pieces(first.body, found["bytes"], more))
 
-    async def view(self, request: Request) -> Response:
-        """Status, webhook's status, times and errors."""
-        return JSONResponse(_shown((await self._call("view", request)).value))
 
-    async def result(self, request: Request) -> Response:
-        """What the route answered, byte for byte and a piece at a time; 202 until then."""
-        first = await self._call("result", request)
-        result = first.value.get("result")
-        if result is None:
-            view = first.value["view"]
-            if view["status"] in _UNENDED:
-                return JSONResponse(_shown(view), status_code=202, headers=_ASK_AGAIN)
-            raise Conflict(f"this request has no result: its status is {view['status']}")
-        headers = {**dict(result["headers"]), "content-type": result["content_type"]}
-        if request.scope.get(IS_HEAD, False):
-            headers["content-length"] = str(result["bytes"])
-            return Response(status_code=result["status_code"], headers=headers)
+async def cancel(jobs: Caller, call: HttpRequest) -> Answer:
+    """Only while it is QUEUED."""
+    fields = (await _asked(jobs, "cancel", call)).value
+    if not fields["canceled"]:
+        raise Conflict(f"only a request that is QUEUED can be canceled, and this one is {fields['view']['status']}")
+    return json_answer({**_shown(fields["view"]), "canceled": True})
 
-        async def more(offset: int) -> Buffer:
-            return (await self._call("result", request, offset=offset)).body
 
-        return in_pieces(first.body, result["bytes"], more, status=result["status_code"], headers=headers)
+async def queue_status(jobs: Caller, call: HttpRequest) -> Answer:
+    """In Baseten's words."""
+    counts = (await _asked(jobs, "counts", call)).value
+    return json_answer(
+        {
+            "model_id": "embedline",
+            "deployment_id": "embedline",
+            "num_queued_requests": sum(counts["queued"]),
+            "num_in_progress_requests": counts["in_progress"],
+        }
+    )
 
-    async def cancel(self, request: Request) -> Response:
-        """Only while it is QUEUED."""
-        fields = (await self._call("cancel", request)).value
-        if not fields["canceled"]:
-            raise Conflict(f"only a request that is QUEUED can be canceled, and this one is {fields['view']['status']}")
-        return JSONResponse({**_shown(fields["view"]), "canceled": True})
 
-    async def queue_status(self, request: Request) -> Response:
-        """In Baseten's words."""
-        counts = (await self._call("counts", request)).value
-        return JSONResponse(
-            {
-                "model_id": "embedline",
-                "deployment_id": "embedline",
-                "num_queued_requests": sum(counts["queued"]),
-                "num_in_progress_requests": counts["in_progress"],
-            }
-        )
+async def all_jobs(jobs: Caller, call: HttpRequest) -> Answer:
+    """What waits, by priority, how long, and how much room it takes; the batches that are open, and the files."""
+    counts = (await _asked(jobs, "counts", call)).value
+    queued = {str(priority): number for priority, number in enumerate(counts.pop("queued"))}
+    documents = (await _asked(jobs, "document_counts", call)).value
+    return json_answer({"queued": queued, **counts, **documents})
 
-    async def jobs(self, request: Request) -> Response:
-        """What waits, by priority, how long, and how much room it takes; the batches that are open, and the files."""
-        counts = (await self._call("counts", request)).value
-        queued = {str(priority): number for priority, number in enumerate(counts.pop("queued"))}
-        documents = (await self._call("document_counts", request)).value
-        return JSONResponse({"queued": queued, **counts, **documents})
 
-    async def _call(self, what: str, request: Request, **fields: Any) -> Reply:
-        return await self._jobs.call(what, request.scope[OWNER], **request.path_params, **fields)
+async def _asked(jobs: Caller, what: str, call: HttpRequest, **fields: Any) -> Reply:
+    return await jobs.call(what, call.owner, **call.path_values, **fields)
 
 
 def _shown(view: dict[str, Any]) -> dict[str, Any]:
@@ -294,82 +218,44 @@ def _shown(view: dict[str, Any]) -> dict[str, Any]:
     return {**view, "model_id": "embedline", "deployment_id": "embedline", **times}
 
 
-def documented(method: str, path: str) -> dict[str, Any]:
-    """The arguments that describe a route to FastAPI."""
-    place = (method, path)
-    return {
-        "summary": JOBS.routes[place],
-        "operation_id": "_".join([method.lower(), *path.strip("/").replace("{", "").replace("}", "").split("/")]),
-        "openapi_extra": _accepting() if place == PLACE else _asking(method, path),
-        "status_code": 202 if place == PLACE else 200,
-    }
+_VIEW = {
+    "type": "object",
+    "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
+    "required": ["request_id", "status"],
+}
+_VIEW_CONTENT = {"application/json": {"schema": _VIEW}}
+_THERE = {200: Response("It is there", _VIEW_CONTENT)}
+_UNENDED_TOO = {200: Response("It is there", OBJECT), 202: Response("It has not ended yet", _VIEW_CONTENT)}
+_NUMBERS = {200: Response("The numbers", OBJECT)}
+_OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
+_KEPT = {202: Response("It is kept", Accepted)}
+_OF_ONE = (NoSuchRoute, NotFound, Conflict)
+_EXAMPLE = {"model_input": {"input": "The ferry leaves at seven.", "model": "any"}, "priority": 1}
+_KEY_HEADER = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "A second request with the same key and body is answered with the first one's id",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
 
 
-def _accepting() -> Schema:
-    return {
-        "parameters": [_KEY_HEADER],
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _schema(AsyncPredictBody), "example": _EXAMPLE}},
-        },
-        "responses": {
-            "202": _answer("It is kept", _schema(Accepted)),
-            **errors_of(NoSuchRoute, Conflict, *_OF_A_BODY),
-        },
-    }
-
-
-def _schema(body: type[msgspec.Struct]) -> Schema:
-    """The schema of a type without references: these types are on no other route."""
-    (schema,), components = msgspec.json.schema_components([body], ref_template="{name}")
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, dict):
-            return (
-                whole(components[value["$ref"]]) if "$ref" in value else {key: whole(one) for key, one in value.items()}
-            )
-        return [whole(one) for one in value] if isinstance(value, list) else value
-
-    found: Schema = whole(schema)
-    return found
-
-
-def _asking(method: str, path: str) -> Schema:
-    if path.startswith("/v1/"):
-        return _of_batches(method, path)
-    if "{" not in path:
-        return {"responses": {"200": _answer("The numbers", _COUNTS), **errors_of(NoSuchRoute)}}
-    responses = {"200": _answer("It is there", _VIEW), **errors_of(NoSuchRoute, NotFound, Conflict)}
-    if path.endswith("/result"):
-        responses["202"] = _answer("It has not ended yet", _VIEW)
-    return {"parameters": _ids(path), "responses": responses}
-
-
-def _of_batches(method: str, path: str) -> Schema:
-    """The schema of a batch in OpenAI's words."""
-    responses = {
-        "200": _answer("It is there", {"type": "object"}),
-        **errors_of(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),
-    }
-    if path.endswith("/content"):
-        bytes_there = {"schema": {"type": "string", "format": "binary"}}
-        responses["200"] = {"description": "The bytes", "content": {"application/octet-stream": bytes_there}}
-    operation = {"parameters": _ids(path), "responses": responses}
-    if method == "POST" and "{" not in path:
-        operation["requestBody"] = {"required": True, "content": _FILE if path == "/v1/files" else _batch()}
-    return operation
-
-
-def _batch() -> Schema:
-    example = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    return {"application/json": {"schema": _schema(NewBatch), "example": example}}
-
-
-def _ids(path: str) -> list[Schema]:
-    """The parameters in a path."""
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-
-
-def _answer(description: str, schema: Schema) -> Schema:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+_ONE = "/async_request/{request_id}"
+#: as the OpenAPI page has them; in a frontend, each with the client of its process before its call
+JOB_ROUTES = (
+    job_route(
+        "POST", "/async_predict", accept_request, responses=_KEPT, errors=(NoSuchRoute, Conflict, *_OF_A_BODY),
+        body=AsyncPredictBody, example=_EXAMPLE, parameters=(_KEY_HEADER,),
+    ),
+    job_route("GET", _ONE, view, responses=_THERE, errors=_OF_ONE, description=view.__doc__),
+    job_route(
+        "GET", f"{_ONE}/result", result, responses=_UNENDED_TOO, errors=_OF_ONE, description=result.__doc__
+    ),
+    job_route("DELETE", _ONE, cancel, responses=_THERE, errors=_OF_ONE, description=cancel.__doc__),
+    job_route(
+        "GET", "/async_queue_status", queue_status, responses=_NUMBERS, errors=(NoSuchRoute,),
+        description=queue_status.__doc__,
+    ),
+    job_route("GET", "/jobs", all_jobs, responses=_NUMBERS, errors=(NoSuchRoute,), description=all_jobs.__doc__),
+    *BATCH_ROUTES,
+)  # fmt: skip

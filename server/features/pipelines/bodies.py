@@ -30,7 +30,7 @@ from server.dialects.reading.json_body import (
 from server.features.pipelines.loading import PipelinesUnusable
 from server.features.pipelines.messages import Listed
 from server.requests.errors import EngineFailed, MalformedBody, RequestError
-from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice
+from server.requests.limits import NUMBERS_A_STEP, TimeSlice
 
 MAX_ANSWER_BYTES = 256 << 20
 _TOO_LARGE = f"the answer has more than {MAX_ANSWER_BYTES} bytes"

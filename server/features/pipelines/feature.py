@@ -60,6 +60,5 @@ PIPELINES = Feature(
         ("GET", "/pipelines"): "The pipelines of --pipelines, with their schemas",
         ("POST", "/pipelines/{name}"): "Run a pipeline; GET /pipelines has the schema of its body",
     },
-    passed_on="/pipelines/{name}",
-    documents="server.features.pipelines.routes:add_pipeline_routes",
+    documents="server.features.pipelines.routes:PIPELINE_ROUTES",
 )

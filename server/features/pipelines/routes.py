@@ -1,29 +1,24 @@
-"""The routes of pipelines: what there is, and one run. The work is the pipelines process's, behind its client.
-
-POST is a route in front of FastAPI, which passes the body on as it is.
+"""The routes of pipelines: what there is, and one run, whose body is passed on as it is. The work is the pipelines
+process's, behind its client.
 """
 
 import asyncio
 import socket
 import time
-from functools import partial
-from typing import Any, cast
 
 import msgspec
-from fastapi import FastAPI, Request, Response
 
-from server.dialects.route import Answer
-from server.dialects.row_forms import Container
+from server.dialects.answers import JSON, Answer, json_answer, openai_error
+from server.dialects.route import OBJECT, Call, Response, Route, Schema
+from server.dialects.row_answers import Container
 from server.features.pipelines.feature import PIPELINES
 from server.features.pipelines.messages import Listed, Run
 from server.features.rpc import Caller
-from server.frontend.parts import Part, Shared
+from server.frontend.parts import Part, Shared, bound
 from server.frontend.start import FeatureStart
-from server.http.body import ASGIApp, RequestBodies
-from server.http.headers import read_options
-from server.http.http_server import HttpServer
-from server.http.openapi import errors_of
-from server.http.request import HeaderList, PassOn, Read
+from server.http.body import ASGIApp
+from server.http.h1.server import HttpServer
+from server.http.request import HttpRequest, read_options
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -31,18 +26,15 @@ from server.requests.errors import (
     MalformedBody,
     NoSuchRoute,
     NotFound,
+    NotReady,
     Overloaded,
     PayloadTooLarge,
-    RequestError,
     UnsupportedMedia,
 )
 
-_PREFIX = "/pipelines/"
 _GRACE_SECONDS = 2.0  # for a run that is over its time to say so itself
-_JSON, _MSGPACK = b"application/json", b"application/msgpack"
+_MSGPACK = b"application/msgpack"
 _MSGPACKS = frozenset({_MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})  # as `accept` takes them
-
-_Schema = dict[str, Any]
 
 
 class PipelinesClient(Caller):
@@ -88,14 +80,11 @@ class PipelinesPart(Part):
     """Passes runs on to the pipelines process. The requests of their steps come in at a server of their own, which
     stops last: the runs that are open need it."""
 
-    def __init__(self, client: PipelinesClient, bodies: RequestBodies, listener: socket.socket) -> None:
-        self.passed_on = RunPipeline(client, bodies)
+    def __init__(self, client: PipelinesClient, listener: socket.socket) -> None:
+        self.routes = bound(PIPELINE_ROUTES, client)
         self._client = client
         self._listener = listener
         self._steps: HttpServer | None = None
-
-    def add_routes(self, app: FastAPI) -> None:
-        add_pipeline_routes(app, self._client)
 
     async def open(self, app: ASGIApp) -> None:
         self._client.open()
@@ -115,75 +104,62 @@ def make_part(start: FeatureStart, shared: Shared) -> PipelinesPart:
     assert start.process is not None
     shared.keys.let_act(start.process.secret)
     client = PipelinesClient(start.process.path)
-    return PipelinesPart(client, shared.bodies, socket.socket(fileno=start.process.listener_fd))
+    return PipelinesPart(client, socket.socket(fileno=start.process.listener_fd))
 
 
-class RunPipeline:
-    """POST /pipelines/{name}."""
-
-    route = PIPELINES.passed_on
-
-    def __init__(self, pipelines: PipelinesClient, bodies: RequestBodies) -> None:
-        self._pipelines = pipelines
-        self._bodies = bodies
-
-    def at(self, method: str, path: str) -> PassOn | None:
-        """The answer to a run there; None if this is no run."""
-        if method != "POST" or not path.startswith(_PREFIX):
-            return None
-        return partial(self._answer, path.removeprefix(_PREFIX))
-
-    async def _answer(self, name: str, read: Read, headers: HeaderList, owner: str) -> Answer:
-        """The answer of a run. Raises RequestError."""
-        by_name = dict(headers)
-        options = read_options(by_name)
-        is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
-        answers_msgpack = options.accepts is Container.MSGPACK
-        body = await read(bytes, is_json=not is_msgpack)
-        asked = Run(name, owner, None, body, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
-        with self._bodies.held(len(body)):  # until the answer is there: so runs never have more than bodies may
-            running = self._pipelines.run(asked, options.deadline)
-            del body, asked  # it is held in the other process alone
-            body = await running
-        return Answer(200, [(b"content-type", _MSGPACK if answers_msgpack else _JSON)], body)
+async def list_pipelines(pipelines: PipelinesClient, call: Call) -> Answer:
+    """The list of pipelines, with their schemas. Raises NotReady."""
+    return json_answer({"pipelines": await pipelines.listing()})
 
 
-def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None = None) -> None:
-    """Add the routes with what the OpenAPI page says of each. Without `pipelines` they stand there for the page
-    alone."""
-
-    async def listing() -> Response:
-        body = msgspec.json.encode({"pipelines": await cast(PipelinesClient, pipelines).listing()})
-        return Response(body, media_type="application/json")
-
-    async def unreached(request: Request) -> Response:
-        """It is answered in front of FastAPI, and stands here for the OpenAPI page."""
-        raise AssertionError
-
-    app.add_api_route(
-        "/pipelines", listing, methods=["GET"], summary=PIPELINES.routes["GET", "/pipelines"],
-        operation_id="get_pipelines", openapi_extra={"responses": _responses(NoSuchRoute)},
-    )  # fmt: skip
-    app.add_api_route(
-        PIPELINES.passed_on, unreached, methods=["POST"], summary=PIPELINES.routes["POST", PIPELINES.passed_on],
-        operation_id="post_pipelines_name", openapi_extra=_run_operation(),
-    )  # fmt: skip
+async def run_pipeline(pipelines: PipelinesClient, call: HttpRequest) -> Answer:
+    """The answer of a run. Raises RequestError."""
+    options = read_options(call.headers)
+    is_msgpack = call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
+    answers_msgpack = options.accepts is Container.MSGPACK
+    body = await call.read(_as_it_is, goes_on=True, is_json=not is_msgpack)
+    name, owner = call.path_values["name"], call.owner
+    asked = Run(name, owner, None, body, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
+    with call.shared.bodies.held(len(body)):  # until the answer is there: so runs never have more than bodies may
+        running = pipelines.run(asked, options.deadline)
+        del body, asked  # it is held in the other process alone
+        found = await running
+    return Answer(200, [(b"content-type", _MSGPACK) if answers_msgpack else JSON], found)
 
 
-def _run_operation() -> _Schema:
-    anything = {"application/json": {"schema": {"type": "object"}, "example": {"query": "When does the boat go?"}}}
-    problems = (NoSuchRoute, NotFound, InvalidRequest, MalformedBody, PayloadTooLarge, UnsupportedMedia, Overloaded)
-    responses = _responses(*problems, DeadlineExceeded, EngineFailed)
-    responses["200"]["content"]["application/msgpack"] = {"schema": {}}
-    described = "The pipeline's parameters by name; with content-type application/msgpack in msgpack"
-    return {
-        "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
-        "requestBody": {"required": True, "description": described, "content": anything},
-        "responses": responses,
-    }
+def _as_it_is(call: Call, body: bytes) -> bytes:
+    return body
 
 
-def _responses(*kinds: type[RequestError]) -> _Schema:
-    """The answers and errors of a route."""
-    anything = {"description": "In the pipeline's own form", "content": {"application/json": {"schema": {}}}}
-    return {"200": anything, **errors_of(*kinds)}
+_ANYTHING: Schema = {kind: {"schema": {}} for kind in ("application/json", "application/msgpack")}
+_EXAMPLE = {"query": "When does the boat go?"}
+_BODY = {
+    "required": True,
+    "description": "The pipeline's parameters by name; with content-type application/msgpack in msgpack",
+    "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+}
+_OF_A_BODY = (NotFound, InvalidRequest, MalformedBody, PayloadTooLarge, UnsupportedMedia, Overloaded)
+_LIST, _RUN = PIPELINES.routes
+#: as the OpenAPI page has them; in a frontend, each with the client of its process before its call
+PIPELINE_ROUTES = (
+    Route(
+        method=_LIST[0],
+        path=_LIST[1],
+        answer=list_pipelines,
+        error_shape=openai_error,
+        summary=PIPELINES.routes[_LIST],
+        responses={200: Response("In the pipeline's own form", OBJECT)},
+        errors=(NotReady, NoSuchRoute),
+    ),
+    Route(
+        method=_RUN[0],
+        path=_RUN[1],
+        answer=run_pipeline,
+        error_shape=openai_error,
+        summary=PIPELINES.routes[_RUN],
+        body_schema=_BODY,
+        example=_EXAMPLE,
+        responses={200: Response("In the pipeline's own form", _ANYTHING)},
+        errors=(NotReady, NoSuchRoute, *_OF_A_BODY, DeadlineExceeded, EngineFailed),
+    ),
+)

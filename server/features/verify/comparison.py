@@ -337,10 +337,8 @@ def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iter
             and offsets[stop + 1] - offsets[start] <= limits.max_num_tokens
         ):
             stop += 1
-        own = slice(int(offsets[start]), int(offsets[stop]))
-        types = None if tokens.token_type_ids is None else tokens.token_type_ids[own]
-        bounds = offsets[start : stop + 1] - offsets[start]
-        yield Batch(engine.info.name, output, tokens.token_ids[own], bounds, types)
+        own = tokens.between(start, stop)
+        yield Batch(engine.info.name, output, own.token_ids, own.offsets, own.token_type_ids, own.marks)
         start = stop
 
 

@@ -1,6 +1,7 @@
 """A large request is computed by several batch managers, and its answer is the same as one's."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from batch_manager.messages import RequestRefusal, RequestRefused, RequestResult
 from engine.types import OutputKind
 from tests.batch_manager.client.scripted_managers import Manager, connected
 from tests.batch_manager.peers import assert_same, expected, submission, until
+from wire.parts import Part
 
 LARGE = submission(*[512] * 31, 100, outputs=OutputKind.POOLED | OutputKind.TOKENS)
 
@@ -35,17 +37,20 @@ def test_all_are_done_at_the_same_time(waits: list[float], rates: list[float], s
 
 
 @pytest.mark.holds("Rows keep the order of the request")
-@pytest.mark.parametrize("has_types", [False, True])
-def test_parts_joined_are_the_whole(has_types: bool) -> None:
+@pytest.mark.parametrize("has_parts", [False, True])
+def test_parts_joined_are_the_whole(has_parts: bool) -> None:
     chance = np.random.default_rng(7)
     for _ in range(200):
         seqlens = chance.integers(1, 90, int(chance.integers(1, 40))).tolist()
         whole = submission(*seqlens, outputs=OutputKind.POOLED | OutputKind.TOKENS)
-        if has_types:
-            types = chance.integers(0, 2, sum(seqlens)).astype(np.int32)
-            whole = Submission(
-                0, whole.request_class, whole.outputs, whole.deadline, seqlens, whole.token_ids, types.tobytes()
-            )
+        if has_parts:
+            types, marks, adapters = (chance.integers(0, 9, n) for n in (sum(seqlens), sum(seqlens), len(seqlens)))
+            named = {
+                Part.TOKEN_TYPE_IDS: types.astype(np.int32).tobytes(),
+                Part.MARKS: marks.astype(np.uint8).tobytes(),
+                Part.ADAPTERS: adapters.astype(np.int32).tobytes(),
+            }
+            whole = replace(whole, parts=named)
         shares = chance.random(int(chance.integers(1, 5))) + 1e-9
         shares *= sum(seqlens) / shares.sum()
         parts = split(whole, shares.tolist())

@@ -19,7 +19,7 @@ from server.cli import _CHANGE_GRAPHS
 from server.features.jobs.batches.batches import MAX_RUNNING
 from server.features.jobs.batches.state import KIND, OPEN
 from server.features.jobs.store.redis import PREFIX
-from server.http.auth import HEALTH_PATHS
+from server.http.access import HEALTH_PATHS
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import settings_from

@@ -14,7 +14,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.http.auth import HEALTH_PATHS
+from server.http.access import HEALTH_PATHS
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import server_flags

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForMaskedLM
 
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenVectors, VocabularyWeights
-from engine.types import PROMPT_TOKEN, ModelError, OutputKind
+from engine.types import ModelError, OutputKind
 from tests.engine.cpu.engines import both_ways, load, load_with_heads, sparse
 from tests.engine.engines import difference, results
 from tests.engine.tiny_models import (
@@ -24,6 +24,7 @@ from tests.engine.tiny_models import (
     save_whole,
 )
 from tests.tiers import full
+from wire.parts import PROMPT_TOKEN
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13)
 SEQUENCES = arbitrary(SEQLENS)
@@ -112,7 +113,7 @@ def test_answers_beyond_the_vocabulary(tmp_path: Path) -> None:
 def test_a_text_that_is_nothing_but_a_prompt_is_pooled_as_a_whole(tmp_path: Path) -> None:
     loaded = load(save("bert", tmp_path / "model"), pooling="mean")
     sequences = arbitrary([5, 3])
-    found = results(loaded, batch(sequences, [PROMPT_TOKEN] * 5 + [PROMPT_TOKEN, 0, 0]))[OutputKind.POOLED].values
+    found = results(loaded, batch(sequences, marks=[PROMPT_TOKEN] * 5 + [PROMPT_TOKEN, 0, 0]))[OutputKind.POOLED].values
     whole = results(loaded, batch(sequences))[OutputKind.POOLED].values
     loaded.close()
     assert difference(found[:1], whole[:1]) <= 1e-6

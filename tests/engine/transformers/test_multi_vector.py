@@ -22,12 +22,13 @@ from engine.transformers import attention
 from engine.transformers.forward import HidingForward, PackedForward, PaddedForward, hiding
 from engine.transformers.heads import token_vectors
 from engine.transformers.prepack import PrepackedLinear
-from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind
+from engine.types import Batch, ModelError, OutputKind
 from tests.engine.engines import difference, results
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 from tests.engine.transformers.loaded import load
 from tests.parity import folders as parity
 from tests.parity.architectures import BGE_M3
+from wire.parts import EXPANSION_TOKEN
 
 CPU = torch.device("cpu")
 SEQLENS = (7, 1, 30, 7, 60, 2)
@@ -104,7 +105,7 @@ def test_a_batch_without_hidden_tokens_stays_packed(tmp_path: Path) -> None:
     forward(batch([[5, 6]]))
     forward(batch([[5, 6]], [0, 1]))
     assert (packed.num_calls, padded.num_calls) == (2, 0)
-    forward(batch([[5, 6], [7]], [0, 0, EXPANSION_TOKEN + 1]))
+    forward(batch([[5, 6], [7]], [0, 0, 1], marks=[0, 0, EXPANSION_TOKEN]))
     assert (packed.num_calls, padded.num_calls) == (2, 1)
 
 
@@ -112,9 +113,9 @@ def test_hidden_tokens_of_sequences_of_many_lengths_keep_their_rows(tmp_path: Pa
     """DeBERTa's rows of hidden tokens depend on the padding."""
     forward = PaddedForward(AutoModel.from_pretrained(save("deberta-v2", tmp_path / "model")))
     sequences = arbitrary((3, 9, 20, 9))
-    types = [[0] * (len(ids) // 2) + [EXPANSION_TOKEN] * (len(ids) - len(ids) // 2) for ids in sequences]
-    together = forward(batch(sequences, [marked for its in types for marked in its]))
-    alone = torch.cat([forward(batch([ids], its)) for ids, its in zip(sequences, types, strict=True)])
+    marks = [[0] * (len(ids) // 2) + [EXPANSION_TOKEN] * (len(ids) - len(ids) // 2) for ids in sequences]
+    together = forward(batch(sequences, marks=[mark for its in marks for mark in its]))
+    alone = torch.cat([forward(batch([ids], marks=its)) for ids, its in zip(sequences, marks, strict=True)])
     assert difference(together.numpy(), alone.numpy()) <= 1e-5
 
 

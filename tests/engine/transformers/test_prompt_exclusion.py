@@ -11,18 +11,19 @@ from transformers import AutoConfig, AutoModel
 from engine.model.tasks import POOLINGS
 from engine.rows_torch import Pooling, RowModules
 from engine.transformers.engine import load
-from engine.types import PROMPT_TOKEN, Batch, OutputKind
+from engine.types import Batch, OutputKind
 from tests.engine.cpu.engines import options
 from tests.engine.engines import difference, rows
 from tests.engine.tiny_models import arbitrary, batch, save
+from wire.parts import PROMPT_TOKEN
 
 
 def with_prompts(sequences: Sequence[Sequence[int]], lengths: Sequence[int]) -> Batch:
     """The first so many tokens of each are a prompt's."""
-    types: list[int] = []
+    marks: list[int] = []
     for sequence, length in zip(sequences, lengths, strict=True):
-        types += [PROMPT_TOKEN] * length + [0] * (len(sequence) - length)
-    return batch(sequences, types)
+        marks += [PROMPT_TOKEN] * length + [0] * (len(sequence) - length)
+    return batch(sequences, marks=marks)
 
 
 @pytest.mark.holds("Prompts")
@@ -37,15 +38,16 @@ def test_a_sequence_that_is_nothing_but_a_prompt_is_pooled_whole(mode: str) -> N
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])  # packed and padded
-def test_the_model_is_told_types_without_flags(family: str, tmp_path: Path) -> None:
+def test_the_model_is_told_types_without_marks(family: str, tmp_path: Path) -> None:
     bare = AutoConfig.from_pretrained(save(family, tmp_path / "bare"))
     bare.type_vocab_size = 2
     torch.manual_seed(0)
     AutoModel.from_config(bare).save_pretrained(tmp_path / "model")  # type: ignore[no-untyped-call]
     loaded = load(name="m", reason="", options=options(tmp_path / "model"))
     sequences, types = arbitrary((5, 5, 2)), np.array([0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1])
-    flagged, plain = (batch(sequences, list(each)) for each in (types | PROMPT_TOKEN * (types == 0), types))
-    found, expected = (rows(loaded, some, OutputKind.TOKENS) for some in (flagged, plain))
+    marks = [(PROMPT_TOKEN * each).tolist() for each in (types == 0, types * 0)]
+    marked, plain = (batch(sequences, types.tolist(), marks=each) for each in marks)
+    found, expected = (rows(loaded, some, OutputKind.TOKENS) for some in (marked, plain))
     assert np.array_equal(found, expected)
     assert difference(rows(loaded, batch(sequences), OutputKind.TOKENS), expected) > 1e-3
     loaded.close()

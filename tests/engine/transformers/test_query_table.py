@@ -13,12 +13,13 @@ from sentence_transformers import SparseEncoder
 
 from engine.fused.offer import choose
 from engine.transformers.engine import TransformersEngine, load
-from engine.types import QUERY_TOKEN, Batch, EngineError, ModelError, OutputKind
+from engine.types import Batch, EngineError, ModelError, OutputKind
 from tests.engine.cpu import engines as compiled_engines
 from tests.engine.cpu.engines import options
 from tests.engine.engines import dense
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 from tests.engine.transformers.routed_models import inference_free, query_weights, same_for_both, tokenizer
+from wire.parts import QUERY_TOKEN
 
 TEXTS = ("w9 w10 w9 w11", "w40", "w20 w21", "w30 [SEP] w31 nothing", "w50 w51 w52 w53 w54 w55 w56", "")
 
@@ -38,9 +39,9 @@ def loaded(made: tuple[Path, SparseEncoder]) -> Iterator[TransformersEngine]:
 
 def asked(texts: tuple[str, ...], is_query: list[bool]) -> Batch:
     sequences = [tokenizer()(text)["input_ids"] for text in texts]
-    types = [QUERY_TOKEN * own for own, sequence in zip(is_query, sequences, strict=True) for _ in sequence]
-    given = np.array(types, np.int32) if any(types) else None
-    return dataclasses.replace(batch(sequences), outputs=OutputKind.SPARSE, token_type_ids=given)
+    marks = [QUERY_TOKEN * own for own, sequence in zip(is_query, sequences, strict=True) for _ in sequence]
+    given = np.array(marks, np.uint8) if any(marks) else None
+    return dataclasses.replace(batch(sequences), outputs=OutputKind.SPARSE, marks=given)
 
 
 def computed(loaded: TransformersEngine, given: Batch) -> NDArray[np.float32]:

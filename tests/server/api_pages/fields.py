@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from server.dialects.huggingface import TaskBody
-from server.dialects.reading.known_fields import KNOWN_FIELDS
+from server.dialects.reading.json_body import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
@@ -162,7 +162,8 @@ def by_effect(fields: Fields) -> Sorted:
     passed_over, declared_refused = set(fields.passed_over.split()), set(fields.refused.split())
     names = dict.fromkeys((*fields.names.split(), *fields.honoured.split(), *fields.refused.split()))
     honoured = (declared | set(fields.honoured.split())) - passed_over - declared_refused
-    refused = (KNOWN_FIELDS.keys() - declared) | declared_refused
+    known = {name for name, row in KNOWN_FIELDS.items() if row.neutral is not None}
+    refused = (known - declared) | declared_refused
     return Sorted(
         tuple(name for name in names if name in honoured),
         tuple(name for name in names if name in refused),

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import util
 
-from server.dialects.row_forms import (
+from server.dialects.row_answers import (
     FLOATS,
     DType,
     Encoding,

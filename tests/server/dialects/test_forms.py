@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from server.dialects.fields.rows import FormFields, read_form
 from server.dialects.openai import encode
-from server.dialects.reading.row_options import read_form
-from server.dialects.row_forms import Container, DType, Endianness, RowForm, packed, rounded
+from server.dialects.row_answers import Container, DType, Endianness, RowForm, packed, rounded
 from server.requests.row_memory import RequestContext
 from server.requests.work import Embedded, EmbedRequest
 from tests.documents import ROOT
@@ -134,7 +134,7 @@ def test_vllms_metadata_says_where_each_row_stands() -> None:
 @pytest.mark.holds("Forms of rows")
 def test_headers_stay_small_however_many_rows_there_are() -> None:
     asked = new_call()
-    asked.form = read_form("bytes")
+    asked.form = read_form(FormFields(encoding_format="bytes"))
     for num_rows, is_given in ((1, True), (50, True), (70, False), (2048, False)):
         embedded = Embedded(some_rows(num_rows), 7, np.zeros(num_rows, np.uint8))
         answer = asyncio.run(

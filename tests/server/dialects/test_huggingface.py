@@ -106,7 +106,7 @@ def test_what_is_refused_is_named(model: dict[str, Any], parameters: Any, param:
     body = {"inputs": "ab", "parameters": parameters}
 
     def roomy(edge: Any) -> None:
-        edge.app._shared.bodies._max_bytes = 100_000
+        edge.app._shared.bodies.max_bytes = 100_000
 
     status, kind, message = tei_error(ask("/", body, outputs, before=roomy, **model))
     assert (status, kind) == (422, "Validation")

@@ -8,10 +8,10 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.ollama import decode_embed, decode_embeddings
-from server.http.hosts import Hosts
+from server.http.access import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.asking import RAW, ask, decoded_by, refused_by
 from tests.server.edge import Called, Edge, answered, call, one_model, ready_state, served_model
 from tokenizer_pool.messages import Truncation

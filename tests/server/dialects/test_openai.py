@@ -7,7 +7,7 @@ import pytest
 
 from server.dialects.openai import decode
 from server.dialects.route import RequestOptions
-from server.dialects.row_forms import FLOATS, Container, DType, Encoding, Endianness, RowForm
+from server.dialects.row_answers import FLOATS, Container, DType, Encoding, Endianness, RowForm
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody
 from server.requests.work import EmbedRequest
 from tests.server.edge import DIMENSIONS, new_call

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from server.dialects.answers import Answer
 from server.dialects.openai import encode
-from server.dialects.route import Answer
-from server.dialects.row_forms import FLOATS, RAW_FLOATS, Encoding, RowForm
+from server.dialects.row_answers import FLOATS, RAW_FLOATS, Encoding, RowForm
 from server.requests.row_memory import RequestContext
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import new_call, served_model

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.baseten import decode
+from server.dialects.huggingface import decode_predict_tokens
 from server.dialects.route import RequestOptions
-from server.dialects.row_forms import Container
+from server.dialects.row_answers import Container
 from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
@@ -146,11 +146,13 @@ def test_special_tokens_stay_where_a_text_is_cut() -> None:
 
 
 def test_what_is_asked_for() -> None:
-    request = decoded_by(decode, {"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
+    request = decoded_by(decode_predict_tokens, {"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
 
     assert (request.texts, request.truncation) == (["a", "b"], Truncation.LEFT)
     assert (request.aggregation, request.raw_scores) == (Aggregation.NONE, False)
-    assert decoded_by(decode, {"inputs": "a", "aggregation_strategy": "max"}).aggregation is Aggregation.MAX
+    assert (
+        decoded_by(decode_predict_tokens, {"inputs": "a", "aggregation_strategy": "max"}).aggregation is Aggregation.MAX
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,10 +172,10 @@ def test_what_is_asked_for() -> None:
     ],
 )
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
-    assert refused_by(decode, body) == (kind, param)
+    assert refused_by(decode_predict_tokens, body) == (kind, param)
 
 
 def test_spans_have_no_raw_bytes() -> None:
     body, raw = {"inputs": "a", "aggregation_strategy": "max"}, RequestOptions(accepts=Container.RAW)
     with pytest.raises(InvalidRequest, match="aggregation_strategy must be none"):
-        decoded_by(decode, body, raw)
+        decoded_by(decode_predict_tokens, body, raw)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from server.dialects.classify import classes
-from server.dialects.tei.predict import predictions
-from server.requests.rows import activated
+from server.dialects.tei import predictions
+from server.requests.work import activated
 from tests.server.loop_share import turns_during
 
 

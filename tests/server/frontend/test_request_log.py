@@ -15,11 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from server.frontend.reporting import Logged, RequestLog
-from server.requests.trace import Trace
-from tests.server.edge import Edge, call
+from server.dialects.route import Route
+from server.dialects.table import ROUTES
+from server.frontend.request_log import Logged, RequestLog
+from server.requests.work import Trace
+from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 from wire.metrics import Recorder
 
 PATH = "/v1/embeddings"
@@ -121,7 +124,7 @@ def test_which_requests_get_a_line(tmp_path: Path, logged: Logged, statuses: lis
 def test_a_sample_of_what_was_answered_and_all_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample_rate: float, least: int, most: int
 ) -> None:
-    monkeypatch.setattr("server.frontend.reporting.random", random.Random(3))
+    monkeypatch.setattr("server.frontend.request_log.random", random.Random(3))
     traces = [Trace(route=PATH, status=200)] * 2000 + [Trace(route=PATH, status=status) for status in (400, 499, 503)]
 
     statuses = Counter(line["status"] for line in written(tmp_path, writes(*traces), sample_rate=sample_rate))
@@ -134,7 +137,7 @@ def test_a_sample_of_what_was_answered_and_all_that_failed(
 def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([7.0] * 1002 + [8.5] * 2)
     clock = SimpleNamespace(monotonic=lambda: next(seconds), time=time.time, strftime=time.strftime, gmtime=time.gmtime)
-    monkeypatch.setattr("server.frontend.reporting.time", clock)
+    monkeypatch.setattr("server.frontend.request_log.time", clock)
     storm = [Trace(route=PATH, status=429, reason="wait", num_items=index) for index in range(1000)]
     others = [Trace(route=PATH, status=429, reason="concurrency"), Trace(route=PATH, status=400, reason="invalid")]
     later = [storm[0], storm[0]]
@@ -184,13 +187,52 @@ def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(t
         (200, "", "respond", PATH),
         (400, "InvalidRequest", "read", PATH),
         (499, "ClientLeft", "read", PATH),
-        (404, "", "read", "other"),
+        (404, "NoSuchRoute", "read", "other"),
         (499, "ClientLeft", "queue", PATH),
     ]
+    assert (lines[1]["param"], lines[1]["problem"], "param" in lines[0]) == ("dimensions", "wrong_type", False)
     assert [line["request_id"] for line in lines[:2]] == ["one", "two"]
     assert lines[0]["total_ms"] >= lines[0]["tokenize_ms"] > 0
     assert (lines[0]["items"], lines[0]["characters"], lines[0]["tokens"]) == (1, 11, 11)
     assert b"secret" not in (tmp_path / "log").read_bytes()
+
+
+WRONG: tuple[Any, ...] = ("secret", ["secret", 5], [["secret", {"secret": 1}]], {"secret": "a"}, -1, 1.5, [])
+SECRETS = (
+    *(b"secret", b'{"secret', b'{"secret":NaN}', rb'{"secret":"\ud800"}', b'{"input":{"secret":NaN}}', b'["secret"]'),
+    *(b'{"\xffsecret":1}', b'{"model":"secret"}', b'{"instances":[{"secret":NaN}]}'),
+)
+
+
+@pytest.mark.holds("Errors", "The request log")
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_what_was_wrong_is_named_and_only_as_we_name_it(
+    route: Route, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field of each route with values that it may not have; names, texts and headers of a client."""
+    monkeypatch.setattr("server.frontend.request_log._FAILURES_A_SECOND", 1 << 20)
+    fields = {field.encode_name for body in route.bodies for field in msgspec.structs.fields(body)} | {"lora_path"}
+    bodies = [json.dumps({**route.example, name: value}).encode() for name in sorted(fields) for value in WRONG]
+    bodies += SECRETS
+    answers = list[Called]()
+
+    async def use(log: RequestLog) -> None:
+        edge = Edge(loaded=state_with_everything())
+        edge.change(finished=log.write)
+        answers.extend([await call(edge.app, "POST", route.path, body) for body in bodies])
+        for header in ("request-timeout-ms", "x-embedline-class", "content-encoding", "request-deadline-ms"):
+            answers.append(await call(edge.app, "POST", route.path, good_body(route.path), {header: "secret"}))
+
+    lines = written(tmp_path, use)
+
+    assert b"secret" not in (tmp_path / "log").read_bytes()
+    for answer, line in zip(answers, lines, strict=True):
+        error = json.loads(answer.body).get("error") if line["status"] >= 400 else None
+        assert (line["status"] >= 400) == ("reason" in line)
+        param = (error.get("param") if isinstance(error, dict) else None) or ""
+        assert re.sub(r"\[\d+\]", "[]", param).partition("secret")[0].rstrip(".") in ("", line.get("param"))
+        if line.get("param", "model") != "model":
+            assert line.get("problem"), answer.body
 
 
 @pytest.mark.holds("Log lines cannot be forged", "The request log")

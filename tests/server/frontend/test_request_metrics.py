@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.frontend.reporting import RequestMetrics
+from server.frontend.request_log import RequestMetrics
 from server.metrics.registry import Registry
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.edge import Edge, call, worked_on
 from tests.tiers import full
 from wire.metrics import POWERS, Recorder
@@ -114,7 +114,6 @@ def test_a_request_that_was_refused_early() -> None:
         (400, "invalid", "invalid"),
         (404, "model", "model"),
         (404, "", "route"),
-        (405, "", "method"),
         (503, "", None),  # a health route that says "not ready": nothing was rejected
     ],
 )

@@ -10,7 +10,7 @@ import grpc
 
 from server.features.grpc import tei_pb2
 from server.features.grpc.server import GrpcServer
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from server.settings.api_keys import ApiKey, digest
 from server.supervisor.listeners import host_and_port, reserve
 from tests.server.edge import Edge

@@ -9,7 +9,7 @@ import pytest
 
 from server.features.grpc import calls, tei_pb2
 from server.http.body import RequestBodies
-from server.requests.time_slices import SharedSlice
+from server.requests.limits import SharedSlice
 from tests.server.edge import Edge
 from tests.server.grpc.serving import BOTH, MAX_BYTES, error_of, nothing, serving
 from tests.server_e2e.running import PATIENCE

@@ -5,7 +5,8 @@ import socket
 from typing import Any
 
 from server.http.body import ASGIApp
-from server.http.http_server import HttpServer
+from server.http.h1.protocol import HttpProtocol
+from server.http.h1.server import HttpServer
 from server.requests.errors import RequestError
 
 
@@ -96,7 +97,7 @@ class Connected:
     """One connection as its client sees it."""
 
     def __init__(self, server: HttpServer) -> None:
-        self.protocol = server._make_protocol()
+        self.protocol = HttpProtocol(server._config, server._connections)
         self.transport = Transport(self.protocol)
         self.protocol.connection_made(self.transport)
 

@@ -6,10 +6,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from server.dialects.route import Answer
+from server.dialects.answers import Answer
 from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
-from server.http.http_server import HttpServer
+from server.http.h1.server import HttpServer
 from server.requests.errors import RequestError
 
 GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from server.dialects.error_shapes import openai_error, text_error
+from server.dialects.answers import openai_error, text_error
 from server.dialects.table import ROUTES
-from server.dialects.vllm.shared import vllm_error
-from server.http.hosts import with_cors
+from server.dialects.vllm import vllm_error
+from server.http.access import with_cors
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
 from tests.server.edge import ERROR_KEYS, Called, Edge, answered, call, good_body, state_with_everything
 

@@ -48,6 +48,7 @@ def test_other_methods_of_the_hot_route() -> None:
             assert called.status == 405
             assert called.headers["allow"] == "POST"
             assert called.error()["code"] == "method_not_supported"
+            assert called.error()["message"] == "this route takes POST"
 
 
 @pytest.mark.parametrize("path", ["/async_request/0", "/v1/files/0"])
@@ -56,6 +57,7 @@ def test_a_path_with_two_methods_names_both(path: str) -> None:
 
     assert called.status == 405
     assert called.headers["allow"] == "DELETE, GET"
+    assert called.error()["message"] == "this route takes GET or DELETE"
 
 
 @pytest.mark.holds("Errors")

@@ -4,17 +4,14 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from server.dialects.table import ROUTES
-from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
+from server.http.access import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import files
 from server.settings.api_keys import ApiKey, api_keys, digest, key_file
-from tests.server.edge import Called, answered
-from tests.server.fallback import fallback_routes
+from tests.server.edge import Called, all_routes, answered
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
 OPEN = HEALTH_PATHS | METRICS_PATHS
@@ -26,9 +23,7 @@ def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metric
 
 def every_route() -> list[tuple[str, str]]:
     """Method and path of all that this server answers."""
-    routes: list[Any] = fallback_routes()
-    found = {(method, route.path) for route in routes for method in route.methods}
-    return sorted({*found, *(("POST", route.path) for route in ROUTES)})
+    return sorted({(route.method, route.path) for route in all_routes()})
 
 
 def test_there_are_routes_of_both_kinds() -> None:
@@ -105,7 +100,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         compared.append((given, kept))
         return given == kept
 
-    monkeypatch.setattr("server.http.auth.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("server.http.access.hmac.compare_digest", compare_digest)
     Keys(KEYS, metrics_auth=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
 
     assert compared == [(digest(b"key-1"), key.digest) for key in KEYS]  # the second too, although the first fits

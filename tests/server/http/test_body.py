@@ -1,7 +1,6 @@
 """Reading a body: whole, or refused at the first moment at which it is known to be too large."""
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -18,12 +17,10 @@ from server.http.body import (
     decoded_bytes,
     decoded_bytes_of_large,
 )
-from server.http.request import BodyDecoder, HttpRequest
-from server.requests.concurrency import OpenRequest, OpenRequests
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.requests.limits import OpenRequest, OpenRequests
 from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.trace import Trace
-from tests.server.edge import aiter_of
+from tests.server.edge import Edge, aiter_of
 
 LIMIT = 100
 
@@ -244,15 +241,10 @@ async def test_a_body_that_goes_on_counts_its_values(num_values: int, are_severa
     """Of two bytes each, which another process makes numbers of; not as more than a key may have."""
     content = b"[" + b"0," * num_values + b"0]"
     bodies = RequestBodies(max_bytes=1 << 20, max_total_bytes=2 << 20, are_keys_several=are_several)
-    opened = OpenRequest(OpenRequests(10))
-
-    receive = TimedReceive(Connection([content]).receive, opened, is_whole=False)
-    request = HttpRequest({}, receive, _send_nothing, {}, Trace(), opened, BodyDecoder(), RequestContext())
-    with contextlib.ExitStack() as kept:
-        await request.holding(bodies.of("a"), kept)(bytes)
-        assert bodies._open.num_bytes == held
+    edge = Edge()
+    edge.change(bodies=bodies)
+    request = edge.request(Connection([content]).receive, context=RequestContext("a"))
+    await request.read(lambda _, body: body, goes_on=True)
+    assert bodies._open.num_bytes == held
+    request.let_go()
     assert bodies._open.num_bytes == 0
-
-
-async def _send_nothing(message: Message) -> None:
-    raise AssertionError

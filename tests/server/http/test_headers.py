@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from server.dialects.row_forms import Container
-from server.http.headers import read_options
+from server.dialects.row_answers import Container
+from server.http.request import read_options
 from server.requests.errors import InvalidRequest
 from wire.vocabulary import RequestClass
 

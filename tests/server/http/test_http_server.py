@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from typing import Any
 
 import pytest
 
-from server.http import connection
-from server.http.connection import AnswerClock
-from server.http.protocol import HttpProtocol
+from server.http.h1 import connection
+from server.http.h1.connection import AnswerClock
+from server.http.h1.protocol import HttpProtocol
 from tests.server.http.running import GET, POST, Running
 from tests.server_e2e.running import PATIENCE
 
@@ -108,7 +107,7 @@ async def test_who_does_not_read_its_answers_is_cut_off(
         head = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
         client.send(*[head, b"x" * size] * num_requests)
         await running.app.waiting.get()
-        await running.server._state.empty.wait()
+        await running.server._connections.empty.wait()
     monkeypatch.setattr(HttpProtocol, "answer_seconds", PATIENCE)
     async with running.client() as client:
         client.send(GET % b"now")
@@ -119,21 +118,20 @@ async def test_who_reads_its_answers_is_left_alone(running: Running, monkeypatch
     size, num_begun = 20_000_000, 0
 
     class Counted(AnswerClock):
-        def __init__(self, *args: Any) -> None:
+        def written(self) -> None:
             nonlocal num_begun
             num_begun += 1
-            super().__init__(*args)
+            super().written()
 
     monkeypatch.setattr(connection, "AnswerClock", Counted)
     async with running.client() as client:
         for _ in range(2):
             client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
             assert len((await client.answer())[1]) == size
-            (accepted,) = running.server._state.connections
-            assert isinstance(accepted, HttpProtocol)
+            (accepted,) = running.server._connections.established()
             client.send(GET % b"now")
             assert await client.answer() == (200, b"/now")
-            assert accepted._answer_clock is None
+            assert accepted.answer_clock._timer is None
         assert num_begun >= 2  # as not all of it fits into a buffer
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.http.get_routes import make_app
+from server.http.app import App
 from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
+from server.requests.admission import expected_wait
 from server.requests.errors import ModelNotFound, NotReady
-from server.requests.load import expected_wait
 from server.requests.models import ModelsState
-from tests.server.edge import call, ready_state
+from tests.server.edge import Edge, call, ready_state
 from wire.page import Page
 
 pytestmark = pytest.mark.holds("Readiness")
@@ -47,7 +47,7 @@ def test_one_of_two(page: Page) -> None:
 
 
 async def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
-    app = make_app(state_of(page), _no_metrics)
+    app = app_of(state_of(page))
 
     (loaded, loading) = json.loads((await call(app, "GET", "/v1/models")).body)["data"]
     statuses = [
@@ -82,7 +82,7 @@ async def test_a_model_has_the_names_that_requests_may_call_it(
     state = ModelsState(page, strict_model_name=is_strict)
     loaded = ready_state(names=names)
     loaded["models"][0]["info"]["name"] = names[0]
-    app = make_app(state, _no_metrics)
+    app = app_of(state)
     for newest in (ready_state(names=names, models=[]), loaded):
         state.update(newest)
         card = await call(app, "GET", f"/v1/models/{name}")
@@ -99,8 +99,10 @@ def own_name_of_post(state: ModelsState, name: str) -> str | None:
         return None
 
 
-async def _no_metrics() -> str:
-    return ""
+def app_of(state: ModelsState) -> App:
+    edge = Edge()
+    edge.change(state=state)
+    return edge.app
 
 
 def test_metrics(page: Page) -> None:

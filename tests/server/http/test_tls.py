@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from server.dialects.route import Answer
-from server.http import http_server
+from server.dialects.answers import Answer
 from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
-from server.http.http_server import HttpServer
+from server.http.h1 import server
+from server.http.h1.server import HttpServer
 from server.http.tls import Certificate, copied, load
 from server.settings import files
 from server.settings.flag import SettingsError
@@ -194,14 +194,14 @@ async def test_what_is_no_handshake_is_closed(
 ) -> None:
     """Also a client that says nothing, after a while."""
     if not sent:
-        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 0.05)
+        monkeypatch.setattr(server, "_HANDSHAKE_SECONDS", 0.05)
 
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(sent)
     with contextlib.suppress(ConnectionError):
         assert b"HTTP" not in await reader.read()
     await close(writer)
-    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", PATIENCE)
+    monkeypatch.setattr(server, "_HANDSHAKE_SECONDS", PATIENCE)
     usual = await running.connect(used)
     assert await get(*usual) == b"https"
     await close(usual[1])
@@ -212,7 +212,7 @@ async def test_what_is_no_handshake_is_closed(
 @pytest.mark.holds("TLS", "Limits")
 async def test_handshakes_count_as_connections(running: Running, used: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that connect and say nothing can't take all descriptors."""
-    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1000)
+    monkeypatch.setattr(server, "_HANDSHAKE_SECONDS", 1000)
     limited = Running(used, max_connections=3)
     await limited.server.start()
     silent = [await asyncio.open_connection("127.0.0.1", limited.port) for _ in range(3)]
@@ -230,7 +230,7 @@ async def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_ans
     running: Running, used: Pair
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    while not running.server._state.by_age:  # noqa: ASYNC110 - until it is accepted
+    while not running.server._connections:  # noqa: ASYNC110 - until it is accepted
         await asyncio.sleep(0)
     stopping = asyncio.create_task(running.server.stop(PATIENCE))
     await asyncio.sleep(0)

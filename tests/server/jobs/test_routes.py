@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from server.dialects.answers import Streamed, openai_error
+from server.dialects.route import Call, Route
 from server.features.jobs import files as files_module
-from server.features.jobs.batch_routes import in_pieces
+from server.features.jobs.batch_routes import pieces
 from server.features.jobs.calls import Documents
 from server.features.jobs.files import read_at
 from server.features.jobs.routes import JobsPart
-from server.http.app import HeldSend
+from server.frontend.parts import Part
 from server.http.body import Message
 from server.requests.errors import InvalidRequest
-from server.requests.row_memory import RequestContext, RowMemory
-from server.requests.trace import Trace
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, call, scope_of
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 from tests.server.jobs.connected import connected
 
@@ -142,6 +142,9 @@ async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> Non
         asked.append(offset)
         return b"piece"
 
+    async def answer(_: Call) -> Streamed:
+        return Streamed(200, [], 15, pieces(b"first", 15, more))
+
     async def receive() -> Message:
         return await asyncio.Future[Message]()
 
@@ -149,9 +152,10 @@ async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> Non
         if message.get("more_body") and not message["body"]:
             await reads.wait()
 
-    held = HeldSend(send, Trace(), RequestContext(), RowMemory(1, max_wait=0.0))
-    response = in_pieces(b"first", 15, more, headers={})
-    task = asyncio.create_task(response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, held))
+    part = Part()
+    part.routes = [Route(method="GET", path="/pieces", answer=answer, error_shape=openai_error, summary="")]
+    app = Edge(parts={"jobs": part}).app
+    task = asyncio.create_task(app(scope_of("GET", "/pieces", {}), receive, send))
     for _ in range(100):
         await asyncio.sleep(0)
     assert asked == []

@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 
 from server.features.jobs import batch_routes
 from server.features.jobs.batch_routes import PIECE_BYTES
 from server.features.rpc import Caller, Reply
 from server.http.body import ClientLeft, Message
 from server.requests.errors import InvalidRequest, MalformedBody, RequestError, UnsupportedMedia
+from tests.server.edge import Edge
 
 FORM = "multipart/form-data; boundary=cut"
 CONTENT = random.Random(18).randbytes(3 * PIECE_BYTES + 5)
@@ -27,7 +27,7 @@ class Jobs(Caller):
         self.pieces: list[bytes] = []
 
     async def call(self, what: str, owner: str, *, body: Any = b"", timeout_s: Any = 0.0, **fields: Any) -> Reply:
-        assert owner == "me"
+        assert owner == ""
         self.asked.append(what)
         if what == "file_begin":
             self.begun = fields
@@ -64,9 +64,8 @@ async def received(
     async def receive() -> Message:
         return next(coming)
 
-    sent = [(name.encode(), value.encode()) for name, value in given.items() if value]
-    request = Request({"type": "http", "method": "POST", "headers": sent}, receive)
-    return await batch_routes.received(request, jobs, "me")
+    headers = {name: value for name, value in given.items() if value}
+    return await batch_routes.received(Edge().request(receive, headers), jobs)
 
 
 async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:

@@ -18,7 +18,7 @@ from server.metrics.declared import FOR_TEI
 from server.metrics.gauges import GAUGES, PROCESS_GAUGES, ModelGauges, ProcessGauges, ProcessState, ServerGauges
 from server.metrics.registry import ALL, PAGES_AT_ONCE, Registry
 from server.metrics.tei import TEI
-from server.requests.load import expected_wait
+from server.requests.admission import expected_wait
 from tests.structure.sources import sources
 from wire.metrics import POWERS, SECONDS, Recorder
 from wire.page import Page

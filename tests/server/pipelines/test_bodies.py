@@ -143,7 +143,7 @@ def test_a_large_array_is_written_as_a_small_one(array: Any) -> None:
 
 
 async def test_others_run_while_a_large_array_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.requests.time_slices.SECONDS", 0.0)
+    monkeypatch.setattr("server.requests.limits.SLICE_SECONDS", 0.0)
     writing = asyncio.create_task(Bodies(chooses).write(np.zeros(1_000_000, np.float32), is_msgpack=False))
     num_turns = 0
     while not writing.done():

@@ -19,8 +19,8 @@ from embedline.pipelines import pipeline, step
 from server.features.pipelines.loading import PipelinesUnusable
 from server.features.pipelines.main import Clients, Runs
 from server.features.pipelines.messages import Run
-from server.features.pipelines.routes import PipelinesClient, RunPipeline
-from server.http.body import RequestBodies
+from server.features.pipelines.routes import PipelinesClient, run_pipeline
+from server.http.body import Message, RequestBodies
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -31,6 +31,7 @@ from server.requests.errors import (
     Overloaded,
     RequestError,
 )
+from tests.server.edge import Edge
 from tests.server.pipelines.running_pipelines import ALL, SECRET_TEXT, Rows, connected, gates, run
 from tests.server_e2e.running import PATIENCE
 from wire.metrics import Recorder
@@ -88,19 +89,21 @@ async def test_a_number_of_numpy_is_one(tmp_path: Path) -> None:
 async def test_a_body_is_open_until_the_run_has_ended(tmp_path: Path) -> None:
     bodies = RequestBodies(max_bytes=100_000, max_total_bytes=100_000)
 
-    async def read(decode: Callable[[bytes], Any], *, is_json: bool = True) -> Any:
-        return decode(json.dumps({"text": "a" * 90_000}).encode())
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps({"text": "a" * 90_000}).encode()}
 
     async with connected(tmp_path) as (client, _):
-        answer = RunPipeline(client, bodies).at("POST", "/pipelines/waits")
-        assert answer is not None
-        asked = asyncio.ensure_future(answer(read, [], ""))
+        edge = Edge()
+        edge.change(bodies=bodies)
+        request = edge.request(receive, path_values={"name": "waits"})
+        asked = asyncio.ensure_future(run_pipeline(client, request))
         await gates[-1].began.wait()
         with pytest.raises(Overloaded), bodies.whole(bytes(70_000)):
             pass
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
+        request.let_go()
         with bodies.whole(bytes(70_000)):
             pass
 

@@ -4,8 +4,7 @@ import asyncio
 from typing import Any
 
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Embedded, EmbedRequest, Trace
 from tests.server.edge import Edge, served_model
 
 

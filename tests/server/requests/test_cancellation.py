@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.body import Message
-from server.requests import time_slices
+from server.requests import limits
 from tests.server.edge import Edge, call
 
 PATH = "/v1/embeddings"
@@ -46,7 +46,7 @@ def counts(edge: Edge) -> dict[tuple[str, ...], Any]:
 async def test_the_work_is_dropped_at_every_stage(
     stage: str, num_submitted: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_slices, "SECONDS", 0.0)  # an answer pauses after each item
+    monkeypatch.setattr(limits, "SLICE_SECONDS", 0.0)  # an answer pauses after each item
     edge = Edge(max_requests=1)
     for _ in range(6):  # four of these bodies may be open
         edge.managers.submitted.clear()

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.dialects.error_shapes import openai_error, text_error
+from server.dialects.answers import openai_error, text_error
 from server.dialects.table import ROUTES
-from server.dialects.vllm.shared import vllm_error
+from server.dialects.vllm import vllm_error
 from server.http.body import Message
 from tests.server.edge import Edge, call, good_body, state_with_everything
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server.dialects.error_shapes import openai_error
-from server.dialects.tei.shared import tei_error
+from server.dialects.answers import openai_error
+from server.dialects.tei import tei_error
 from server.requests import errors
 from server.requests.errors import RequestError
 

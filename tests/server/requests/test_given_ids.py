@@ -15,7 +15,7 @@ from server.requests import embeddings
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.given_ids import GivenIds, TokenIdsRule
 from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.edge import Edge
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool import cl100k

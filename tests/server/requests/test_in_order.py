@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from server.requests.concurrency import InOrder
+from server.requests.limits import InOrder
 
 
 async def work(number: int) -> int:

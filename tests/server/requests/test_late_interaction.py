@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.tasks import LateInteraction
-from engine.types import EXPANSION_TOKEN, OutputKind, Rows
+from engine.types import OutputKind, Rows
 from server.requests.late_interaction import counted, max_sim, rows_that_count, shaped
 from server.requests.row_memory import RequestContext
 from server.requests.work import Computed, Work
 from tests.server.edge import served_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.token_ids import TokenizedTexts
+from wire.parts import EXPANSION_TOKEN
 
 CLS, SEP, MASK, QUERY, DOCUMENT = 90, 91, 92, 93, 94
 MAX_SEQLEN = 20
@@ -79,12 +80,10 @@ def test_any_texts(late: LateInteraction, bodies: list[list[int]], num_queries: 
     assert split(done) == [ids for ids, _ in expected]
     assert done.token_ids.dtype == done.offsets.dtype == np.int32
     flag = 0 if late.attends_to_expansion else EXPANSION_TOKEN
-    types = [[0] * (len(ids) - filled) + [flag] * filled for ids, filled in expected]
-    if any(map(any, types)):
-        assert done.token_type_ids is not None
-        assert done.token_type_ids.tolist() == flat(types)
-    else:
-        assert done.token_type_ids is None
+    marks = [[0] * (len(ids) - filled) + [flag] * filled for ids, filled in expected]
+    assert (done.marks is None and not any(flat(marks))) or (
+        done.marks is not None and done.marks.tolist() == flat(marks)
+    )
 
 
 def test_types_go_along() -> None:
@@ -93,7 +92,9 @@ def test_types_go_along() -> None:
 
     assert split(done) == [[CLS, QUERY, SEP, MASK], [CLS, DOCUMENT, 5, SEP]]
     assert done.token_type_ids is not None
-    assert done.token_type_ids.tolist() == [1, 0, 2, EXPANSION_TOKEN, 3, 0, 4, 5]
+    assert done.token_type_ids.tolist() == [1, 0, 2, 0, 3, 0, 4, 5]
+    assert done.marks is not None
+    assert done.marks.tolist() == [0, 0, 0, EXPANSION_TOKEN, 0, 0, 0, 0]
 
 
 def test_many_texts_are_shaped_slice_by_slice() -> None:

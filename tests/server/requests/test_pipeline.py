@@ -11,8 +11,7 @@ from engine.types import OutputKind
 from server.requests.errors import DeadlineExceeded
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
-from server.requests.work import EmbedRequest
+from server.requests.work import EmbedRequest, Trace
 from server.settings.api_keys import ApiKey
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tests.server.requests.embed_requests import a_request, embed

@@ -18,9 +18,7 @@ from server.requests.errors import (
     RequestError,
     UnsupportedTask,
 )
-from server.requests.rows import MAX_TOKEN_ROW_BYTES
-from server.requests.trace import Trace
-from server.requests.work import EmbedRequest
+from server.requests.work import MAX_TOKEN_ROW_BYTES, EmbedRequest, Trace
 from tests.server.edge import Edge, served_model
 from tests.server.requests.embed_requests import a_request, embed
 from tokenizer_pool import messages as tokenizing

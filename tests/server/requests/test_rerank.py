@@ -9,15 +9,15 @@ import pytest
 
 from batch_manager.messages import RequestRefusal, RequestRefused
 from engine.model.tasks import Activation, LateInteraction, Task
-from engine.types import EXPANSION_TOKEN, OutputKind
+from engine.types import OutputKind
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.row_memory import RequestContext
-from server.requests.rows import MAX_COMPARISONS
-from server.requests.trace import Trace
+from server.requests.work import MAX_COMPARISONS, Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
+from wire.parts import EXPANSION_TOKEN, Part
 
 PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}
 LATE = {"outputs": OutputKind.MULTI_VECTOR, "task": Task.LATE_INTERACTION, "late": LateInteraction()}
@@ -59,7 +59,7 @@ def test_pairs_are_asked_for_and_their_scores_activated() -> None:
     assert (list(texts), list(how["pair_texts"])) == (["who"] * 3, ["a", "bcdef", "gh"])
     (submission,) = edge.managers.submitted
     assert submission.outputs is OutputKind.LOGITS
-    types = np.frombuffer(bytes(submission.token_type_ids), np.int32)
+    types = np.frombuffer(submission.parts[Part.TOKEN_TYPE_IDS], np.int32)
     assert types.tolist() == [*[0, 0, 0], 1, *[0, 0, 0], 1, 1, 1, 1, 1, *[0, 0, 0], 1, 1]
     expected = 1 / (1 + np.exp(-np.array([4.0, 8.0, 5.0])))  # the stand-in's scores are lengths
     assert found.scores.dtype == np.float32
@@ -229,8 +229,8 @@ def test_markers_lengths_and_rows_that_do_not_count() -> None:
     ids = np.frombuffer(bytes(submission.token_ids), np.int32)
     assert ids[:6].tolist() == [ord("w") % 100, 1, ord("h") % 100, ord("o") % 100, 9, 9]
     assert ids[6:8].tolist() == [ord("a") % 100, 2]
-    types = np.frombuffer(bytes(submission.token_type_ids), np.int32)
-    assert types.tolist() == [0] * 4 + [EXPANSION_TOKEN] * 2 + [0] * 11
+    marks = np.frombuffer(submission.parts[Part.MARKS], np.uint8)
+    assert marks.tolist() == [0] * 4 + [EXPANSION_TOKEN] * 2 + [0] * 11
     query, *documents = np.split(rows, [6, 8, 14])
     documents[1] = np.delete(documents[1], 3, axis=0)  # b, its marker, c, d
     expected = [(document @ query.T).max(axis=0).sum() for document in documents]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind, Rows
-from server.requests.rows import strongest
+from server.requests.work import strongest
 from tests.server.edge import served_model
 from tests.server.requests.embed_requests import a_request, embed
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from server.requests import time_slices
-from server.requests.time_slices import NUMBERS_A_STEP, SharedSlice, TimeSlice, steps
+from server.requests import limits
+from server.requests.limits import NUMBERS_A_STEP, SharedSlice, TimeSlice, steps
 from tests.server.loop_share import turns_during
 
 
@@ -15,7 +15,7 @@ def test_a_slice_ends_when_its_time_is_over(
     kind: type[TimeSlice | SharedSlice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, num_pauses = 5.0, 0
-    monkeypatch.setattr(time_slices, "SECONDS", 1.0)
+    monkeypatch.setattr(limits, "SLICE_SECONDS", 1.0)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
     async def pause(seconds: float) -> None:
@@ -59,7 +59,7 @@ def test_steps_cover_all_rows_once(num_rows: int, width: int, lengths: list[int]
 async def test_pieces_of_work_that_share_a_slice_have_it_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are, others wait for one slice at a time."""
     shared, had = SharedSlice(), list[int]()
-    monkeypatch.setattr(time_slices, "SECONDS", -1.0)
+    monkeypatch.setattr(limits, "SLICE_SECONDS", -1.0)
 
     async def work(number: int) -> None:
         for _ in range(4):

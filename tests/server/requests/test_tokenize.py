@@ -11,8 +11,7 @@ from server.requests.admission import Admission
 from server.requests.errors import InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
-from server.requests.work import DecodeRequest, TokenizeRequest
+from server.requests.work import DecodeRequest, TokenizeRequest, Trace
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused

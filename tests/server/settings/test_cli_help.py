@@ -105,7 +105,7 @@ def test_what_a_feature_names_as_a_place_is_there() -> None:
         places += [command.function] if isinstance(command, Command) else command.functions.values()
     named = [place for place in places if isinstance(place, str) and ":" in place]
     assert len(named) > 10
-    assert all(callable(loaded(place)) for place in named)
+    assert all(loaded(place) for place in named)
 
 
 def test_a_features_commands_are_those_of_embedline(

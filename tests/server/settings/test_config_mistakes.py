@@ -16,7 +16,7 @@ import pytest
 
 from server import cli
 from server.commands.serve import prepare
-from server.http.auth import HEALTH_PATHS
+from server.http.access import HEALTH_PATHS
 from server.settings.settings import Settings
 from server.supervisor import model_plan
 from tests.server.settings.cli_runs import VARIABLES

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from server.frontend.log_writer import StderrRelay
+from server.supervisor.stderr_relay import StderrRelay
 
 LINE = b"x" * 1000
 

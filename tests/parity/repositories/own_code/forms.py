@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.types import PROMPT_TOKEN, Engine, OutputKind
+from engine.types import Engine, OutputKind
 from tests.engine.engines import difference, rows
 from tests.engine.folder_files import write
 from tests.engine.model.detection.shapes import tokenizer
 from tests.engine.tiny_models import batch
+from wire.parts import PROMPT_TOKEN
 
 TRANSFORMERS, OPENVINO, FUSED = "transformers", "openvino", "fused"
 TOLERANCE = 1e-5
@@ -107,15 +108,15 @@ def check(
     expected: Sequence[Tensor],
     *,
     output: OutputKind = OutputKind.POOLED,
-    types: Sequence[Sequence[int]] | None = None,
+    **parts: Sequence[Sequence[int]],
 ) -> None:
-    """Rows of all texts as one batch, and of each alone, are the expected ones. types: of each token, see Batch.
+    """Rows of all texts as one batch, and of each alone, are the expected ones. parts: of each text, see Batch.
     Closes the engine."""
     numbers = list(range(len(texts)))
     try:
         for some in (numbers, *([number] for number in numbers)):
-            given = [kind for number in some for kind in types[number]] if types else None
-            found = rows(loaded, batch([texts[at] for at in some], given), output)
+            given = {name: [value for number in some for value in own[number]] for name, own in parts.items()}
+            found = rows(loaded, batch([texts[at] for at in some], **given), output)
             wanted = [expected[number] for number in some]
             whole = torch.cat(wanted) if output is OutputKind.MULTI_VECTOR else torch.stack(wanted)
             assert difference(found, whole) <= TOLERANCE
@@ -124,5 +125,5 @@ def check(
 
 
 def prompted(texts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """Types with which a pooling leaves out the first tokens of each text, where it is to leave out prompts."""
+    """Marks with which a pooling leaves out the first tokens of each text, where it is to leave out prompts."""
     return [[PROMPT_TOKEN if place < num_tokens else 0 for place in range(len(ids))] for ids in texts]

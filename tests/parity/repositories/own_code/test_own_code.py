@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.model import model_folder
 from engine.model.tasks import Task
-from engine.types import ADAPTER_SHIFT, EXPANSION_TOKEN, ModelError, OutputKind
+from engine.types import ModelError, OutputKind
 from tests.engine.engines import load
 from tests.engine.folder_files import write
 from tests.engine.model.detection.shapes import tokenizer
@@ -44,6 +44,7 @@ from tests.parity.repositories.own_code.forms import (
     sequences,
 )
 from tests.tiers import full
+from wire.parts import EXPANSION_TOKEN
 
 FORMS: dict[str, Form] = {
     name: form
@@ -128,9 +129,7 @@ def test_each_text_of_a_batch_has_its_own_adapter(engine: str, tmp_path: Path) -
     assert model_folder.read(folder).adapters == jina_roberta.TASKS
     texts, tasks = sequences(form.config["vocab_size"]), (None, 0, 4, None, 2, 3)
     expected = [jina_roberta.mean(form.config, weights, ids, task=task) for ids, task in zip(texts, tasks, strict=True)]
-    numbers = [0 if task is None else task + 1 for task in tasks]
-    types = [[number << ADAPTER_SHIFT] * len(ids) for ids, number in zip(texts, numbers, strict=True)]
-    check(load(engine, folder), texts, expected, types=types)
+    check(load(engine, folder), texts, expected, adapters=[[0 if task is None else task + 1] for task in tasks])
 
 
 def test_vectors_of_the_colbert_that_hides_the_tokens_that_fill_up_a_query(tmp_path: Path) -> None:
@@ -143,8 +142,8 @@ def test_vectors_of_the_colbert_that_hides_the_tokens_that_fill_up_a_query(tmp_p
     ids, num_hidden = sequences(config["vocab_size"], (9,))[0], 4
     rows = jina_bert.token_rows(config, weights, ids, num_hidden=num_hidden) @ weights["linear.weight"].T
     expected = rows / rows.norm(dim=1, keepdim=True)
-    types = [[0] * (len(ids) - num_hidden) + [EXPANSION_TOKEN] * num_hidden]
-    check(load(TRANSFORMERS, folder), [ids], [expected], output=OutputKind.MULTI_VECTOR, types=types)
+    marks = [[0] * (len(ids) - num_hidden) + [EXPANSION_TOKEN] * num_hidden]
+    check(load(TRANSFORMERS, folder), [ids], [expected], output=OutputKind.MULTI_VECTOR, marks=marks)
 
 
 def test_a_fine_tuned_copy_of_gte_without_auto_map_has_the_same_angles(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_without_modules_the_mean_leaves_out_the_instruction(form: Form, mean: A
     """And is scaled to length 1, as the codes say."""
     folder, texts, weights = form.save(tmp_path / "model"), sequences(120, (9, 20)), form.weights
     expected = [mean(form.config, weights, ids, first=3) for ids in texts]
-    check(load(TRANSFORMERS, folder), texts, expected, types=prompted(texts, 3))
+    check(load(TRANSFORMERS, folder), texts, expected, marks=prompted(texts, 3))
     found = model_folder.read(folder)
     assert (found.poolings, found.normalize, found.include_prompt) == (("mean",), True, False)
     chosen = model_folder.read(folder, pooling="last-token")
@@ -209,7 +208,7 @@ def test_instructor_leaves_the_instruction_out_and_is_known_by_its_name(tmp_path
     assert model_folder.read(form.save(tmp_path / "sentence-t5-base")).include_prompt
     texts, weights = sequences(120, (9, 30)), form.weights
     expected = [t5.mean(form.config, weights, ids, first=4) for ids in texts]
-    check(load(TRANSFORMERS, folder), texts, expected, types=prompted(texts, 4))
+    check(load(TRANSFORMERS, folder), texts, expected, marks=prompted(texts, 4))
 
 
 def test_texts_beyond_the_farthest_distance_of_t5(tmp_path: Path) -> None:

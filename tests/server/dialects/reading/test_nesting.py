@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.dialects.reading.json_body import LARGE_BYTES, MAX_LISTS, check_large
-from server.dialects.reading.known_fields import FieldsReader
+from server.dialects.reading.json_body import LARGE_BYTES, MAX_LISTS, FieldsReader, check_large
 from server.requests.errors import MalformedBody
 from tests.server.edge import Edge, call
 from tests.server.loop_share import turns_during

@@ -10,7 +10,7 @@ import pytest
 
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.requests import time_slices
+from server.requests import limits
 from tests.server.dialects.rerank.rerank_requests import (
     DOCUMENTS,
     MIXEDBREAD,
@@ -263,7 +263,7 @@ def test_scores_lose_nothing_on_their_way() -> None:
 
 
 async def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_slices, "SECONDS", 0.0)
+    monkeypatch.setattr(limits, "SLICE_SECONDS", 0.0)
     documents = ["x" * 300_000] * 4
     edge = Edge(loaded=RERANKER, max_bytes=2_000_000)
     body = json.dumps({"query": "q", "texts": documents, "return_text": True}).encode()

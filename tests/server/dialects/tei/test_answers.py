@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.dialects.route import Answer, Call
-from server.dialects.row_forms import FLOATS, RAW_FLOATS, RowForm
-from server.dialects.tei.embed import encode_embed, encode_embed_all, encode_similarity
-from server.dialects.tei.tokens import encode_tokens
+from server.dialects.answers import Answer
+from server.dialects.route import Call
+from server.dialects.row_answers import FLOATS, RAW_FLOATS, RowForm
+from server.dialects.tei import encode_embed, encode_embed_all, encode_similarity, encode_tokens
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
+from server.requests.work import Embedded, EmbedRequest, TokenizeRequest, Trace
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.tasks import Token

@@ -8,9 +8,9 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.route import Call, RequestOptions
-from server.dialects.row_forms import FLOATS, RAW_FLOATS, Container
+from server.dialects.row_answers import FLOATS, RAW_FLOATS, Container
 from server.dialects.table import ROUTES
-from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
+from server.dialects.tei import decode_embed, decode_embed_all, decode_similarity
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import EmbedRequest
 from tests.server.asking import decoded_by, refused_by

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from server.commands import serve
-from server.http.hosts import with_cors
+from server.http.access import with_cors
 from server.settings.api_keys import ApiKey, digest
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

@@ -8,11 +8,12 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.route import RequestOptions
-from server.dialects.tei.predict import decode
+from server.dialects.tei import decode_predict
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
 from tests.server.edge import Called, Edge, one_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
+from wire.parts import Part
 from wire.vocabulary import RequestClass
 
 CLASSIFIER = {"task": "classify", "labels": ["bad", "so-so", "good"], "activation": "softmax"}
@@ -80,7 +81,7 @@ def test_texts_and_pairs_in_one_request_keep_their_places() -> None:
         (submission,) = edge.managers.submitted
         assert submission.seqlens == [4, 1, 17, 3]
         assert np.frombuffer(submission.token_ids, np.int32).tolist()[:5] == [97, 98, 99, 0, 97]
-        types = np.frombuffer(submission.token_type_ids, np.int32).tolist()
+        types = np.frombuffer(submission.parts[Part.TOKEN_TYPE_IDS], np.int32).tolist()
         assert types == [0, 1, 1, 1, 0, *[0] * 17, 0, 0, 1]
 
     rows = [[number, 0, 0] for number in range(4)]
@@ -124,7 +125,7 @@ def test_raw_bytes_are_in_the_models_order() -> None:
 
 
 def decoded(body: dict[str, Any]) -> Any:
-    return decoded_by(decode, body, OPTIONS, models=one_model(default_prompt="D: "))
+    return decoded_by(decode_predict, body, OPTIONS, models=one_model(default_prompt="D: "))
 
 
 def test_what_is_asked_for() -> None:
@@ -174,4 +175,4 @@ def test_brackets_and_quotes_in_texts_are_text() -> None:
     ],
 )
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
-    assert refused_by(decode, body) == (kind, param)
+    assert refused_by(decode_predict, body) == (kind, param)

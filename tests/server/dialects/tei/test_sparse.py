@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from engine.model.tasks import LateInteraction
-from engine.types import QUERY_TOKEN, OutputKind
+from engine.types import OutputKind
 from server.dialects.row_answers import sparse_bytes, sparse_headers
-from server.dialects.tei.embed import decode_embed_hybrid, sparse_by_item
-from server.requests import late_interaction, rows
+from server.dialects.sparse import decode_embed_hybrid, sparse_by_item
+from server.requests import late_interaction, work
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, new_call, one_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.token_ids import TokenizedTexts
+from wire.parts import QUERY_TOKEN, Part
 
 ALL = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
 TEXTS = {"inputs": ["ab", "c"]}
@@ -95,7 +96,7 @@ def test_queries_that_are_looked_up_are_marked(path: str, inputs: list[Any], inp
     def look(edge: Edge) -> None:
         (submission,) = edge.managers.submitted
         assert submission.seqlens == [2, 1]
-        assert np.frombuffer(submission.token_type_ids, np.int32).tolist() == ([flag] * 3 if flag else [])
+        assert bytes(submission.parts.get(Part.MARKS, b"")) == bytes([flag] * 3 if flag else [])
 
     body = {"inputs": inputs, "input_type": input_type}
     model: dict[str, Any] = {"task": "sparse", "query_table": "query_0", "prompts": {}}
@@ -105,7 +106,7 @@ def test_queries_that_are_looked_up_are_marked(path: str, inputs: list[Any], inp
 
 def test_queries_and_documents_alike_have_no_mark() -> None:
     def look(edge: Edge) -> None:
-        assert not edge.managers.submitted[0].token_type_ids
+        assert not edge.managers.submitted[0].parts
 
     body = {**TEXTS, "input_type": "query"}
     assert ask("/embed_sparse", body, OutputKind.SPARSE, rows=ROWS, task="sparse", look=look).status == 200
@@ -123,10 +124,10 @@ def test_the_types_that_tokens_have_already_stay() -> None:
         np.array([0, 1, 1], np.int32),
     )
     marked = late_interaction.marked_queries(tokens, num_queries=1)
-    assert marked.token_type_ids is not None
-    assert marked.token_type_ids.tolist() == [QUERY_TOKEN, QUERY_TOKEN + 1, 1]
-    assert tokens.token_type_ids is not None
-    assert tokens.token_type_ids.tolist() == [0, 1, 1]
+    assert marked.marks is not None
+    assert marked.marks.tolist() == [QUERY_TOKEN, QUERY_TOKEN, 0]
+    assert tokens.marks is None
+    assert marked.token_type_ids is tokens.token_type_ids
 
 
 # all rows
@@ -241,6 +242,6 @@ def test_no_outputs_are_all() -> None:
 
 @pytest.mark.holds("Limits")
 def test_more_sparse_rows_than_anybody_could_write_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MAX_SPARSE_ROW_BYTES", 1)
+    monkeypatch.setattr(work, "MAX_SPARSE_ROW_BYTES", 1)
     status, _, message = tei_error(ask("/embed_sparse", TEXTS, OutputKind.SPARSE))
     assert (status, "send fewer inputs" in message) == (422, True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.dialects.tei.tokens import decode_decode, decode_tokenize, encode_tokens
+from server.dialects.tei import decode_decode, decode_tokenize, encode_tokens
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import decoded_by, refused_by
 from tests.server.edge import new_call, one_model

@@ -9,7 +9,7 @@ import pytest
 from engine.types import OutputKind
 from server.dialects import invocations
 from server.requests import row_memory
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.asking import ask, tei_error
 from tests.server.edge import Edge, call, state_with
 from tests.server_e2e.running import PATIENCE

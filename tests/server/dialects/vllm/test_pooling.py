@@ -9,7 +9,7 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.table import ROUTES
-from server.dialects.vllm.pooling import decode
+from server.dialects.vllm import decode_pooling
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW, ask
 from tests.server.edge import Called, Edge, new_call, one_model
@@ -71,7 +71,7 @@ def test_a_word_behind_the_models_name_is_a_prompt() -> None:
     named = {None: "D: ", "the-model": "D: ", "the-model:query": "Q: "}
 
     for name, prompt in named.items():
-        work = decode(new_call(models=models), json.dumps({"input": "a", "model": name}).encode()).work
+        work = decode_pooling(new_call(models=models), json.dumps({"input": "a", "model": name}).encode()).work
         assert isinstance(work, EmbedRequest)
         assert work.prompt == prompt
     refused = pooling({"input": [5, 6], "model": "the-model:query"})

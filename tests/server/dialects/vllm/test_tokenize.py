@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.vllm.tokenize import decode_tokenize
+from server.dialects.vllm import decode_tokenize
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.asking import ask
 from tests.server.edge import Edge, new_call, one_model

@@ -11,8 +11,9 @@ import pytest
 from server.dialects.lines import Line, read_line
 from server.http import line_streams
 from server.http.body import Message, Receive, RequestBodies
+from server.http.request import LINES
 from server.requests.errors import BodyTooSlow, InvalidRequest, Overloaded, PayloadTooLarge
-from server.requests.time_slices import SharedSlice
+from server.requests.limits import SharedSlice
 from server.requests.work import EmbedRequest
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, scope_of
@@ -71,9 +72,9 @@ def test_the_work_of_lines_is_counted_for_their_key() -> None:
 @pytest.mark.parametrize(
     ("line", "param", "message"),
     [
-        (b'"', "line", "line is not valid JSON in UTF-8"),
-        (b'"a","b"', "line", "line is not valid JSON in UTF-8"),
-        (b'{"input":"a"} 5', "line", "line is not valid JSON in UTF-8"),
+        (b'"', "line", "line is not valid JSON in UTF-8 (at byte 1)"),
+        (b'"a","b"', "line", "line is not valid JSON in UTF-8 (at byte 4)"),
+        (b'{"input":"a"} 5', "line", "line is not valid JSON in UTF-8 (at byte 15)"),
         (b'""', "input", "input must not be an empty string"),
         (b"[1]", "line", "a line must be a text or an object with `input`"),
         (b'{"id":"x"}', "input", "input must be a text or a list of token ids"),
@@ -181,7 +182,7 @@ def test_what_fails_before_the_answer_begins_has_its_status() -> None:
     assert ask(b'"a"', headers={"content-type": "application/x-ndjson;charset=utf-16"})[0].status == 415
     assert ask(b'"a"', headers={"content-type": 'application/x-ndjson; Charset="UTF-8"'})[0].status == 200
     with pytest.raises(InvalidRequest, match=r"need HTTP/1\.1"):
-        line_streams.check_head({b"content-type": line_streams.LINES}, "1.0")
+        line_streams.check_head({b"content-type": LINES}, "1.0")
     assert ask(b'"a"', lambda: Edge(is_loaded=False))[0].status == 503
     assert ask(b'"a"', lambda: Edge(keys=[ApiKey("team", digest(b"sesame"))]))[0].status == 401
     assert ask(b'"%b"' % (b"x" * line_streams.MAX_LINE_BYTES))[0].status == 413

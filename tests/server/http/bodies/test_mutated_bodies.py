@@ -19,7 +19,7 @@ import pytest
 from batch_manager.client import BatchManagers
 from server.dialects.table import ROUTES
 from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.edge import Edge, call, good_body, state_with_everything
 from tests.server.mutations import mutate
 from tests.server_e2e.expected import minilm

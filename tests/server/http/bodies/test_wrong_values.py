@@ -59,9 +59,9 @@ def test_the_value_that_is_wrong_is_named(path: str, body: bytes, param: str) ->
         ("/embed", '{"inputs":["Moët"]}'.encode("latin-1"), f"inputs[0]{SENTENCE}"),
         ("/api/embeddings", b'{"prompt":%b}' % HALF, f"prompt{SENTENCE}"),
         ("/vertex", b'{"instances":[{"inputs":"a"},{"inputs":["b",%b]}]}' % HALF, f"instances[1].inputs[1]{SENTENCE}"),
-        ("/v1/embeddings", b"{'input':'a'}", "the body is not valid JSON in UTF-8"),
-        ("/v1/embeddings", b"NaN", "the body is not valid JSON in UTF-8"),
-        ("/v1/embeddings", b'{"input":"a"', "the body is not valid JSON in UTF-8"),
+        ("/v1/embeddings", b"{'input':'a'}", "the body is not valid JSON in UTF-8 (at byte 1)"),
+        ("/v1/embeddings", b"NaN", "the body is not valid JSON in UTF-8 (at byte 0)"),
+        ("/v1/embeddings", b'{"input":"a"', "the body is not valid JSON in UTF-8 (at byte 12)"),
         ("/v1/embeddings", b'{"a secret":%b}' % HALF, "the body is not valid JSON in UTF-8"),
     ],
 )
@@ -136,7 +136,7 @@ def test_bodies_are_looked_through_in_slices_and_not_without_end(monkeypatch: py
 
     async def error_of(body: bytes) -> MalformedBody:
         try:
-            await decoder._without_wrong_values(body, decode, refused)
+            await decoder.without_wrong_values(body, decode, refused)
         except MalformedBody as error:
             return error
         raise AssertionError

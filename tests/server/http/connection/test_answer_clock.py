@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.http.body import Receive, Scope, Send
-from server.http.connection import BYTES_PER_SECOND
-from server.http.protocol import HttpProtocol
+from server.http.h1.connection import BYTES_PER_SECOND
+from server.http.h1.protocol import HttpProtocol
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import GET, POST, App
 
@@ -99,7 +99,7 @@ async def test_who_reads_at_the_lowest_rate_gets_all(clock: Clock, server: Bare)
         await clock.advance(PIECE / BYTES_PER_SECOND)
         await read(client)
     assert not client.transport.is_closing()
-    assert client.protocol._answer_clock is None
+    assert client.protocol.answer_clock._timer is None
     await clock.advance(5)
     assert not client.transport.is_closing()
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from server.http.protocol import _MAX_CUTS, _MAX_LINES, _SLICE_BYTES, MAX_HEAD_BYTES, MAX_HEADERS, HttpProtocol
+from server.http.h1.connection import Awaited
+from server.http.h1.framing import _MAX_CUTS, _MAX_LINES, _SLICE_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
+from server.http.h1.protocol import HttpProtocol
 from server.requests.errors import HeadTooLarge
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import CHUNKED, GET, App, Running
@@ -162,14 +164,12 @@ async def test_a_connection_whose_rest_has_come_is_closed_when_it_stays_idle(
     async with running.client() as client:
         client.send(b"POST /now HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n")
         assert await client.answer() == (200, b"/now")
-        (connection,) = running.server._state.connections
-        assert isinstance(connection, HttpProtocol)
-        assert connection.timeout_keep_alive_task is None
+        (connection,) = running.server._connections.established()
+        seen = [connection.awaited]
         client.send(b"abcde")
         while connection._is_in_body:
             await turns(1)
-        assert connection.timeout_keep_alive_task is not None
-        assert connection._timer is None
+        assert [*seen, connection.awaited] == [Awaited.REST, Awaited.REQUEST]
 
 
 async def test_who_still_sends_after_an_answer_counts_as_idle(server: Bare) -> None:
@@ -235,7 +235,7 @@ async def test_what_follows_many_small_chunks_waits_for_its_turn(server: Bare, a
     await turns(2 * len(SMALL) * NUM_CHUNKS // _SLICE_BYTES)
     assert client.statuses() == [200, 200]
     assert app.paths == ["/echo", "/now"]
-    assert client.protocol.timeout_keep_alive_task is not None
+    assert client.protocol.awaited is Awaited.REQUEST
 
 
 async def test_who_leaves_or_breaks_the_rules_between_two_slices_ends(server: Bare) -> None:
@@ -255,8 +255,8 @@ async def test_a_handler_that_does_not_read_its_body_still_stops_the_reading(ser
     """Slices hold the reading too; when they end, a body that nobody takes must not grow."""
     client = server.connect()
     client.protocol.data_received(CHUNKED % b"echo")  # the handler has not begun
-    cycle = client.protocol.cycle
-    cycle.body += b"x" * 100_000
+    assert client.protocol._exchange is not None
+    client.protocol._exchange.take(b"x" * 100_000)
     client.protocol.data_received(SMALL * (_MAX_LINES // 2 + 1))
     assert client.transport.is_paused
     client.protocol._read_slice()

@@ -5,27 +5,25 @@ from typing import Any
 
 import pytest
 
-from server.http.body import WHOLE_BODY, Message
-from server.http.connection import Exchange, Flow
+from server.http.body import WHOLE_BODY, Message, Receive, Scope, Send
+from server.http.h1 import connection as connections
+from server.http.h1.connection import Connection, Exchange
 from tests.server.http.bare import Transport
 
-DATE = (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT")
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
 BODY: Message = {"type": "http.response.body", "body": b"hello"}
 
 
 def exchange(method: str = "POST", *, keep_alive: bool = True, expects_continue: bool = False) -> Exchange:
-    transport = Transport(asyncio.Protocol())
+    connection = Connection(idle_seconds=1)
+    connection.connection_made(Transport(connection))
     scope: dict[str, Any] = {"method": method}
-    return Exchange(
-        scope,
-        transport,
-        Flow(transport),
-        date=lambda: DATE,
-        expects_continue=expects_continue,
-        keep_alive=keep_alive,
-        on_response=lambda: None,
-    )
+    return Exchange(connection, scope, keep_alive=keep_alive, expects_continue=expects_continue)
+
+
+@pytest.fixture(autouse=True)
+def _date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_date_line", lambda second: b"date: Mon, 01 Jan 2024 00:00:00 GMT")
 
 
 def written(*messages: Message, method: str = "POST", keep_alive: bool = True) -> bytes:
@@ -33,7 +31,7 @@ def written(*messages: Message, method: str = "POST", keep_alive: bool = True) -
         one = exchange(method, keep_alive=keep_alive)
         for message in messages:
             await one.send(message)
-        transport = one.transport
+        transport = one._connection.transport
         assert isinstance(transport, Transport)
         assert one.response_complete == (not messages[-1].get("more_body", False))
         return bytes(transport.written)
@@ -85,9 +83,13 @@ def test_messages_that_make_no_answer_are_refused(messages: list[Message]) -> No
 
 
 async def test_a_small_body_that_is_whole_is_in_the_scope() -> None:
-    whole, begun, asking = exchange(), exchange(), exchange(expects_continue=True)
-    for one in (whole, begun, asking):
-        one.body += b"abc"
+    found = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(scope.get(WHOLE_BODY))
+
+    for one in (exchange(), begun := exchange(), exchange(expects_continue=True)):
+        one.take(b"abc")
         one.more_body = one is begun
-        one.take_whole_body()
-    assert [one.scope.get(WHOLE_BODY) for one in (whole, begun, asking)] == [b"abc", None, None]
+        await one.run(app)
+    assert found == [b"abc", None, None]

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from server.http.protocol import MAX_HEADERS, HttpProtocol
+from server.http.h1.framing import MAX_HEADERS
+from server.http.h1.protocol import HttpProtocol
 from server.requests.errors import HeadTooLarge
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST, App, Running
@@ -37,6 +38,7 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running
         b"GET /now HTTP/1.0\r\nhost: a#\r\n\r\n",
         b"GET http://user@a/now HTTP/1.1\r\nhost: a\r\n\r\n",
         b"GET http:///now HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET http://a HTTP/1.1\r\nhost: a\r\n\r\n",
         b"GET http://a/now HTTP/1.1\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -149,7 +151,7 @@ async def test_an_empty_line_after_a_body_does_not_end_its_request(server: Bare,
     """Old clients send one, and the answer may take longer than a head may."""
     client = server.connect()
     await client.send(POST % (b"slow", 2) + b"hi\r\n", b"\r\n")
-    assert client.protocol._timer is None
+    assert client.protocol.awaited is None
     app.gate.set()
     await turns()
     assert client.statuses() == [200]
@@ -229,6 +231,6 @@ async def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connectio
     client = server.connect()
     client.transport.is_read = False
     await client.send(b"GET /now HTTP/1.1\r\nhost: a\r\n" + last + b"\r\n")
-    while server.server._state.connections:
+    while server.server._connections.established():
         await turns(1)
-    assert client.protocol.parser is None
+    assert client.transport.is_closing()

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from server.http.connection import Exchange
-from server.http.protocol import MAX_HEAD_BYTES
+from server.http.h1.connection import Awaited, Exchange
+from server.http.h1.framing import MAX_HEAD_BYTES
 from server.requests.errors import HeadTooLarge, MalformedBody
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST, App, Running
@@ -69,7 +69,7 @@ async def test_a_body_that_can_not_be_read_gets_one_answer(server: Bare, app: Ap
     assert not client.is_open
     await turns()
     assert app.paths == [f"/{path.decode()}"]
-    assert not server.server._state.tasks
+    assert not server.server._connections.tasks()
 
 
 @pytest.mark.holds("Limits")
@@ -100,7 +100,7 @@ async def test_what_is_sent_ahead_waits_as_bytes_and_is_bounded(server: Bare, ap
 
 
 def num_cycles() -> int:
-    """Requests of uvicorn's that are in memory. isinstance would read `__class__`, where deprecated objects warn."""
+    """Requests that are in memory. isinstance would read `__class__`, where deprecated objects warn."""
     gc.collect()
     return sum(issubclass(type(one), Exchange) for one in gc.get_objects())
 
@@ -121,10 +121,10 @@ async def test_a_head_behind_a_request_is_not_refused_before_it_is_too_long(runn
 async def test_the_time_of_a_head_begins_with_the_answer_before_it(server: Bare, app: App) -> None:
     client = server.connect()
     await client.send(GET % b"slow" + b"GET /no")
-    assert client.protocol._timer is None
+    assert client.protocol.awaited is None
     app.gate.set()
     await turns()
-    assert client.protocol._timer is not None
+    assert client.protocol.awaited is Awaited.HEAD
     await client.send(b"w HTTP/1.1\r\nhost: a\r\n\r\n")
     assert client.statuses() == [200, 200]
-    assert client.protocol._timer is None
+    assert client.protocol.awaited is Awaited.REQUEST

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from server.http.connection import Exchange
-from server.http.protocol import MAX_HEAD_BYTES, HttpProtocol
+from server.http.h1.connection import Exchange
+from server.http.h1.framing import MAX_HEAD_BYTES
+from server.http.h1.protocol import HttpProtocol
 from tests.server.edge import Edge
 from tests.server.http.bare import Bare, turns
 from tests.server.http.running import CHUNKED, GET, POST
@@ -75,8 +76,7 @@ def test_mutated_requests_are_answered_or_refused(num: int, caplog: pytest.LogCa
             if number % 100 == 0:
                 await is_well(server)
         await turns(20)
-        state = server.server._state
-        assert (len(state.connections), len(state.tasks)) == (0, 0)
+        assert server.server._connections.tasks() == set()
         server.close()
 
     with caplog.at_level(logging.WARNING):

@@ -7,24 +7,26 @@ has taken all it can get. A route that is added later is walked too.
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import Request
 
+from server.dialects.answers import Answer, openai_error
+from server.dialects.route import Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.features.jobs.routes import JobsPart
 from server.features.rpc import Caller, Reply
+from server.frontend.parts import Part
 from server.http import body
 from server.http.app import App
 from server.http.body import WRITE_BUFFER_BYTES, Message
-from server.requests.concurrency import OpenRequest
+from server.http.request import HttpRequest
+from server.requests.limits import OpenRequest
 from server.requests.row_memory import HeldMemory
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Edge, call, good_body, scope_of, state_with_everything
-from tests.server.fallback import fallback_routes
+from tests.server.edge import Edge, all_routes, call, good_body, scope_of, state_with_everything
 from tests.server.http.test_answers import is_in_shape
 from tests.tiers import full_but
 from wire.vocabulary import RequestClass
@@ -56,15 +58,7 @@ class Jobs(Caller):
         return Reply({**given, **counts, **view}, LARGE if what in ("file_read", "result") and offset < size else b"")
 
 
-def other_routes() -> Iterator[tuple[str, str]]:
-    """Method and path of each route that FastAPI has, and of those in front of it that go on to other processes."""
-    for route in fallback_routes():
-        for method in getattr(route, "methods", None) or ():
-            if method != "HEAD":
-                yield method, re.sub(r"{(\w+)[^}]*}", r"\1", route.path)  # type: ignore[attr-defined]
-
-
-EVERY_ROUTE = [*(("POST", path) for path in POSTED), *sorted(set(other_routes()))]
+EVERY_ROUTE = sorted((route.method, re.sub(r"{(\w+)[^}]*}", r"\1", route.path)) for route in all_routes())
 SOME_ROUTES = full_but([("POST", "/v1/embeddings"), ("POST", "/v1/files"), ("POST", "/async_predict")], EVERY_ROUTE)
 
 
@@ -142,20 +136,19 @@ async def test_head_reads_one_piece_at_most(path: str) -> None:
 
 
 @pytest.mark.holds("Every bound")
-@pytest.mark.parametrize("reads", ["stream", "body", "json", "form"])
+@pytest.mark.parametrize("reads", ["stream", "read"])
 async def test_a_route_that_is_added_later_has_the_clock_too(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.02)
 
-    made = edge()
-    app = made.app._fallback._made  # type: ignore[attr-defined]
-
-    @app.post("/later")  # type: ignore[untyped-decorator]
-    async def later(request: Request) -> str:
+    async def later(call: HttpRequest) -> Answer:
         if reads == "stream":
-            return str([piece async for piece in request.stream()])
-        return str(await getattr(request, reads)())
+            return Answer(200, [], b"".join([piece async for piece in call.stream()]))
+        return Answer(200, [], await call.read(lambda _, body: body, goes_on=True))
 
-    assert await silent(made.app, "POST", "/later", headers=UPLOAD if reads == "form" else None, first=FORM) == 408
+    part = Part()
+    part.routes = [Route(path="/later", answer=later, error_shape=openai_error, summary="")]
+    made = Edge(parts={"jobs": part})
+    assert await silent(made.app, "POST", "/later", first=FORM) == 408
 
 
 @pytest.mark.holds("Every bound")

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from server.requests import load
+from server.requests import admission
 from tests.server.edge import Called, Edge, answered, call, ready_state
 
 NOW = 1000.0  # where `ask` asks
@@ -20,7 +20,7 @@ def ask(path: str = "/load", cells: dict[str, float] | None = None, *, draining:
         for name, value in ({"published_at": NOW} | (cells or {})).items():
             getattr(its.page, name)[:] = value
 
-    with mock.patch.object(load, "time", SimpleNamespace(monotonic=lambda: NOW)):
+    with mock.patch.object(admission, "time", SimpleNamespace(monotonic=lambda: NOW)):
         return answered("GET", path, before=set_up, **edge)
 
 

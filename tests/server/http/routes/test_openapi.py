@@ -1,4 +1,4 @@
-"""The OpenAPI page: valid, and every route in it, those among them that FastAPI never sees."""
+"""The OpenAPI page: valid, and every route in it."""
 
 import json
 from collections.abc import Iterator
@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from server.dialects.table import PLAIN_ROUTES, ROUTES
-from server.features.table import FEATURES
-from server.http.auth import HEALTH_PATHS, METRICS_PATHS
+from server.dialects.table import ROUTES
+from server.http.access import HEALTH_PATHS, METRICS_PATHS
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Edge, answered, call
-from tests.server.fallback import fallback_routes
+from tests.server.edge import Edge, all_routes, answered, call
 
 HIDDEN = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/api-doc/openapi.json", "/-/healthz"}
-HIDDEN |= {route.path for route in PLAIN_ROUTES if not route.is_listed}
+HIDDEN |= {"/embeddings_image", "/embeddings_audio"}
 
 
 def fetched(**how: Any) -> Any:
@@ -53,10 +51,8 @@ def test_every_reference_leads_somewhere(schema: Any) -> None:
 def test_every_route_is_there_once(schema: Any) -> None:
     routes = {(method, path) for path, methods in schema["paths"].items() for method in methods}
 
-    others: list[Any] = fallback_routes()
-    found = {(method.lower(), route.path.replace(":path", "")) for route in others for method in route.methods}
-    posted = [*(route.path for route in ROUTES), *(feature.passed_on for feature in FEATURES if feature.passed_on)]
-    assert routes == {place for place in found if place[1] not in HIDDEN} | {("post", path) for path in posted}
+    found = {(route.method.lower(), route.path.replace(":path", "")) for route in all_routes()}
+    assert routes == {place for place in found if place[1] not in HIDDEN}
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)
 

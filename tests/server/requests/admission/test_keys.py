@@ -9,7 +9,7 @@ import pytest
 
 from server.requests.admission import Admission, Asked, WaitBudgets
 from server.requests.errors import Overloaded
-from server.requests.key_limits import ANYBODY, KeyCeilings, KeyPlaces, KeyShare, KeyShares
+from server.requests.limits import ANYBODY, KeyCeilings, KeyPlaces, KeyShare, KeyShares
 from server.settings.api_keys import ApiKey
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -95,7 +95,7 @@ def test_two_processes_that_meet_new_keys_at_once_agree() -> None:
     page = Page.create(num_frontends=2, num_managers=1, num_models=1, num_keys=40)
     names = [f"key-{number}" for number in range(30)]
     code = (
-        "import json; from server.requests.key_limits import KeyPlaces; from wire.page import Page; "
+        "import json; from server.requests.limits import KeyPlaces; from wire.page import Page; "
         f"print(json.dumps(KeyPlaces(Page.attach({page.fd})).of({names!r})))"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, pass_fds=[page.fd])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.requests.concurrency import GAVE_WAY, OpenRequest, OpenRequests
 from server.requests.errors import Overloaded
+from server.requests.limits import GAVE_WAY, OpenRequest, OpenRequests
 
 
 @contextlib.contextmanager

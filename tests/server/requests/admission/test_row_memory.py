@@ -8,8 +8,7 @@ import pytest
 from engine.types import OutputKind
 from server.requests.errors import NotReady
 from server.requests.row_memory import HeldMemory, RequestContext, RowMemory
-from server.requests.rows import bytes_to_hold
-from server.requests.work import EmbedRequest, Work
+from server.requests.work import EmbedRequest, Work, bytes_to_hold
 from tests.server.edge import DIMENSIONS, served_model
 
 MAX_BYTES = 100

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.types import ADAPTER_SHIFT, PROMPT_TOKEN
 from server.dialects import weaviate
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest
 from server.requests.models import ModelTable, ServedModel
-from server.requests.pipeline import with_adapters
+from server.requests.pipeline import parts_of
 from server.requests.prompts import Purpose, adapter_for
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.requests.embed_requests import a_request, embed
 from tokenizer_pool.token_ids import TokenizedTexts
+from wire.parts import PROMPT_TOKEN, Part
 
 ADAPTERS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
 PROMPTS = {**dict.fromkeys(ADAPTERS, ""), "retrieval.query": "Represent: "}
@@ -83,24 +83,18 @@ def weaviates(model: ServedModel, task_type: str) -> EmbedRequest:
     return weaviate.decode(new_call(models=ModelTable([model])), json.dumps(body).encode())
 
 
-def test_tokens_say_which_adapter_computes_them() -> None:
+def test_sequences_say_which_adapter_computes_them() -> None:
     ids, offsets = np.arange(5, dtype=np.int32), np.array([0, 2, 5], np.int32)
-    tokens = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8))
-    assert with_adapters(tokens, a_request()) is tokens
-    marked = with_adapters(tokens, a_request(adapter=3, query_adapter=1, num_queries=1)).token_type_ids
-    assert marked is not None
-    assert marked.dtype == np.int32
-    assert (marked >> ADAPTER_SHIFT).tolist() == [1, 1, 3, 3, 3]
-    typed = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8), np.full(5, PROMPT_TOKEN, np.int32))
-    marked = with_adapters(typed, a_request(adapter=2)).token_type_ids
-    assert marked is not None
-    assert set((marked & PROMPT_TOKEN).tolist()) == {PROMPT_TOKEN}
+    tokens = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8), marks=np.full(5, PROMPT_TOKEN, np.uint8))
+    assert set(parts_of(tokens, a_request())) == {Part.MARKS}
+    parts = parts_of(tokens, a_request(adapter=3, query_adapter=1, num_queries=1))
+    assert np.frombuffer(parts[Part.ADAPTERS], np.int32).tolist() == [1, 3]
+    assert bytes(parts[Part.MARKS]) == bytes([PROMPT_TOKEN] * 5)
 
 
 @pytest.mark.holds("Adapters")
 def test_the_engine_gets_them_with_the_tokens() -> None:
     _, edge = embed(a_request(adapter=2))
-    types = np.frombuffer(edge.managers.submitted[0].token_type_ids, np.int32)
-    assert set((types >> ADAPTER_SHIFT).tolist()) == {2}
+    assert set(np.frombuffer(edge.managers.submitted[0].parts[Part.ADAPTERS], np.int32).tolist()) == {2}
     _, edge = embed(a_request())
-    assert len(edge.managers.submitted[0].token_type_ids) == 0
+    assert not edge.managers.submitted[0].parts

@@ -11,7 +11,7 @@ from server.requests import rerank
 from server.requests.errors import NotTokenizable
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.row_memory import RequestContext
-from server.requests.trace import Trace
+from server.requests.work import Trace
 from tests.server.edge import Edge, served_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS

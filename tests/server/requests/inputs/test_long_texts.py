@@ -13,13 +13,13 @@ from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from server.requests.embeddings import averages, embed_any
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
-from server.requests.trace import Trace
-from server.requests.work import Chunking, Embedded
+from server.requests.work import Chunking, Embedded, Trace
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import PROMPT_TOKEN, TokenizedTexts
+from tokenizer_pool.token_ids import TokenizedTexts
+from wire.parts import PROMPT_TOKEN, Part
 
 FIRST, LAST = 1, 2
 ROOM = 8  # tokens of a sequence
@@ -30,7 +30,7 @@ def ids_of(text: str) -> list[int]:
 
 
 class Framing(Tokenizers):
-    """A token for each character, between two special ones; those of a prompt have a type of their own."""
+    """A token for each character, between two special ones; those of a prompt are marked."""
 
     async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
         await self._work(texts, how)
@@ -42,8 +42,8 @@ class Framing(Tokenizers):
         types = [[marks * (0 <= at - len(head) < len(prompt)) for at in range(len(each))] for each in ids]
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         truncated = np.array([len(content) > room for content in contents], np.uint8)
-        flat_types = np.concatenate(types).astype(np.int32)
-        return TokenizedTexts(np.concatenate(ids).astype(np.int32), offsets, truncated, flat_types if prompt else None)
+        flat_marks = np.concatenate(types).astype(np.uint8) if prompt else None
+        return TokenizedTexts(np.concatenate(ids).astype(np.int32), offsets, truncated, marks=flat_marks)
 
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._work(texts, how)
@@ -75,7 +75,7 @@ class Computing(Managers):
         await super().submit(replace(submission, outputs=OutputKind.POOLED))
         self.submitted[-1] = submission
         ids = np.frombuffer(submission.token_ids, np.int32).tolist()
-        types = np.frombuffer(submission.token_type_ids, np.int32).tolist() if submission.token_type_ids else None
+        types = list(bytes(submission.parts.get(Part.MARKS, b"")))
         offsets = np.cumsum([0, *submission.seqlens], dtype=np.int32)
         spans = list(zip(offsets.tolist(), offsets.tolist()[1:], strict=False))
         rows = np.array([row_of(ids[a:b], types[a:b] if types else None) for a, b in spans], np.float32)
@@ -138,7 +138,7 @@ def test_the_prompt_stands_before_each_window() -> None:
     embedded, _, edge = run(Chunking.WINDOWS, texts=["abc", "abcdefgh"], prompt="p:")
 
     assert np.allclose(embedded.rows, [by_hand(["abc"], "p:"), by_hand(["abcd", "efgh"], "p:")], rtol=1e-6)
-    types = np.frombuffer(edge.managers.submitted[0].token_type_ids, np.int32).tolist()
+    types = list(bytes(edge.managers.submitted[0].parts[Part.MARKS]))
     assert types == [t for n in (7, 8, 8) for t in [0, PROMPT_TOKEN, PROMPT_TOKEN, *[0] * (n - 3)]]
 
 

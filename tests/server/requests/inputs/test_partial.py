@@ -12,8 +12,7 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from server.requests import embeddings
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, NotTokenizable, RequestError
-from server.requests.trace import Trace
-from server.requests.work import Embedded
+from server.requests.work import Embedded, Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation

@@ -32,5 +32,5 @@ ECHO = Feature(
     metrics=metrics,
     frontend="server.features.echo.frontend:make_part",
     routes={("GET", "/echo"): "The word of --echo"},
-    documents="server.features.echo.frontend:add_echo",
+    documents="server.features.echo.frontend:ROUTES",
 )

@@ -5,11 +5,12 @@ import itertools
 import logging
 import socket
 
-from fastapi import FastAPI, Request, Response
-
-from server.frontend.parts import Part, Shared
+from server.dialects.answers import Answer, openai_error
+from server.dialects.route import Response, Route
+from server.frontend.parts import Part, Shared, bound
 from server.frontend.start import FeatureStart, ProcessAddress
-from server.http.body import OWNER, ASGIApp
+from server.http.body import ASGIApp
+from server.http.request import HttpRequest
 from wire.connection import Link
 
 logger = logging.getLogger("embedline.server")
@@ -18,6 +19,7 @@ logger = logging.getLogger("embedline.server")
 class EchoPart(Part):
     def __init__(self, address: ProcessAddress) -> None:
         self.listeners = [socket.socket(fileno=address.listener_fd)]
+        self.routes = bound(ROUTES, self)
         self._is_up = asyncio.Event()
         self._link = Link(address.path, on_frame=self._received, on_up=self._is_up.set, on_down=self._is_up.clear)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
@@ -32,9 +34,6 @@ class EchoPart(Part):
         self._answers[number] = asyncio.get_running_loop().create_future()
         self._link.send(1, number, [owner.encode()])
         return await self._answers[number]
-
-    def add_routes(self, app: FastAPI) -> None:
-        add_echo(app, self)
 
     async def open(self, app: ASGIApp) -> None:
         self._link.open()
@@ -53,12 +52,20 @@ class EchoPart(Part):
         self._link.close()
 
 
-def add_echo(app: FastAPI, part: EchoPart | None = None) -> None:
-    async def echo(request: Request) -> Response:
-        assert part is not None
-        return Response(await part.echoed(request.scope[OWNER]), media_type="text/plain")
+async def echo(part: EchoPart, call: HttpRequest) -> Answer:
+    return Answer(200, [(b"content-type", b"text/plain; charset=utf-8")], await part.echoed(call.owner))
 
-    app.add_api_route("/echo", echo, methods=["GET"], summary="The word of --echo")
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/echo",
+        answer=echo,
+        error_shape=openai_error,
+        summary="The word of --echo",
+        responses={200: Response("The word")},
+    ),
+)
 
 
 def make_part(start: FeatureStart, shared: Shared) -> EchoPart:

@@ -1,1 +1,0 @@
-"""text-embeddings-inference's own routes: embeddings of all kinds, /predict, tokens, and what these share."""
