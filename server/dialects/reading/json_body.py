@@ -405,7 +405,7 @@ _BYTES_LOOKED_AT = 32 * 1024  # at each end
 _MAX_NAMES = 128
 _LEAST_LETTERS = 4  # shorter names are almost too many others
 #: that clients of these or of other APIs send, and that look like a field of a route
-HARMLESS = frozenset(("id", "mask", "stop", "stream", "tags", "test", "tools", "top_p", "topk", "context"))
+HARMLESS = frozenset(("id", "mask", "stop", "stream", "tags", "test", "tools", "top_p", "context", "output_type"))
 
 
 def _misspelt(body: bytes | msgspec.Raw, own: tuple[str, ...], known: Collection[str]) -> str | None:
