@@ -346,8 +346,8 @@ class FieldsReader(Generic[_Body]):
         try:
             fields = self._strict.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._foreign.refuse(body, field)
-            self._foreign.refuse_misspelt(body, field)
+            missing = self._foreign.refuse(body, field)
+            self._foreign.refuse_misspelt(body, field, missing)
             fields = parse(self._lenient, body, field)
         if field is None and len(whole := bytes(body)) <= LARGE_BYTES:
             check_nesting(whole)
@@ -373,9 +373,12 @@ class _Foreign:
         self._names = tuple(self._neutral)
         self._longest = 1 + max(len(value) for neutral in self._neutral.values() for value in neutral)
 
-    def refuse(self, body: bytes | msgspec.Raw, field: str | None) -> None:
-        """Raises InvalidRequest for a known field that the route does not honour, and what `parse` raises."""
-        for name, given in given_members(body, self._names, field).items():
+    def refuse(self, body: bytes | msgspec.Raw, field: str | None) -> tuple[str, ...]:
+        """The inputs that are missing. Raises InvalidRequest for a known field that the route does not honour, and what
+        `parse` raises."""
+        members = given_members(body, self._names + self._needed, field)
+        missing = tuple(name for name in self._needed if members.pop(name, None) is None)
+        for name, given in members.items():
             value, neutral = bytes(memoryview(given)[: self._longest]), self._neutral[name]
             if value in neutral or (len(value) < self._longest and plain(value, _IS_PLAIN) in neutral):
                 continue
@@ -385,14 +388,12 @@ class _Foreign:
                 f"must be {allowed} on this route, or be left out" if allowed else "is not supported on this route"
             )
             raise InvalidRequest(f"{param} {problem}{f'; {row.hint}' if row.hint else ''}", param=param)
+        return missing
 
-    def refuse_misspelt(self, body: bytes | msgspec.Raw, field: str | None) -> None:
+    def refuse_misspelt(self, body: bytes | msgspec.Raw, field: str | None, missing: tuple[str, ...]) -> None:
         """Raises InvalidRequest for a name that is almost a field of the route. Where the inputs are missing, names of
         other routes' are looked at too. The body is a JSON object."""
-        name = _misspelt(body, self._spelled, KNOWN_FIELDS)
-        if name is None:
-            given = given_members(body, self._needed)
-            name = _misspelt(body, tuple(needed for needed in self._needed if needed not in given), ())
+        name = _misspelt(body, self._spelled, KNOWN_FIELDS) or _misspelt(body, missing, ())
         if name is not None:
             param = f"{field}.{name}" if field else name
             raise InvalidRequest(f"{param} is spelled otherwise in the body; did you mean {param}?", param=param)
@@ -402,7 +403,8 @@ class _Foreign:
 # beginning and their end, where clients have their options: texts stand between, and may be 64 MB.
 _NAME = re.compile(rb'"([A-Za-z_][A-Za-z0-9_-]{1,31})"\s*:')
 _BYTES_LOOKED_AT = 32 * 1024  # at each end
-_MAX_NAMES = 128
+_MAX_NAMES = 64
+_MAX_ALMOST = 4  # of them: a type is made for each choice
 _LEAST_LETTERS = 4  # shorter names are almost too many others
 #: that clients of these or of other APIs send, and that look like a field of a route
 HARMLESS = frozenset(("id", "mask", "stop", "stream", "tags", "test", "tools", "top_p", "context", "output_type"))
@@ -411,11 +413,8 @@ HARMLESS = frozenset(("id", "mask", "stop", "stream", "tags", "test", "tools", "
 def _misspelt(body: bytes | msgspec.Raw, own: tuple[str, ...], known: Collection[str]) -> str | None:
     """The field of `own` that a name in this JSON object is almost, None if there is none. Names that are `known`, and
     those whose value is null, are left alone."""
-    almost = {
-        name: field
-        for name in _names(bytes(body))
-        if name not in known and name not in HARMLESS and (field := _field_like(name, own)) is not None
-    }
+    names = (name for name in _names(bytes(body)) if name not in known and name not in HARMLESS)
+    almost = dict(islice(((name, field) for name in names if (field := _field_like(name, own))), _MAX_ALMOST))
     given = given_members(body, tuple(almost)) if almost else {}
     return next((almost[name] for name in given), None)
 
@@ -429,16 +428,23 @@ def _names(body: bytes) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)  # a client sends the same names with every body
 def _field_like(name: str, own: tuple[str, ...]) -> str | None:
-    return next((field for field in own if _is_almost(name, field)), None)
+    """The field that the name is but for its case, underscores and hyphens, else one that it almost is."""
+    word, words = _letters(name), _words_of(own)
+    return words.get(word) or next((field for other, field in words.items() if _is_almost(word, other)), None)
 
 
-def _is_almost(name: str, field: str) -> bool:
-    """Whether the two differ in one letter that is wrong, missing or too many, in the order of two, or only in case,
-    underscores and hyphens."""
-    first, second = (word.lower().replace("_", "").replace("-", "") for word in (name, field))
-    if first == second:
-        return True
-    if len(second) < _LEAST_LETTERS or abs(len(first) - len(second)) > 1:
+@lru_cache(maxsize=64)  # as many as there are routes
+def _words_of(own: tuple[str, ...]) -> dict[str, str]:
+    return {_letters(field): field for field in own}
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _is_almost(first: str, second: str) -> bool:
+    """Whether the two differ in one letter that is wrong, missing or too many, or in the order of two."""
+    if not -1 <= len(first) - len(second) <= 1 or len(second) < _LEAST_LETTERS:
         return False
     same = next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
     rest, other = (first[same:], second[same:]) if same is not None else ("", "")
