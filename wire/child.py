@@ -15,7 +15,6 @@ from wire.metrics import Recorder
 from wire.process import begin, settle, waiting_tasks
 
 _Start = TypeVar("_Start")
-_YOUNG_OBJECTS = 10_000  # made since the last look of the garbage collector; 700 are those of five open requests
 Role = Callable[["Child", _Start], Coroutine[Any, Any, None]]
 
 
@@ -80,7 +79,6 @@ class Child:
     def ready(self, info: Json | None = None) -> None:
         """Tell the supervisor that this process serves."""
         gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
-        gc.set_threshold(_YOUNG_OBJECTS)
         self._connection.send(control.READY, 0, control.encode(info or {}))
 
     def fail(self, message: str) -> None:

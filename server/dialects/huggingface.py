@@ -74,7 +74,9 @@ class TaskBody(ModelField, kw_only=True):
     """A text, or a list of texts, and what is wanted of them."""
 
     inputs: Annotated[msgspec.Raw, item_field("what is classified or labelled", TEXTS)]
-    parameters: Annotated[msgspec.Raw, passed_over("the options of the task", schema={"type": "object"})] = NOT_GIVEN
+    parameters: Annotated[
+        msgspec.Raw, passed_over("the options of the task", schema={"type": "object"}, changes_result=True)
+    ] = NOT_GIVEN
 
 
 class PredictTokensBody(TruncationFields, ModelField, RawScoresField, AggregationField, kw_only=True):

@@ -104,9 +104,9 @@ _TEIS = names_of(RawScoresField, TeisTruncationFields, AggregationField)
 class RootBody(EmbedBody, kw_only=True):
     """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
 
-    parameters: Annotated[msgspec.Raw, passed_over("the options of the task", schema={"type": "object"})] = (
-        NOT_GIVEN  # of Hugging Face's clients; other routes have those that they take at the top
-    )
+    parameters: Annotated[
+        msgspec.Raw, passed_over("the options of the task", schema={"type": "object"}, changes_result=True)
+    ] = NOT_GIVEN  # of Hugging Face's clients; other routes have those that they take at the top
 
 
 BODIES: tuple[type[msgspec.Struct], ...] = (

@@ -69,7 +69,9 @@ class InputsBody(SideFields, InputsFields, kw_only=True):
 class EmbedHybridBody(InputsBody, NormalizeField, kw_only=True):
     """The body of POST /embed_hybrid."""
 
-    outputs: Annotated[msgspec.Raw, passed_over("the kinds of rows", by="ours", schema=_OUTPUTS)] = NOT_GIVEN
+    outputs: Annotated[
+        msgspec.Raw, passed_over("the kinds of rows", by="ours", schema=_OUTPUTS, changes_result=True)
+    ] = NOT_GIVEN
 
 
 class SparseEntry(msgspec.Struct):

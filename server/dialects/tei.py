@@ -265,7 +265,8 @@ class SimilarityBody(ModelField, kw_only=True):
 
     inputs: Annotated[msgspec.Raw, passed_over("the sentences", schema=_SIMILARITY_SCHEMA, inner=SimilarityInputs)]
     parameters: Annotated[
-        msgspec.Raw, passed_over("the options of the texts", schema=_PARAMETERS_SCHEMA, inner=PromptFields)
+        msgspec.Raw,
+        passed_over("the options of the texts", schema=_PARAMETERS_SCHEMA, inner=PromptFields, changes_result=True),
     ] = NOT_GIVEN
 
 

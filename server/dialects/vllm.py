@@ -372,7 +372,9 @@ class PromptBody(ModelField, SpecialTokensField, kw_only=True):
     """The body of POST /tokenize in vLLM's form."""
 
     prompt: Annotated[msgspec.Raw, item_field("what is tokenized", TEXTS)]  # a list is SGLang's
-    return_token_strs: Annotated[bool | None, passed_over("whether tokens are shown as texts too", by="vLLM")] = None
+    return_token_strs: Annotated[
+        bool | None, passed_over("whether tokens are shown as texts too", by="vLLM", changes_result=True)
+    ] = None
 
 
 class DetokenizeBody(ModelField, KeepSpecialTokensField, kw_only=True):

@@ -159,7 +159,7 @@ class App:
 
     async def _answer_lines(self, request: HttpRequest) -> None:
         """Raises what fails before the answer has begun."""
-        from server.http.line_streams import LineStreams, check_head  # servers without lines need not import them
+        from server.http.line_streams import LineStreams, check_head  # it comes after READY: see frontend.main
 
         with OpenRequest(self._admission.streams) as stream:
             stream.let_in(request.context.key)

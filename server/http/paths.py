@@ -94,9 +94,12 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route], *, url_prefix: str = "") -> None:
         all_routes = list(routes)
         self._known = {(route.method, route.path): Found(route) for route in all_routes if "{" not in route.path}
+        self._methods: dict[str, list[Found]] = {}  # by path
+        for (_, path), found in self._known.items():
+            self._methods.setdefault(path, []).append(found)
         self._patterns = [(_pattern(route.path), route) for route in all_routes if "{" in route.path]
         self._names = sorted({route.path for route in all_routes})
-        self._paths = Paths({path for _, path in self._known}, url_prefix=url_prefix)
+        self._paths = Paths(self._methods, url_prefix=url_prefix)
 
     def find(self, method: str, path: str) -> Found:
         """The route of a request; where there is none, one that answers so. HEAD goes to the route of GET."""
@@ -112,11 +115,10 @@ class RouteTable:
 
     def _at(self, path: str) -> list[Found]:
         """The routes of all methods of a path."""
-        found = [found for (_, own), found in self._known.items() if own == path]
-        for pattern, route in self._patterns if not found else ():
-            if match := pattern.fullmatch(path):
-                found.append(Found(route, values=match.groupdict()))
-        return found
+        if path in self._methods:
+            return self._methods[path]
+        matches = ((route, pattern.fullmatch(path)) for pattern, route in self._patterns)
+        return [Found(route, values=match.groupdict()) for route, match in matches if match]
 
     def _unknown(self, path: str) -> Route:
         async def answer(call: Call) -> Answer:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from server.dialects.invocations import Chosen
-from server.dialects.reading.json_body import BOM, LARGE_BYTES, check_large, pieces, wrong_value
+from server.dialects.reading.json_body import BLANK_BOM, BOM, LARGE_BYTES, check_large, pieces, wrong_value
 from server.dialects.route import Call, RequestOptions, Route
 from server.dialects.row_answers import Container
 from server.http.access import Keys
@@ -89,7 +89,7 @@ class BodyDecoder:
     ) -> _Decoded:
         """The result for a body that was refused. Raises RequestError, if it can with the place of a value."""
         if body.startswith(BOM):
-            body = body[len(BOM) :]
+            body = BLANK_BOM + body[len(BOM) :]
             try:
                 return decode(body)
             except MalformedBody as error:

@@ -12,7 +12,7 @@ _INDEX = re.compile(r"\[[^]]*\]")
 _PROBLEM = re.compile(
     r"(?P<missing>is missing|must be given|must have|has none of)"
     r"|(?P<empty>must not (?:both )?be empty|must not be an empty|has no tokens)"
-    r"|(?P<unknown_field>contains unknown field|is spelled otherwise)"
+    r"|(?P<unknown_field>contains unknown field|is not known here)"
     r"|(?P<unsupported>not supported)"
     r"|(?P<conflict>can't (?:both )?be given|give one of them|differs from|asks? for (?:another|different))"
     r"|(?P<too_long>is longer than|is too large|has more|may have)"

@@ -26,6 +26,7 @@ class Row:
     says: str  # what it does, for the pages
     by: str = ""  # whose name for it this is; "" = OpenAI's, or everyone's
     neutral: tuple[Any, ...] | None = None
+    changes_result: bool = False  # of its own route, though others pass it over
     hint: str = ""  # ends the error where it is refused
     # For the OpenAPI page. Functions get the first model.
     words: tuple[str, ...] | Callable[[ServedModel], Iterable[str] | None] = ()

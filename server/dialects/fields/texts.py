@@ -198,7 +198,9 @@ _PURPOSES = {
 _SIDES = (Purpose.QUERY, Purpose.DOCUMENT)
 _PromptName = option("one of the model's own prompts", by="TEI", words=lambda model: sorted(model.prompts))
 _SpecialTokens = option("whether texts get special tokens", by="TEI, vLLM", neutral=(True,))
-_SkipSpecialTokens = passed_over("whether special tokens are left out of the text", by="TEI, SGLang")
+_SkipSpecialTokens = passed_over(
+    "whether special tokens are left out of the text", by="TEI, SGLang", changes_result=True
+)
 
 
 def _purpose_words(model: ServedModel) -> list[str]:

@@ -325,8 +325,12 @@ class ChatFields(ChatSpecialTokensField, kw_only=True):
             hint=SEND_TEXTS,
         ),
     ]
-    add_generation_prompt: Annotated[bool | None, passed_over("whether the answer is opened", by="vLLM")] = None
-    continue_final_message: Annotated[bool | None, passed_over("whether the last message is open", by="vLLM")] = None
+    add_generation_prompt: Annotated[
+        bool | None, passed_over("whether the answer is opened", by="vLLM", changes_result=True)
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, passed_over("whether the last message is open", by="vLLM", changes_result=True)
+    ] = None
 
 
 class Chats(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from wire.json_values import MAX_DEPTH, Value, is_wrong, place_of, values, witho
 
 JSON = "JSON in UTF-8"
 BOM = b"\xef\xbb\xbf"  # in UTF-8; RFC 8259 lets a reader pass over it
+BLANK_BOM = b" " * len(BOM)  # in its place, so that places in the body stay what they are
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 beside two zeros
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
@@ -146,7 +147,8 @@ def _position(json: bytes, error: Exception) -> str:
 def parse_body(decoder: Decoder[_Parsed], body: bytes) -> _Parsed:
     """A body that BodyDecoder does not see, with a byte order mark or not. Raises what `parse` raises; of JSON that is
     wrong with the place of the value that is to blame, if it is among the first."""
-    body = body.removeprefix(BOM)
+    if body.startswith(BOM):
+        body = BLANK_BOM + body[len(BOM) :]
     try:
         return parse(decoder, body)
     except MalformedBody:
@@ -362,7 +364,9 @@ class _Foreign:
 
     def __init__(self, body: type[msgspec.Struct]) -> None:
         rows, required = rows_of(body), {field.encode_name for field in msgspec.structs.fields(body) if field.required}
-        self._spelled = tuple(name for name, row in rows.items() if row.neutral is not None or row.items is not None)
+        self._spelled = tuple(
+            name for name, row in rows.items() if row.neutral is not None or row.items is not None or row.changes_result
+        )
         self._needed = tuple(name for name, row in rows.items() if row.items is not None and name in required)
         foreign = KNOWN_FIELDS.keys() - names_of(body)
         self._neutral = {  # in JSON
@@ -396,7 +400,7 @@ class _Foreign:
         name = _misspelt(body, self._spelled, KNOWN_FIELDS) or _misspelt(body, missing, ())
         if name is not None:
             param = f"{field}.{name}" if field else name
-            raise InvalidRequest(f"{param} is spelled otherwise in the body; did you mean {param}?", param=param)
+            raise InvalidRequest(f"a field of the body is not known here; did you mean {param}?", param=param)
 
 
 # Bodies are looked at for misspelt names only if they have a field that the route does not declare, and at their

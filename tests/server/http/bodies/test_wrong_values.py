@@ -62,6 +62,7 @@ def test_the_value_that_is_wrong_is_named(path: str, body: bytes, param: str) ->
         ("/v1/embeddings", b"{'input':'a'}", "the body is not valid JSON in UTF-8 (at byte 1)"),
         ("/v1/embeddings", b"NaN", "the body is not valid JSON in UTF-8 (at byte 0)"),
         ("/v1/embeddings", b'{"input":"a"', "the body is not valid JSON in UTF-8 (at byte 12)"),
+        ("/v1/embeddings", BOM + b'{"input":"a"', "the body is not valid JSON in UTF-8 (at byte 15)"),
         ("/v1/embeddings", b'{"a secret":%b}' % HALF, "the body is not valid JSON in UTF-8"),
     ],
 )
