@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from server.dialects.invocations import Chosen
 from server.dialects.route import Route
+from server.dialects.sparse import KINDS
 from server.dialects.table import ROUTES
 from server.requests.classify import ClassifyRequest, ClassifyTokensRequest
 from server.requests.errors import RequestError
@@ -88,7 +89,8 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 OWN_FIELDS = {field.encode_name for route in ROUTES for body in route.bodies for field in msgspec.structs.fields(body)}
 # a refusal may name them
-NAMES = {*OWN_FIELDS, *BY_NAME, "image", "source_sentence", "sentences", "task_type", "pooling_strategy"}
+# Words of our own, which messages name.
+NAMES = {*OWN_FIELDS, *BY_NAME, *KINDS, "image", "source_sentence", "sentences", "task_type", "pooling_strategy"}
 
 
 @st.composite
