@@ -95,7 +95,6 @@ def test_a_list_may_mix_texts_ids_and_objects(given: object, texts: Any, token_i
         (b'{"input":["a",""]}', "input[1]"),
         (b'{"model":"m"}', "input"),
         (b"{}", "input"),
-        (b'{"Input":"a"}', "input"),
         # of a wrong type
         (b'{"input":null}', "input"),
         (b'{"input":5}', "input"),

@@ -48,6 +48,7 @@ def test_a_name_that_is_almost_a_field_is_refused_with_the_right_one(name: str) 
     ("path", "body", "param"),
     [
         ("/v1/embeddings", {"inputs": "a"}, "input"),
+        ("/v1/embeddings", {"Input": "a"}, "input"),
         ("/embed_hybrid", {"inputs": "a", "output": ["dense"]}, "outputs"),  # which other routes pass over
         ("/embed", {"input": "a"}, "inputs"),
         ("/similarity", {**json.loads(good_body("/similarity")), "parameters": {"prompts": "a"}}, "parameters.prompt"),
