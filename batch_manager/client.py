@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager import messages
-from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
-from engine.types import OutputKind, Rows
+from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission, join_rows
 from wire.connection import Link
 from wire.frames import MAX_PAYLOAD, Buffer
 from wire.page import Page
 from wire.parts import cut
+from wire.records import light_dataclass
 
 _ID_BYTES = 4
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
@@ -42,7 +42,7 @@ class _ManagerLost(Exception):
     """The batch manager died while it held the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Submitted:
     """A request whose answer is not in yet."""
 
@@ -303,19 +303,8 @@ def join(answers: Sequence[RequestResults]) -> RequestResults:
     """The answers to all parts, in order, as the answer to the whole."""
     kinds = answers[0].results
     return RequestResults(
-        results={kind: _joined(kind, answers) for kind in kinds},
+        results={kind: join_rows([answer.results[kind] for answer in answers]) for kind in kinds},
         queue_seconds=max(answer.queue_seconds for answer in answers),
         compute_seconds=sum(answer.compute_seconds for answer in answers),
         has_joined=any(answer.has_joined for answer in answers),
     )
-
-
-def _joined(kind: OutputKind, answers: Sequence[RequestResults]) -> Rows:
-    rows = [answer.results[kind] for answer in answers]
-    values = np.concatenate([one.values for one in rows])
-    lengths = [np.diff(one.offsets) for one in rows if one.offsets is not None]
-    if not lengths:
-        return Rows(values)
-    offsets = np.zeros(1 + sum(map(len, lengths)), np.int32)
-    np.cumsum(np.concatenate(lengths), out=offsets[1:])
-    return Rows(values, offsets)

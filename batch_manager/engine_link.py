@@ -10,15 +10,7 @@ import numpy as np
 
 from batch_manager.scheduling.batches import ScheduledBatch
 from engine import messages
-from engine.types import (
-    ROWS_OF_TOKENS,
-    EngineErrorKind,
-    EngineLimits,
-    ModelInfo,
-    OutputKind,
-    Results,
-    Rows,
-)
+from engine.types import ROWS_OF_TOKENS, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
 from wire.connection import Link
 from wire.frames import Buffer, PayloadTooLarge
 from wire.parts import Part
@@ -78,12 +70,7 @@ class EngineLink:
         """
         self._sent[batch.batch_id] = batch
         frame = messages.encode_batch(
-            batch.outputs,
-            batch.seqlens(),
-            token_ids,
-            parts,
-            is_urgent=batch.is_urgent,
-            gives_way=batch.gives_way,
+            batch.outputs, batch.seqlens(), token_ids, parts, is_urgent=batch.is_urgent, gives_way=batch.gives_way
         )
         try:
             self._link.send(messages.BATCH, batch.batch_id, frame)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager.messages import Submission
+from batch_manager.messages import Submission, join_rows
 from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice
 from engine.types import OutputKind, Results, Rows
 from wire.connection import FrameConnection
@@ -69,7 +69,7 @@ class Assembly:
             return self._whole
         results = {kind: Rows(values) for kind, values in self._dense.items()}
         for kind, parts in self._ragged.items():
-            results[kind] = _join([rows for _, rows in sorted(parts, key=lambda part: part[0])])
+            results[kind] = join_rows([rows for _, rows in sorted(parts, key=lambda part: part[0])])
         return results
 
     def _dense_rows(self, kind: OutputKind, width: int) -> NDArray[np.float32]:
@@ -114,14 +114,9 @@ class InFlight:
     """All requests that are held."""
 
     def __init__(self) -> None:
-        self._held: dict[int, HeldRequest] = {}
+        self.by_id: dict[int, HeldRequest] = {}  # each request by its request's id
         self._by_work: dict[bytes, HeldRequest] = {}
         self._frontends: dict[FrameConnection, dict[int, int]] = {}  # frame id -> request id
-
-    @property
-    def by_id(self) -> Mapping[int, HeldRequest]:
-        """Each request by its request's id."""
-        return self._held
 
     @property
     def frontends(self) -> Collection[FrameConnection]:
@@ -142,7 +137,7 @@ class InFlight:
         """A request with its first waiter."""
         (waiter,) = held.waiters.values()
         self._wait(waiter, held)
-        self._held[held.request.request_id] = held
+        self.by_id[held.request.request_id] = held
         if held.work:
             self._by_work[held.work] = held
 
@@ -175,12 +170,12 @@ class InFlight:
         frames[waiter.frame_id] = held.request.request_id
 
     def _leave(self, request_id: int, connection: FrameConnection, frame_id: int) -> ScheduledRequest | None:
-        held = self._held[request_id]
+        held = self.by_id[request_id]
         del held.waiters[connection, frame_id]
         return None if held.waiters else self._forget(request_id).request
 
     def _forget(self, request_id: int) -> HeldRequest:
-        held = self._held.pop(request_id)
+        held = self.by_id.pop(request_id)
         if held.work:
             del self._by_work[held.work]
         return held
@@ -207,11 +202,3 @@ def cut_rows(rows: Rows, start: int, stop: int) -> Rows:
         return Rows(rows.values[start:stop])
     first = rows.offsets[start]
     return Rows(rows.values[first : rows.offsets[stop]], rows.offsets[start : stop + 1] - first)
-
-
-def _join(parts: list[Rows]) -> Rows:
-    """Ragged parts one after another."""
-    counts = [np.diff(rows.offsets) for rows in parts if rows.offsets is not None]
-    offsets = np.zeros(sum(map(len, counts)) + 1, np.int32)
-    np.cumsum(np.concatenate(counts), out=offsets[1:])
-    return Rows(np.concatenate([rows.values for rows in parts]), offsets)

@@ -8,10 +8,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.messages import decode_rows, encode_rows
-from engine.types import OutputKind, Results
+from engine.types import OutputKind, Results, Rows
 from wire.frames import Buffer
-from wire.parts import Parts, flags_of, in_order, taken_apart
+from wire.parts import Parts, in_order, taken_apart
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 SUBMIT = 0x0300
@@ -94,7 +97,7 @@ class RequestRefused(Exception):
         self.retry_after = retry_after  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Submission:
     """The sequences of one request, in order."""
 
@@ -109,7 +112,7 @@ class Submission:
     weight: float = 1.0  # of the key: its part of the engines while others wait too, in proportion to theirs
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class RequestResults:
     """Rows in the order of the request's sequences."""
 
@@ -119,20 +122,30 @@ class RequestResults:
     has_joined: bool = False  # whether the rows are those of a request that had asked for the same before
 
 
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of one kind, one after another."""
+    values = np.concatenate([rows.values for rows in parts])
+    seqlens = [np.diff(rows.offsets) for rows in parts if rows.offsets is not None]
+    if not seqlens:
+        return Rows(values)
+    return Rows(values, np.cumsum(np.concatenate([[0], *seqlens]), dtype=np.int32))
+
+
 def encode_submission(submission: Submission) -> list[Buffer]:
     """SUBMIT; the ids are not copied."""
     header = _SUBMIT.pack(
         submission.deadline,
         submission.model,
         submission.request_class,
-        flags_of(submission.parts),
+        sum(submission.parts),
         submission.outputs,
         submission.key,
         submission.weight,
         len(submission.seqlens),
     )
     seqlens = struct.pack(f"<{len(submission.seqlens)}i", *submission.seqlens)
-    return [header, seqlens, submission.token_ids, *in_order(submission.parts)]
+    parts = in_order(submission.parts) if submission.parts else ()
+    return [header, seqlens, submission.token_ids, *parts]
 
 
 def decode_submission(payload: memoryview) -> Submission:

@@ -29,8 +29,7 @@ from server.dialects.route import Call, RequestOptions
 from server.dialects.row_answers import EVERY_CONTAINER, Container, DType, Encoding, RowForm
 from server.http.compression import compressed
 from server.requests.models import ModelsState, ModelTable, ServedModel
-from server.requests.row_memory import RequestContext
-from server.requests.work import Embedded, EmbedRequest, Trace
+from server.requests.work import Embedded, EmbedRequest, RequestContext, Trace
 from tokenizer_pool.messages import Truncation
 from wire.page import Page
 
@@ -78,7 +77,7 @@ class Job:
         )
         self._models, self._request = (
             ModelTable([model]),
-            EmbedRequest(model=model, texts=["a"] * num_rows, context=RequestContext()),
+            EmbedRequest(model=model, items=["a"] * num_rows, context=RequestContext()),
         )
 
     async def encoded(self, form: RowForm, container: Container, coding: str = "") -> Answer:

@@ -5,11 +5,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, TextIO
 
 LINE_SECONDS = 10.0
-_TERMINAL_SECONDS = 0.2
 
 Report = Callable[[int, int], None]  # gets bytes that are done, and of all
 Progress = Callable[[str], AbstractContextManager[Report]]  # shows, under a title, how far a job over bytes is
@@ -85,15 +83,13 @@ class InputProgress:
         self._clock = clock
         self._is_terminal = self._stream.isatty()
         self._began = clock()
-        self._interval = Interval(_TERMINAL_SECONDS if self._is_terminal else LINE_SECONDS, clock)
+        self._interval = Interval(0.2 if self._is_terminal else LINE_SECONDS, clock)
         self._num_done = 0
 
     def __enter__(self) -> "InputProgress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._show()
         if self._is_terminal:
             self._stream.write("\n")

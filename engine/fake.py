@@ -6,7 +6,6 @@ With it the whole process tree can be tested and measured without weights. Laten
 import hashlib
 import itertools
 import os
-import queue
 import signal
 import threading
 import zlib
@@ -17,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import offer
+from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.registry import FAKE
 from engine.types import (
-    MAX_NUM_SEQS,
     ROWS_OF_TOKENS,
     Batch,
-    EngineClosed,
     EngineError,
     EngineErrorKind,
     EngineLimits,
@@ -42,7 +40,6 @@ _ACTIONS = ("exit", "stop", "hang", "fail", "nan", "oom", "leak", "wrong")  # se
 _PLACES = ("load", "batch", "after", "token", "tokens")
 _LEAK_BYTES = 160
 _DEPTH = 2
-_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 
 
 def table(dimensions: int) -> NDArray[np.float32]:
@@ -131,61 +128,38 @@ class Options(offer.Options):
 OFFER = offer.Offer(options=Options)
 
 
-class FakeEngine:
+class FakeEngine(BlockingEngine):
     """Computes in the thread that collects, so that one batch runs while the next one waits."""
 
     def __init__(self, info: ModelInfo, limits: EngineLimits, *, options: Options, faults: Sequence[Fault]) -> None:
-        self.info = info
-        self.limits = limits
+        super().__init__(info=info, limits=limits)
         self._options = options
         self._faults = faults
         self._num_labels = max(len(options.labels), 1)
         self._table = table(info.dimensions)
-        self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
-        self._num_submitted = 0
+        self._num_computed = 0
         self._leaked: list[bytes] = []
         self._never = threading.Event()  # never set; a wait for it with a timeout takes that long
-
-    def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine. Never blocks, because the batch manager keeps to the depth."""
-        self._num_submitted += 1
-        self._submitted.put((self._num_submitted, batch))
-        return self._num_submitted
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
         """See engine.types.Engine. Faults and costs are for the thread that collects."""
         options = self._options
         return None if self._faults or options.fake_cost_ms or options.fake_tokens_per_second else self._results(batch)
 
-    def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine."""
-        item = self._submitted.get()
-        if item is None:
-            raise EngineClosed
-        ticket, batch = item
-        try:
-            return ticket, self._compute(batch, ticket)
-        except EngineError as error:
-            return ticket, error
-
-    def close(self) -> None:
-        """See engine.types.Engine."""
-        self._submitted.put(None)
-
-    def _compute(self, batch: Batch, batch_number: int) -> Results:
-        for fault in self._faults:
-            if fault.strikes(batch, batch_number):
-                self._strike(fault.action, batch)
+    def _compute(self, batch: Batch) -> Results:
+        self._num_computed += 1
+        striking = [fault.action for fault in self._faults if fault.strikes(batch, self._num_computed)]
+        for action in striking:
+            self._strike(action, batch)
         rate = self._options.fake_tokens_per_second
         seconds = self._options.fake_cost_ms / 1000 + (batch.num_tokens / rate if rate else 0)
         if seconds:
             self._never.wait(seconds)
         results = self._results(batch)
-        spoiled = {fault.action for fault in self._faults if fault.strikes(batch, batch_number)}
-        if "nan" in spoiled:
+        if "nan" in striking:
             for rows in results.values():
                 rows.values[0, 0] = np.nan
-        if "wrong" in spoiled:
+        if "wrong" in striking:
             return {kind: Rows(-rows.values, rows.offsets) for kind, rows in results.items()}
         return results
 
@@ -285,12 +259,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         architecture="",
         notes=("rows are made of the token ids' hash, not by a model",),
     )
-    max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, options.max_seqlen)
-    limits = EngineLimits(
-        max_num_tokens=max_num_tokens,
-        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
-        max_seqlen=options.max_seqlen,
-        depth=_DEPTH,
-        target_num_tokens=max_num_tokens,  # the cost is linear, and faults count the batches of a warm-up
-    )
+    batch = options.batch_limits(options.max_seqlen)
+    # the cost is linear, and faults count the batches of a warm-up
+    limits = EngineLimits(**batch, depth=_DEPTH, target_num_tokens=batch["max_num_tokens"])
     return FakeEngine(info, limits, options=own, faults=faults)

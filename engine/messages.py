@@ -17,10 +17,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.machine.cuda_driver import Gpu
-from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
+from engine.types import (
+    MAX_NUM_SEQS,
+    Batch,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
 from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
-from wire.parts import Part, flags_of, in_order, taken_apart
+from wire.parts import DTYPES, Part, in_order, taken_apart
 
 _T = TypeVar("_T")
 
@@ -39,6 +49,7 @@ _RESULT = struct.Struct("<d")  # seconds of computing; then the rows
 _COUNT = struct.Struct("<I")
 _ROWS = struct.Struct("<HHIII")  # output kind, is ragged, number of offsets, rows, D
 _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 
 
 class _Flags(enum.IntFlag):
@@ -76,6 +87,14 @@ class LoadOptions:
     def kind(self) -> str:
         """The kind of device: "cpu" or "cuda"."""
         return self.device.partition(":")[0]
+
+    def batch_limits(self, max_seqlen: int) -> dict[str, Any]:
+        """What bounds each batch, by the names of EngineLimits."""
+        return {
+            "max_num_tokens": max(self.max_num_tokens or _MAX_NUM_TOKENS, max_seqlen),
+            "max_num_seqs": self.max_num_seqs or MAX_NUM_SEQS,
+            "max_seqlen": max_seqlen,
+        }
 
     def own_of(self, engine: str, kind: type[_T]) -> _T:
         """The engine's own options. Raises ProtocolError where they are of another form."""
@@ -116,25 +135,25 @@ def encode_batch(
     """BATCH. token_ids, int32, and each of the parts: in pieces of any size, which are not copied."""
     cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=cu_seqlens[1:])
-    flags = flags_of(parts) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
+    flags = sum(parts) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
     header = _BATCH.pack(outputs, flags, len(seqlens), int(cu_seqlens[-1]))
-    return [header, cu_seqlens.tobytes(), *token_ids, *chain.from_iterable(in_order(parts))]
+    others = chain.from_iterable(in_order(parts)) if parts else ()
+    return [header, cu_seqlens.tobytes(), *token_ids, *others]
 
 
 def decode_batch(model: str, payload: Buffer) -> Batch:
-    """The inverse of `encode_batch`; the arrays are views of the payload."""
+    """The inverse of `encode_batch`; the arrays are views of the payload. Raises ValueError or struct.error."""
     outputs, flags, num_seqs, num_tokens = _BATCH.unpack_from(payload)
     numbers = np.frombuffer(payload, np.int32, num_seqs + 1 + num_tokens, _BATCH.size)
-    parts = taken_apart(memoryview(payload)[_BATCH.size + numbers.nbytes :], flags, num_seqs, num_tokens)
-    types, marks, adapters = (parts.get(part) for part in (Part.TOKEN_TYPE_IDS, Part.MARKS, Part.ADAPTERS))
+    rest = memoryview(payload)[_BATCH.size + numbers.nbytes :]
+    has_parts = flags & ~_Flags.IS_URGENT & ~_Flags.GIVES_WAY or len(rest)
+    parts = taken_apart(rest, flags, num_seqs, num_tokens) if has_parts else {}
     return Batch(
         model=model,
         outputs=OutputKind(outputs),
         cu_seqlens=numbers[: num_seqs + 1],
         token_ids=numbers[num_seqs + 1 :],
-        token_type_ids=None if types is None else np.frombuffer(types, np.int32),
-        marks=None if marks is None else np.frombuffer(marks, np.uint8),
-        adapters=None if adapters is None else np.frombuffer(adapters, np.int32),
+        **{part.field: np.frombuffer(values, DTYPES[part]) for part, values in parts.items()},
         is_urgent=bool(flags & _Flags.IS_URGENT),
         gives_way=bool(flags & _Flags.GIVES_WAY),
     )

@@ -16,14 +16,8 @@ logger = logging.getLogger("embedline.engine")
 
 AUTO = "auto"
 CPU, CUDA = "cpu", "cuda"  # kinds of devices
-FAKE, FUSED, OPENVINO, STATIC, TENSORRT_LLM, TRANSFORMERS = (
-    "fake",
-    "fused",
-    "openvino",
-    "static",
-    "tensorrt-llm",
-    "transformers",
-)
+FAKE, FUSED, OPENVINO = "fake", "fused", "openvino"
+STATIC, TENSORRT_LLM, TRANSFORMERS = "static", "tensorrt-llm", "transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

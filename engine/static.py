@@ -19,23 +19,11 @@ from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
 from engine.model.weights import Header, as_float32, header_of, mapped
 from engine.rows_numpy import RowModules, load_modules
-from engine.types import (
-    MAX_NUM_SEQS,
-    Batch,
-    EngineLimits,
-    ModelError,
-    ModelInfo,
-    OnStage,
-    OutputKind,
-    Results,
-    Rows,
-    untold,
-)
+from engine.types import Batch, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, Results, Rows, untold
 
 _TABLE = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
 _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN = "mapping", "weights"  # model2vec's, if tokens share rows
 _DEPTH = 2
-_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _DTYPES = ("auto", "float32")
 
 
@@ -141,12 +129,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     _check(folder, options.dtype)
     on_stage("weights")
     table, modules = read_table(folder.weights_folder / "model.safetensors"), load_modules(folder.path, folder.steps)
-    limits = EngineLimits(
-        max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
-        max_seqlen=folder.max_seqlen,
-        depth=_DEPTH,
-    )
+    limits = EngineLimits(**options.batch_limits(folder.max_seqlen), depth=_DEPTH)
     return StaticEngine(table, modules, info=_info(folder, table, name=name, reason=reason), limits=limits)
 
 

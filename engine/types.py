@@ -1,4 +1,4 @@
-"""The types that the batch manager and the engines share. Imports numpy alone.
+"""The types that the batch manager and the engines share. Imports numpy and `wire.parts` alone.
 
 Shape legend: B sequences in a batch, T tokens in a batch (no padding), D numbers in a row.
 """
@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wire.parts import OF_SEQUENCES, Part
 
 
 class OutputKind(enum.IntFlag):
@@ -91,9 +93,11 @@ class Batch:
             self,
             token_ids=self.token_ids[tokens],
             cu_seqlens=np.cumsum([0, *seqlens[is_taken]], dtype=np.int32),
-            token_type_ids=None if self.token_type_ids is None else self.token_type_ids[tokens],
-            marks=None if self.marks is None else self.marks[tokens],
-            adapters=None if self.adapters is None else self.adapters[is_taken],
+            **{
+                part.field: values[is_taken if part in OF_SEQUENCES else tokens]
+                for part in Part
+                if (values := getattr(self, part.field)) is not None
+            },
         )
 
 

@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -104,7 +105,7 @@ class Worker:
         while True:
             for kind, frame_id, payload in connection.receive():
                 if kind == messages.BATCH:
-                    batch = messages.decode_batch(self._engine.info.name, payload)
+                    batch = _decode(self._engine.info.name, payload)
                     if not (is_alone and self._compute_alone(connection, frame_id, batch)):
                         self._submit(connection, frame_id, batch)
                 elif kind == messages.CANARY:
@@ -188,6 +189,14 @@ class Worker:
             logger.info("dropped the rows of a batch: its batch manager has left")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
             os._exit(1)
+
+
+def _decode(model: str, payload: memoryview) -> Batch:
+    """Raises ProtocolError: what is no batch cuts the connection, as what is no frame does, and the engine goes on."""
+    try:
+        return messages.decode_batch(model, payload)
+    except (ValueError, struct.error) as error:
+        raise ProtocolError(f"the batch manager sent a malformed batch: {error}") from None
 
 
 def _send_rows(in_engine: _BatchInEngine, results: Results, compute_seconds: float) -> None:

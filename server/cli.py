@@ -26,7 +26,6 @@ from server.settings.settings import Settings, by_group, server_flags
 
 _WORDS: dict[type, Any] = {bool: bool | None, tuple: list[str] | None}  # kind of flag -> what typer makes; else text
 _METAVARS: dict[type, str] = {int: "N", float: "NUMBER"}
-_EXIT_SETTINGS = 2
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
@@ -120,14 +119,12 @@ def doctor(
 
 
 def _of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
-    """The settings that a start would find. Raises SettingsError."""
     environment, spelled = of_platform(os.environ, is_sagemaker=is_sagemaker)
     file = config or environment.get(CONFIG_VARIABLE) or None
     return settings_from(words, environment, config=file, spelled=spelled)
 
 
 def _of_model(model: str, words: Words) -> Settings:
-    """Settings for a command about one model. Raises SettingsError."""
     return settings_from({**words, "model_id": model}, os.environ)
 
 
@@ -152,7 +149,7 @@ def _one_line_for_errors() -> Iterator[None]:
 
 def _exit_with(message: str) -> NoReturn:
     print(f"embedline: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(_EXIT_SETTINGS)
+    sys.exit(2)
 
 
 def make_app(*, only: str | None = None) -> typer.Typer:
@@ -168,7 +165,9 @@ def make_app(*, only: str | None = None) -> typer.Typer:
     if only in _COMMANDS:
         _add(app, only, *_COMMANDS[only])
         return app
-    of_features = _of_features()
+    from server.features.table import FEATURES  # the core's commands do without
+
+    of_features = {name: command for feature in FEATURES for name, command in feature.commands.items()}
     names = _in_order(of_features)
     for name in [only] if only in names else names:
         if name in of_features:
@@ -176,12 +175,6 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         else:
             _add(app, name, *_COMMANDS[name])
     return app
-
-
-def _of_features() -> dict[str, Command | Group]:
-    from server.features.table import FEATURES  # the core's commands do without
-
-    return {name: command for feature in FEATURES for name, command in feature.commands.items()}
 
 
 def _in_order(of_features: Mapping[str, Command | Group]) -> list[str]:
@@ -290,7 +283,6 @@ def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list
 
 
 def _switched(flag: Flag, word: str) -> bool | None:
-    """Returns None where the word says neither."""
     try:
         value: bool = flag.from_text(word)
     except ValueError:

@@ -46,21 +46,19 @@ class ChatTemplate:
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(TextRefusal.NO_TEMPLATE, -1) from error
 
-    def render(self, conversations: Sequence[str], chat: Chat) -> TextsPiece:
-        """The text of each conversation, which is a JSON list of messages.
-
-        Raises TextRefused (FAILED) for one that the template does not take.
-        """
+    def render(self, chats: Sequence[Chat]) -> TextsPiece:
+        """The text of each conversation. Raises TextRefused (FAILED) for one that the template does not take."""
         start = time.perf_counter()
         texts = []
-        for index, conversation in enumerate(conversations):
+        for index, chat in enumerate(chats):
             try:
-                texts.append(self._render(json.loads(conversation), chat))
+                texts.append(self._render(chat))
             except Exception as error:  # a template can fail in every way that a program can
                 raise TextRefused(TextRefusal.FAILED, index) from error
         return TextsPiece(texts, time.perf_counter() - start)
 
-    def _render(self, messages: list[Message], chat: Chat) -> str:
+    def _render(self, chat: Chat) -> str:
+        messages: list[Message] = json.loads(chat.messages)
         last = messages[-1]["content"]
         if chat.continue_final_message:
             if not self._shows_content:

@@ -10,16 +10,15 @@ import struct
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from tokenizer_pool import messages
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.shortening import LONG_TEXT_CHARS, Shortener, has_long
+from tokenizer_pool.shortening import LONG_TEXT_CHARS, Shortener
 from tokenizer_pool.tasks import (
     CODECS,
     AnyAnswer,
@@ -33,11 +32,12 @@ from tokenizer_pool.tasks import (
     ScanPiece,
     TextsPiece,
     Token,
-    TokenizedPiece,
+    TokenizedTexts,
     TokenizePiece,
     first_unencodable,
+    offsets_of,
 )
-from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
+from tokenizer_pool.token_ids import flatten, join
 from wire.connection import Link
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
@@ -50,8 +50,6 @@ _FASTEST = 1e-7  # seconds a character, of any tokenizer on one core
 _TEXT_CHARS = 20  # what a text costs besides its characters, in characters
 
 Answer = TypeVar("Answer", bound=AnyAnswer)
-
-__all__ = ["TokenizedTexts", "TokenizerPool"]
 
 # A worker gets enough not to idle for want of the next piece. The rest waits in the client, where requests take
 # turns, where it can still go to whichever worker is free first, and costs nothing once its client has left.
@@ -71,13 +69,8 @@ _MAX_ID = 2**31 - 1  # whether there is such a token is for the worker to say
 logger = logging.getLogger("embedline.tokenizer_pool")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The texts or pairs [start, stop) of a request."""
-
-    start: int
-    stop: int
-    num_chars: int  # of work: characters, prompts and what each text or pair costs besides
+# Start and stop of some texts or pairs of a request, and their work: characters, prompts and what each costs besides.
+Span = tuple[int, int, int]
 
 
 class TokenizerSpeed:
@@ -104,14 +97,14 @@ def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequ
     """Spans of at most `max_chars` of work each; a single text, pair or list of ids beyond that is one of its own."""
     each = len(prompt) + _TEXT_CHARS
     if len(texts) == 1:
-        return [Span(0, 1, len(texts[0]) + each + sum(map(len, pair_texts)))]
+        return [(0, 1, len(texts[0]) + each + sum(map(len, pair_texts)))]
     second = map(len, pair_texts) if pair_texts else repeat(0)
     ends = list(accumulate(len(text) + each + more for text, more in zip(texts, second, strict=False)))
     spans = []
     start = done = 0
     while start < len(texts):
         stop = max(bisect_right(ends, done + max_chars, start), start + 1)
-        spans.append(Span(start, stop, ends[stop - 1] - done))
+        spans.append((start, stop, ends[stop - 1] - done))
         start, done = stop, ends[stop - 1]
     return spans
 
@@ -139,7 +132,7 @@ def pending_pieces(
 ) -> list[PendingPiece]:
     """A request in pieces of a few milliseconds each; `piece` makes one of the items [start, stop)."""
     spans = cut(items, prompt=prompt, max_chars=speed.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
-    return [PendingPiece(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
+    return [PendingPiece(piece(start, stop), start=start, num_chars=num_chars) for start, stop, num_chars in spans]
 
 
 class PendingRequest(Generic[Answer]):
@@ -340,7 +333,7 @@ class TokenizerPool:
         if max_tokens is not None:
             max_tokens = max_seqlen = min(max_tokens, max_seqlen)
         was_long = [len(text) > LONG_TEXT_CHARS for text in texts] if prompt and not pair_texts else []
-        if has_long(texts) or (pair_texts and has_long(pair_texts)):
+        if max(map(len, chain(texts, pair_texts))) > LONG_TEXT_CHARS:
             shortener = self._shortener(model, request_class, max_seqlen, truncation, is_of_pair=bool(pair_texts))
             texts, pair_texts = await shortener.shortened(texts, pair_texts, prompt=prompt)
         if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
@@ -364,8 +357,8 @@ class TokenizerPool:
 
         speed = self._speeds[model, TokenizePiece]
         pending = pending_pieces(texts, piece, speed=speed, prompt=prompt, pair_texts=pair_texts)
-        request: PendingRequest[TokenizedPiece] = PendingRequest(pending)
-        return join(await self._answers(request, request_class))
+        answers: list[TokenizedTexts] = await self._answers(pending, request_class)
+        return answers[0] if len(answers) == 1 else join(answers)
 
     async def shorten(
         self, texts: Sequence[str], *, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation
@@ -396,10 +389,9 @@ class TokenizerPool:
         def piece(start: int, stop: int) -> DetailPiece:
             return DetailPiece(model, request_class, texts[start:stop], prompt, add_special_tokens)
 
-        request: PendingRequest[DetailedPiece] = PendingRequest(
-            pending_pieces(texts, piece, speed=self._speeds[model, DetailPiece], prompt=prompt)
-        )
-        return [tokens for answer in await self._answers(request, request_class) for tokens in answer.tokens]
+        pending = pending_pieces(texts, piece, speed=self._speeds[model, DetailPiece], prompt=prompt)
+        answers: list[DetailedPiece] = await self._answers(pending, request_class)
+        return [tokens for answer in answers for tokens in answer.tokens]
 
     async def decode(
         self,
@@ -425,33 +417,31 @@ class TokenizerPool:
             own = offsets[start : stop + 1]
             return DecodePiece(model, request_class, flat[own[0] : own[-1]], own - own[0], skip_special_tokens)
 
-        request: PendingRequest[TextsPiece] = PendingRequest(
-            pending_pieces(token_ids, piece, speed=self._speeds[model, DecodePiece])
-        )
-        return [text for answer in await self._answers(request, request_class) for text in answer.texts]
+        pending = pending_pieces(token_ids, piece, speed=self._speeds[model, DecodePiece])
+        answers: list[TextsPiece] = await self._answers(pending, request_class)
+        return [text for answer in answers for text in answer.texts]
 
-    async def render(
-        self, conversations: Sequence[str], *, model: int, request_class: RequestClass, chat: Chat
-    ) -> list[str]:
-        """The text of each conversation, which is a JSON list of messages; at least one conversation.
+    async def render(self, chats: Sequence[Chat], *, model: int, request_class: RequestClass) -> list[str]:
+        """The text of each conversation, of which there is at least one.
 
-        Raises TextRefused with the index in `conversations`: NO_TEMPLATE, TOO_MUCH for more than MAX_DETAIL_CHARS in
-        all, FAILED for one that the template does not take.
+        Raises TextRefused with the index in `chats`: NO_TEMPLATE, TOO_MUCH for more than MAX_DETAIL_CHARS in all,
+        FAILED for one that the template does not take.
         """
+        conversations = [chat.messages for chat in chats]
         assert conversations, "a request without conversations is refused at the edge"
         if sum(map(len, conversations)) > MAX_DETAIL_CHARS:
             raise TextRefused(TextRefusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> ChatPiece:
-            return ChatPiece(model, request_class, conversations[start:stop], chat)
+            return ChatPiece(model, request_class, chats[start:stop])
 
-        request: PendingRequest[TextsPiece] = PendingRequest(
-            pending_pieces(conversations, piece, speed=self._speeds[model, ChatPiece])
-        )
-        return [text for answer in await self._answers(request, request_class) for text in answer.texts]
+        pending = pending_pieces(conversations, piece, speed=self._speeds[model, ChatPiece])
+        answers: list[TextsPiece] = await self._answers(pending, request_class)
+        return [text for answer in answers for text in answer.texts]
 
-    async def _answers(self, request: PendingRequest[Answer], request_class: RequestClass) -> list[Answer]:
-        """The workers' answers to each piece, in order. Raises TextRefused."""
+    async def _answers(self, pending: Sequence[PendingPiece], request_class: RequestClass) -> list[Answer]:
+        """The workers' answers to each piece of a request, in order. Raises TextRefused."""
+        request: PendingRequest[Answer] = PendingRequest(pending)
         waiting = self._waiting[request_class]
         waiting[request] = None
         self._pump()
@@ -465,10 +455,9 @@ class TokenizerPool:
         self, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation, *, is_of_pair: bool
     ) -> Shortener:
         async def scan(piece: ScanPiece) -> ScannedPiece:
-            request: PendingRequest[ScannedPiece] = PendingRequest(
-                [PendingPiece(piece, start=0, num_chars=max(piece.num_chars, 1))]
-            )
-            return (await self._answers(request, request_class))[0]
+            pending = PendingPiece(piece, start=0, num_chars=max(piece.num_chars, 1))
+            answers: list[ScannedPiece] = await self._answers([pending], request_class)
+            return answers[0]
 
         return Shortener(
             scan=scan,

@@ -17,8 +17,8 @@ from tokenizers import models
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.guarded import of_each, of_each_once
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
-from tokenizer_pool.tasks import TokenizedPiece
-from tokenizer_pool.token_ids import offsets_of
+from tokenizer_pool.tasks import TokenizedTexts, offsets_of
+from wire.parts import Part
 
 _PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
 _SPLIT = re.compile("|".join(f"({re.escape(place)})" for place in _PLACES))
@@ -51,7 +51,7 @@ class Pairs:
 
     def encode(
         self, texts: Sequence[str], pair_texts: Sequence[str], *, prompt: str, truncation: Truncation, max_seqlen: int
-    ) -> TokenizedPiece:
+    ) -> TokenizedTexts:
         """Ids of each pair, with the prompt before its first text; where it is too long the longer text is cut first.
 
         Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where not even the special tokens fit, FAILED, EMPTY.
@@ -77,12 +77,12 @@ class Pairs:
                 if self._has_types:
                     type_ids += [run.type_id] * len(ids)
             offsets.append(len(token_ids))
-        return TokenizedPiece(
+        return TokenizedTexts(
             token_ids=np.array(token_ids, np.int32),
             offsets=np.array(offsets, np.int32),
             truncated=np.frombuffer(truncated, np.uint8),
             seconds=time.perf_counter() - start,
-            token_type_ids=np.array(type_ids, np.int32) if self._has_types else None,
+            parts={Part.TOKEN_TYPE_IDS: np.array(type_ids, np.int32)} if self._has_types else {},
         )
 
     def _firsts(
@@ -172,7 +172,8 @@ class _TemplatePart:
             return [_whole(encoding) for encoding in self._encode(texts, self.hides_specials)]
         encodings = self._encode(texts, self.hides_specials, with_offsets=True)
         starts = map(self._start, fillings)
-        return [_with_head(encoding, start) for encoding, start in zip(encodings, starts, strict=True)]
+        pairs = zip(encodings, starts, strict=True)  # the first tokens, up to so many characters, stay
+        return [_Filled(one.ids, sum(stop <= start for _, stop in one.offsets)) for one, start in pairs]
 
     def _start(self, filling: dict[str, str]) -> int:
         """Characters before the document."""
@@ -221,7 +222,7 @@ class Template:
         instruction: str,
         truncation: Truncation,
         max_seqlen: int,
-    ) -> TokenizedPiece:
+    ) -> TokenizedTexts:
         """Ids of each pair. Where one is too long the document loses tokens, then the query, then the instruction.
 
         Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where the fixed parts leave none, FAILED, EMPTY.
@@ -246,7 +247,7 @@ class Template:
                 truncated[index] = 1
                 self._cut(parts, num_tokens - max_seqlen)
             rows.append(list(chain.from_iterable(part.ids for part in parts)))
-        return TokenizedPiece(
+        return TokenizedTexts(
             token_ids=np.fromiter(chain.from_iterable(rows), np.int32),
             offsets=offsets_of(np.fromiter(map(len, rows), np.int32, len(rows))),
             truncated=truncated,
@@ -267,8 +268,3 @@ class Template:
 
 def _whole(encoding: tokenizers.Encoding) -> _Filled:
     return _Filled(encoding.ids, len(encoding))
-
-
-def _with_head(encoding: tokenizers.Encoding, num_chars: int) -> _Filled:
-    """The first tokens, up to so many characters, stay where the others are cut."""
-    return _Filled(encoding.ids, sum(stop <= num_chars for _, stop in encoding.offsets))

@@ -149,7 +149,7 @@ class Shortener:
         firsts, seconds = list(texts), list(pair_texts)
         known: dict[tuple[str, str], Shortened] = {}  # a query is the same text for all its documents
         for index, pair in enumerate(zip(texts, pair_texts, strict=True)):
-            if not has_long(pair):
+            if max(map(len, pair)) <= LONG_TEXT_CHARS:
                 continue
             asked = (pair[0], prompt), (pair[1], "")
             for each in asked:
@@ -230,11 +230,6 @@ class Shortener:
 
     def _refused(self, reason: TextRefusal) -> TextRefused:
         return TextRefused(reason, 0, max_tokens=self.max_tokens)
-
-
-def has_long(texts: Sequence[str]) -> bool:
-    """Whether any of them is too long for one piece."""
-    return max(map(len, texts), default=0) > LONG_TEXT_CHARS
 
 
 def num_readable(text: str) -> int:

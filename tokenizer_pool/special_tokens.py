@@ -49,10 +49,7 @@ _BY_CLASS = {
 # add_bos_token says. Held by vLLM's tests/tokenizers_/test_basic.py (test_gte_legacy_eos); text-embeddings-inference
 # adds <|endoftext|> to them in router/src/lib.rs.
 _QWEN = _Class(None, "<|endoftext|>")
-_BY_CODE = {
-    "tokenization_qwen.Qwen2Tokenizer": _QWEN,
-    "tokenization_qwen.Qwen2TokenizerFast": _QWEN,
-}
+_BY_CODE = {"tokenization_qwen.Qwen2Tokenizer": _QWEN, "tokenization_qwen.Qwen2TokenizerFast": _QWEN}
 # of those repositories (NovaSearch was dunzhang); fine-tuned copies name one of them before the code
 _OWNERS_OF_CODE = ("Alibaba-NLP", "NovaSearch", "dunzhang", "infly")
 # TOKENIZER_MAPPING_NAMES in transformers 4.57's models/auto/tokenization_auto.py

@@ -7,10 +7,10 @@ Knows nothing of tokenizers and templates.
 
 import enum
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, zip_longest
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise, zip_longest
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from tokenizer_pool import messages
 from tokenizer_pool.messages import Truncation
 from wire.frames import Buffer
-from wire.parts import Part
+from wire.parts import DTYPES, Part, in_order, taken_apart
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
 # special tokens are added (u8), whether the texts have the prompt already (u8), most tokens of a text (u32, 0 = as many
 # as the model takes); then uint32 byte lengths [n], the prompt, the texts, all UTF-8
 _TOKENIZE = struct.Struct("<HBBIIBBBI")
-# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
-# uint8 truncated [n], marks if there are any, and last, where it leaves the arrays aligned, the flags of these (u8)
+# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, the parts as wire.parts has them,
+# uint8 truncated [n], and last, where it leaves the arrays aligned, the flags of the parts (u8)
 _TOKENIZED = struct.Struct("<dI")
 
 # model (u16), class (u8), whether special tokens are added (u8), number of texts (u32), bytes of the prompt (u32);
@@ -44,9 +45,9 @@ _SPECIAL, _SUBWORD = 1, 2
 _DECODE = struct.Struct("<HBBI")
 _TEXTS = struct.Struct("<dI")  # seconds of work, number of texts; then the texts as `encode_texts` has them
 
-# model (u16), class (u8), whether a generation prompt is added (u8), whether the last message is continued (u8),
-# number of conversations (u32); then the conversations as `encode_texts` has them
-_CHAT = struct.Struct("<HBBBI")
+# model (u16), class (u8), number of chats (u32); then their messages as `encode_texts` has them, and for each chat
+# whether a generation prompt is added, and whether the last message is continued (u8 each)
+_CHAT = struct.Struct("<HBI")
 
 # model (u16), class (u8), whether the text ends here, is of a pair, and keeps its end (u8 each), tokens that were
 # counted before (u32), characters that stay (u32); then the slice in UTF-8
@@ -64,7 +65,7 @@ class _Pairing(enum.IntEnum):
     SHARED = 2  # one first text of all pairs, then their second ones: a query goes out once, whatever is ranked by it
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class TokenizePiece:
     """Some texts of one request, to be tokenized in one go."""
 
@@ -89,16 +90,15 @@ class TokenizePiece:
         return sum(map(len, self.texts)) + sum(map(len, self.pair_texts)) + len(self.prompt) * len(self.texts)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedPiece:
-    """N texts as flat ids."""
+@light_dataclass(frozen=True, slots=True)
+class TokenizedTexts:
+    """N texts of one request as flat ids, in the request's order: a worker's answer, or all of them joined."""
 
     token_ids: NDArray[np.int32]  # [offsets[-1]], special tokens included
-    offsets: NDArray[np.int32]  # [N + 1]
-    truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
-    seconds: float  # of work in the worker
-    token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
-    marks: NDArray[np.uint8] | None = None  # [offsets[-1]], see wire.parts; None = all zero
+    offsets: NDArray[np.int32]  # [N + 1], text i is token_ids[offsets[i] : offsets[i + 1]]
+    truncated: NDArray[np.uint8]  # [N], 1 where tokens were cut off
+    parts: Mapping[Part, NDArray[Any]] = field(default_factory=dict)  # of each token; what lacks is all zero
+    seconds: float = 0.0  # of work in the worker
 
     @property
     def num_items(self) -> int:
@@ -109,6 +109,46 @@ class TokenizedPiece:
     def num_tokens(self) -> int:
         """The tokens of all texts."""
         return len(self.token_ids)
+
+    def between(self, first: int, stop: int) -> "TokenizedTexts":
+        """The texts from `first` on and before `stop`, as views."""
+        start, end = int(self.offsets[first]), int(self.offsets[stop])
+        offsets = self.offsets[first : stop + 1] - np.int32(start)
+        return self._with(lambda values: values[start:end], offsets, self.truncated[first:stop])
+
+    def taken(self, texts: NDArray[np.integer]) -> "TokenizedTexts":
+        """The texts at these places, in their order."""
+        seqlens = np.diff(self.offsets)[texts]
+        offsets = offsets_of(seqlens)
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[texts] - offsets[:-1], seqlens)
+        return self._with(lambda values: values[places], offsets, self.truncated[texts])
+
+    def inserted(self, places: NDArray[np.integer], counts: NDArray[np.integer], token_id: int) -> "TokenizedTexts":
+        """The texts with this token before those at `places`, without marks; each text so gets `counts` more tokens."""
+        inserted = self._with(
+            lambda values: np.insert(values, places, 0), offsets_of(np.diff(self.offsets) + counts), self.truncated
+        )
+        return replace(inserted, token_ids=np.insert(self.token_ids, places, token_id))
+
+    def marked(self, tokens: slice | NDArray[np.bool_], mark: int) -> "TokenizedTexts":
+        """The texts with this mark on these tokens."""
+        marks = np.array(self.parts.get(Part.MARKS, np.zeros(len(self.token_ids), np.uint8)))
+        marks[tokens] |= mark
+        return replace(self, parts={**self.parts, Part.MARKS: marks})
+
+    def _with(
+        self, change: Callable[[NDArray[Any]], NDArray[Any]], offsets: NDArray[np.int32], truncated: NDArray[np.uint8]
+    ) -> "TokenizedTexts":
+        """The same change made to all numbers of tokens."""
+        parts = {part: change(values) for part, values in self.parts.items()}
+        return TokenizedTexts(change(self.token_ids), offsets, truncated, parts)
+
+
+def offsets_of(seqlens: NDArray[np.integer]) -> NDArray[np.int32]:
+    """The offsets at which each of N lists begins and ends in one row of all of them, int32 [N + 1]."""
+    offsets = np.zeros(len(seqlens) + 1, np.int32)
+    np.cumsum(seqlens, out=offsets[1:])
+    return offsets
 
 
 def encode_tokenize(piece: TokenizePiece) -> list[Buffer]:
@@ -164,32 +204,27 @@ def _unpaired(texts: list[str], pairing: _Pairing) -> tuple[list[str], list[str]
     return texts[: len(texts) // 2], texts[len(texts) // 2 :]
 
 
-def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:
+def encode_tokenized(piece: TokenizedTexts) -> list[Buffer]:
     """TOKENIZED."""
     header = _TOKENIZED.pack(piece.seconds, len(piece.truncated))
-    flags, types, marks = 0, b"", b""
-    if piece.token_type_ids is not None:
-        flags, types = Part.TOKEN_TYPE_IDS, piece.token_type_ids.tobytes()
-    if piece.marks is not None:
-        flags, marks = flags | Part.MARKS, piece.marks.tobytes()
-    truncated = piece.truncated.tobytes()
-    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), types, truncated, marks, bytes([flags])]
+    parts = [values.tobytes() for values in in_order(piece.parts)] if piece.parts else ()
+    truncated, flags = piece.truncated.tobytes(), bytes([sum(piece.parts)])
+    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), *parts, truncated, flags]
 
 
-def decode_tokenized(payload: memoryview) -> TokenizedPiece:
+def decode_tokenized(payload: memoryview) -> TokenizedTexts:
     """The inverse of `encode_tokenized`; the arrays are views of the payload."""
     seconds, num_texts = _TOKENIZED.unpack_from(payload)
     offsets = np.frombuffer(payload, np.int32, num_texts + 1, _TOKENIZED.size)
     ids_at = _TOKENIZED.size + offsets.nbytes
     token_ids = np.frombuffer(payload, np.int32, int(offsets[-1]), ids_at)
-    at, flags, token_type_ids, marks = ids_at + token_ids.nbytes, payload[-1], None, None
-    if flags & Part.TOKEN_TYPE_IDS:
-        token_type_ids = np.frombuffer(payload, np.int32, len(token_ids), at)
-        at += token_type_ids.nbytes
-    truncated = np.frombuffer(payload, np.uint8, num_texts, at)
-    if flags & Part.MARKS:
-        marks = np.frombuffer(payload, np.uint8, len(token_ids), at + num_texts)
-    return TokenizedPiece(token_ids, offsets, truncated, seconds, token_type_ids, marks)
+    truncated_at, flags = len(payload) - 1 - num_texts, payload[-1]
+    truncated = np.frombuffer(payload, np.uint8, num_texts, truncated_at)
+    parts: dict[Part, NDArray[Any]] = {}
+    if flags:
+        found = taken_apart(payload[ids_at + token_ids.nbytes : truncated_at], flags, num_texts, len(token_ids))
+        parts = {part: np.frombuffer(values, DTYPES[part]) for part, values in found.items()}
+    return TokenizedTexts(token_ids, offsets, truncated, parts, seconds)
 
 
 class Token(NamedTuple):
@@ -370,8 +405,9 @@ def decode_answer_texts(payload: memoryview) -> TextsPiece:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """How a model's chat template is used."""
+    """A conversation, and how the model's chat template is used for it."""
 
+    messages: str  # a JSON list of objects with `role` and `content`, both texts
     add_generation_prompt: bool = False  # what opens an answer stands at the end
     continue_final_message: bool = False  # the text ends with the last message, without what closes it
 
@@ -382,34 +418,32 @@ class ChatPiece:
 
     model: int  # index of the model in this server
     request_class: RequestClass
-    conversations: Sequence[str]  # each a JSON list of objects with `role` and `content`, both texts
-    chat: Chat
+    chats: Sequence[Chat]
 
     @property
     def num_items(self) -> int:
         """Conversations."""
-        return len(self.conversations)
+        return len(self.chats)
 
     @property
     def num_chars(self) -> int:
         """Characters of all conversations."""
-        return sum(map(len, self.conversations))
+        return sum(len(chat.messages) for chat in self.chats)
 
 
 def encode_chat(piece: ChatPiece) -> list[Buffer]:
     """CHAT. Raises UnicodeEncodeError if a conversation holds a lone surrogate."""
-    chat = piece.chat
-    header = _CHAT.pack(
-        piece.model, piece.request_class, chat.add_generation_prompt, chat.continue_final_message, piece.num_items
-    )
-    return [header, *encode_texts(piece.conversations)]
+    header = _CHAT.pack(piece.model, piece.request_class, piece.num_items)
+    flags = [(chat.add_generation_prompt, chat.continue_final_message) for chat in piece.chats]
+    return [header, *encode_texts([chat.messages for chat in piece.chats]), bytes(chain.from_iterable(flags))]
 
 
 def decode_chat(payload: memoryview) -> ChatPiece:
     """The inverse of `encode_chat`."""
-    model, request_class, adds, continues, num_conversations = _CHAT.unpack_from(payload)
-    conversations = decode_texts(payload, _CHAT.size, num_conversations)[1]
-    return ChatPiece(model, RequestClass(request_class), conversations, Chat(bool(adds), bool(continues)))
+    model, request_class, num_chats = _CHAT.unpack_from(payload)
+    texts = decode_texts(payload, _CHAT.size, num_chats)[1]
+    flags = map(bool, payload[len(payload) - 2 * num_chats :])
+    return ChatPiece(model, RequestClass(request_class), [Chat(text, next(flags), next(flags)) for text in texts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,11 +462,7 @@ class ScanPiece:
     is_of_pair: bool = False  # a template may then take special tokens in it for plain text
     keeps_end: bool = False  # the next slice may then be where a text begins that is tokenized by itself
     num_fixed: int = 0  # characters at its start that stay as they are
-
-    @property
-    def num_items(self) -> int:
-        """One."""
-        return 1
+    num_items: ClassVar[int] = 1
 
     @property
     def num_chars(self) -> int:
@@ -449,11 +479,7 @@ class ScannedPiece:
     num_repeated: int  # tokens from there that are counted now
     seconds: float = 0.0  # of work in the worker
     shorter: str = ""  # has the tokens of the slice, whatever follows; then nothing is counted
-
-    @property
-    def num_items(self) -> int:
-        """One."""
-        return 1
+    num_items: ClassVar[int] = 1
 
 
 def encode_scan(piece: ScanPiece) -> list[Buffer]:
@@ -483,9 +509,7 @@ def decode_scanned(payload: memoryview) -> ScannedPiece:
 
 
 AnyPiece = TokenizePiece | DetailPiece | DecodePiece | ChatPiece | ScanPiece
-
-
-AnyAnswer = TokenizedPiece | DetailedPiece | TextsPiece | ScannedPiece
+AnyAnswer = TokenizedTexts | DetailedPiece | TextsPiece | ScannedPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,45 +526,18 @@ class PieceCodec:
 
 CODECS: dict[type[AnyPiece], PieceCodec] = {
     TokenizePiece: PieceCodec(
-        messages.TOKENIZE,
-        messages.TOKENIZED,
-        encode_tokenize,
-        decode_tokenize,
-        encode_tokenized,
-        decode_tokenized,
+        messages.TOKENIZE, messages.TOKENIZED, encode_tokenize, decode_tokenize, encode_tokenized, decode_tokenized
     ),
     DetailPiece: PieceCodec(
-        messages.DETAIL,
-        messages.DETAILED,
-        encode_detail,
-        decode_detail,
-        encode_detailed,
-        decode_detailed,
+        messages.DETAIL, messages.DETAILED, encode_detail, decode_detail, encode_detailed, decode_detailed
     ),
     DecodePiece: PieceCodec(
-        messages.DECODE,
-        messages.DECODED,
-        encode_decode,
-        decode_decode,
-        encode_answer_texts,
-        decode_answer_texts,
+        messages.DECODE, messages.DECODED, encode_decode, decode_decode, encode_answer_texts, decode_answer_texts
     ),
     ChatPiece: PieceCodec(
-        messages.CHAT,
-        messages.RENDERED,
-        encode_chat,
-        decode_chat,
-        encode_answer_texts,
-        decode_answer_texts,
+        messages.CHAT, messages.RENDERED, encode_chat, decode_chat, encode_answer_texts, decode_answer_texts
     ),
-    ScanPiece: PieceCodec(
-        messages.SCAN,
-        messages.SCANNED,
-        encode_scan,
-        decode_scan,
-        encode_scanned,
-        decode_scanned,
-    ),
+    ScanPiece: PieceCodec(messages.SCAN, messages.SCANNED, encode_scan, decode_scan, encode_scanned, decode_scanned),
 }
 
 

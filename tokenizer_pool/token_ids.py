@@ -4,91 +4,33 @@ Runs in a frontend. Knows a model's limits as numbers; nothing of tokenizers.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from itertools import chain, islice, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.tasks import TokenizedPiece
+from tokenizer_pool.tasks import TokenizedTexts, offsets_of
+from wire.parts import DTYPES, Part
 
-_T = TypeVar("_T", bound=np.integer[Any])
 SLICE_IDS = 16_384  # checked in one go, a quarter of a millisecond; then others have their turn
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedTexts:
-    """The N texts of one request as flat ids, in the request's order."""
-
-    token_ids: NDArray[np.int32]  # [offsets[-1]]
-    offsets: NDArray[np.int32]  # [N + 1], text i is token_ids[offsets[i] : offsets[i + 1]]
-    truncated: NDArray[np.uint8]  # [N], 1 where tokens were cut off
-    token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
-    marks: NDArray[np.uint8] | None = None  # [offsets[-1]], bits of wire.parts: PROMPT_TOKEN, …; None = all zero
-
-    def between(self, first: int, stop: int) -> "TokenizedTexts":
-        """The texts from `first` on and before `stop`, as views."""
-        start, end = int(self.offsets[first]), int(self.offsets[stop])
-        offsets = self.offsets[first : stop + 1] - np.int32(start)
-        return self._with(lambda values: values[start:end], offsets, self.truncated[first:stop])
-
-    def taken(self, texts: NDArray[np.integer]) -> "TokenizedTexts":
-        """The texts at these places, in their order."""
-        seqlens = np.diff(self.offsets)[texts]
-        offsets = offsets_of(seqlens)
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[texts] - offsets[:-1], seqlens)
-        return self._with(lambda values: values[places], offsets, self.truncated[texts])
-
-    def inserted(self, places: NDArray[np.integer], counts: NDArray[np.integer], token_id: int) -> "TokenizedTexts":
-        """The texts with this token before those at `places`, without marks; each text so gets `counts` more tokens."""
-        inserted = self._with(
-            lambda values: np.insert(values, places, 0), offsets_of(np.diff(self.offsets) + counts), self.truncated
-        )
-        return replace(inserted, token_ids=np.insert(self.token_ids, places, token_id))
-
-    def marked(self, tokens: slice | NDArray[np.bool_], mark: int) -> "TokenizedTexts":
-        """The texts with this mark on these tokens."""
-        marks = np.zeros(len(self.token_ids), np.uint8) if self.marks is None else self.marks.copy()
-        marks[tokens] |= mark
-        return replace(self, marks=marks)
-
-    def _with(
-        self, change: Callable[[NDArray[Any]], NDArray[Any]], offsets: NDArray[np.int32], truncated: NDArray[np.uint8]
-    ) -> "TokenizedTexts":
-        """The same change made to all numbers of tokens."""
-        types, marks = self.token_type_ids, self.marks
-        return TokenizedTexts(
-            change(self.token_ids),
-            offsets,
-            truncated,
-            None if types is None else change(types),
-            None if marks is None else change(marks),
-        )
-
-
-def join(pieces: Sequence[TokenizedPiece] | Sequence[TokenizedTexts]) -> TokenizedTexts:
-    """The pieces of a request in one. A single piece is handed on as it is, without a copy."""
-    if len(pieces) == 1:
-        (piece,) = pieces
-        return TokenizedTexts(piece.token_ids, piece.offsets, piece.truncated, piece.token_type_ids, piece.marks)
+def join(pieces: Sequence[TokenizedTexts]) -> TokenizedTexts:
+    """The pieces of a request in one."""
     seqlens = np.concatenate([np.diff(piece.offsets) for piece in pieces])
     return TokenizedTexts(
         np.concatenate([piece.token_ids for piece in pieces]),
         offsets_of(seqlens),
         np.concatenate([piece.truncated for piece in pieces]),
-        _joined([(piece.token_type_ids, len(piece.token_ids)) for piece in pieces], np.int32),
-        _joined([(piece.marks, len(piece.token_ids)) for piece in pieces], np.uint8),
+        {part: _joined(pieces, part) for part in {part for piece in pieces for part in piece.parts}},
     )
 
 
-def _joined(parts: Sequence[tuple[NDArray[_T] | None, int]], dtype: type[_T]) -> NDArray[_T] | None:
-    """A part of all pieces, each with its number of tokens; None where no piece has it."""
-    if all(part is None for part, _ in parts):
-        return None
-    return np.concatenate([np.zeros(num_tokens, dtype) if part is None else part for part, num_tokens in parts])
+def _joined(pieces: Sequence[TokenizedTexts], part: Part) -> NDArray[Any]:
+    return np.concatenate([piece.parts.get(part, np.zeros(len(piece.token_ids), DTYPES[part])) for piece in pieces])
 
 
 async def check_token_ids(
@@ -136,13 +78,6 @@ async def flatten(
             raise TextRefused(TextRefusal.OUT_OF_VOCABULARY, index)
         flat[start : start + len(part)] = numbers
     return flat
-
-
-def offsets_of(seqlens: NDArray[np.integer]) -> NDArray[np.int32]:
-    """The offsets at which each of N lists begins and ends in one row of all of them, int32 [N + 1]."""
-    offsets = np.zeros(len(seqlens) + 1, np.int32)
-    np.cumsum(seqlens, out=offsets[1:])
-    return offsets
 
 
 def _cut(

@@ -17,8 +17,8 @@ from tokenizer_pool.loading import load, load_as_it_stands
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
-from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedPiece
-from wire.parts import PROMPT_TOKEN
+from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedTexts
+from wire.parts import PROMPT_TOKEN, Part
 
 if TYPE_CHECKING:
     from tokenizer_pool.chat_template import ChatTemplate
@@ -53,7 +53,7 @@ class Tokenizer:
         max_tokens: int | None = None,
         add_special_tokens: bool = True,
         is_prompted: bool = False,
-    ) -> TokenizedPiece:
+    ) -> TokenizedTexts:
         """Ids of each text with the prompt before it, special tokens included.
 
         With `pair_texts`, as many, of each pair: in the model's template with the prompt as its instruction, or else
@@ -144,7 +144,7 @@ class Tokenizer:
 
     def _encode_pairs(
         self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation, max_seqlen: int
-    ) -> TokenizedPiece:
+    ) -> TokenizedTexts:
         if self._template is None:
             return self._pairs.encode(texts, pair_texts, prompt=prompt, truncation=truncation, max_seqlen=max_seqlen)
         return self._template.encode(
@@ -193,7 +193,7 @@ class Tokenizer:
             return None
         return vocab_size
 
-    def _flatten(self, encodings: list[tokenizers.Encoding], max_seqlen: int, start: float) -> TokenizedPiece:
+    def _flatten(self, encodings: list[tokenizers.Encoding], max_seqlen: int, start: float) -> TokenizedTexts:
         token_ids: list[int] = []
         offsets = [0]
         truncated = bytearray(len(encodings))
@@ -207,7 +207,7 @@ class Tokenizer:
                 raise TextRefused(TextRefusal.EMPTY, index)
             token_ids += encoding.ids
             offsets.append(len(token_ids))
-        piece = TokenizedPiece(
+        piece = TokenizedTexts(
             token_ids=np.array(token_ids, np.int32),
             offsets=np.array(offsets, np.int32),
             truncated=np.frombuffer(truncated, np.uint8),
@@ -215,7 +215,7 @@ class Tokenizer:
         )
         return self._checked(piece)
 
-    def _checked(self, piece: TokenizedPiece) -> TokenizedPiece:
+    def _checked(self, piece: TokenizedTexts) -> TokenizedTexts:
         """Raises TextRefused where a text has an id that the model has no row for."""
         if self._vocab_size is not None:
             _check_ids(piece.token_ids >= self._vocab_size, piece.offsets)
@@ -255,10 +255,11 @@ def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> lis
     ]
 
 
-def _with_prompt_marked(piece: TokenizedPiece, num_prompt_tokens: int) -> TokenizedPiece:
+def _with_prompt_marked(piece: TokenizedTexts, num_prompt_tokens: int) -> TokenizedTexts:
     """Mark so many tokens at the start of each text."""
     places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
-    return replace(piece, marks=np.where(places < num_prompt_tokens, np.uint8(PROMPT_TOKEN), np.uint8(0)))
+    marks = np.where(places < num_prompt_tokens, np.uint8(PROMPT_TOKEN), np.uint8(0))
+    return replace(piece, parts={**piece.parts, Part.MARKS: marks})
 
 
 def _check_ids(is_foreign: NDArray[np.bool_], offsets: NDArray[np.int32]) -> None:

@@ -237,7 +237,7 @@ def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
     if isinstance(piece, DetailPiece):
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)
     if isinstance(piece, ChatPiece):
-        return tokenizer.chat_template.render(piece.conversations, piece.chat)
+        return tokenizer.chat_template.render(piece.chats)
     if isinstance(piece, ScanPiece):
         return tokenizer.scan(piece)
     return tokenizer.decode(piece.token_ids, piece.offsets, skip_special_tokens=piece.skip_special_tokens)

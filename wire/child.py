@@ -89,13 +89,11 @@ class Child:
     async def request(self, what: ControlRequest) -> Json:
         """Ask the supervisor; what this process has counted so far goes ahead of the question."""
         self._send_heartbeat()
-        self._num_requests += 1
-        reply: asyncio.Future[Json] = self._loop.create_future()
-        self._replies[self._num_requests] = reply
-        number = self._num_requests
+        number = self._num_requests = self._num_requests + 1
+        self._replies[number] = self._loop.create_future()
         self._connection.send(control.REQUEST, number, control.encode({"what": what}))
         try:
-            return await reply
+            return await self._replies[number]
         finally:
             del self._replies[number]
 

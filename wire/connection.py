@@ -11,6 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 from wire import frames
@@ -33,67 +34,54 @@ class OnConnectionFrame(Protocol):
 class FrameConnection(asyncio.BufferedProtocol):
     """One end of a Unix stream socket that carries frames.
 
-    Everything sent within one tick of the event loop leaves in one `writelines`. A frame sent after
-    the connection is lost is dropped: its sender learns of the loss through `on_lost`.
+    uvloop writes at the end of a tick all that was sent within it. A frame sent after the connection is lost is
+    dropped: its sender learns of the loss through `on_lost`.
     """
 
-    def __init__(self, on_frame: OnConnectionFrame, on_lost: Callable[["FrameConnection"], None]) -> None:
+    def __init__(
+        self,
+        on_frame: OnConnectionFrame,
+        on_lost: Callable[["FrameConnection"], None],
+        on_made: Callable[["FrameConnection"], None] = lambda _: None,
+    ) -> None:
+        """`on_made` is called before a frame can come over the connection or it can be lost."""
+        self._on_made = on_made
         self._on_lost = on_lost
         self._parser = FrameParser(lambda kind, frame_id, payload: on_frame(self, kind, frame_id, payload))
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[Buffer] = []
         self._has_drained = asyncio.Event()
         self._has_drained.set()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames sent now have a chance to arrive."""
-        return self._transport is not None
 
     def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
-        """Queue one frame; it leaves at the end of this tick. The parts must not change until then.
-
-        Raises PayloadTooLarge.
-        """
-        if self._transport is None:
+        """Queue one frame, of which the parts must not change until it has left. Raises PayloadTooLarge."""
+        transport = self._transport
+        if transport is None:
             return
-        buffers = frames.frame(kind, frame_id, parts)
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent += buffers
+        transport.writelines(frames.frame(kind, frame_id, parts))
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            logger.error("a peer stopped reading; its connection is cut")
+            transport.abort()
 
     async def sent(self) -> None:
         """Return once all is in the socket, or the connection is lost."""
-        self._flush()
         while self._transport is not None and self._transport.get_write_buffer_size():  # noqa: ASYNC110 - nothing tells when it is 0
             await asyncio.sleep(0)
 
     async def drained(self) -> None:
         """Return once almost all is in the socket, or the connection is lost."""
-        self._flush()
         await self._has_drained.wait()
 
     def close(self) -> None:
-        """Flush and close; `on_lost` follows."""
+        """Close when all is in the socket; `on_lost` follows."""
         if self._transport is not None:
-            self._flush()
             self._transport.close()
-
-    def _flush(self) -> None:
-        if not self._unsent or self._transport is None:
-            return
-        unsent, self._unsent = self._unsent, []
-        self._transport.writelines(unsent)
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            logger.error("a peer stopped reading; its connection is cut")
-            self._transport.abort()
 
     # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports don't inherit from it
         self._transport.writelines(frames.hello())
+        self._on_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._parser.writable()
@@ -119,7 +107,6 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._unsent = []
         self._has_drained.set()
         self._on_lost(self)
 
@@ -131,16 +118,11 @@ async def serve(
     on_lost: Callable[[FrameConnection], None],
 ) -> asyncio.Server:
     """Accept framed connections on an inherited listening socket."""
-
-    class Accepted(FrameConnection):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            on_made(self)
-
     # the path belongs to the process that made the socket; Python 3.13 would remove it at the server's end
     keep_path: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
     loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: Accepted(on_frame, on_lost), sock=listener, **keep_path)
+    made = partial(FrameConnection, on_frame, on_lost, on_made)
+    return await loop.create_unix_server(made, sock=listener, **keep_path)
 
 
 class Link:
@@ -193,39 +175,25 @@ class Link:
     async def _connect(self) -> None:
         while not self._closed:
             try:
-                await self._loop.create_unix_connection(lambda: _Linked(self), self._path)
+                made = partial(FrameConnection, self._received, self._lost, self._made)
+                await self._loop.create_unix_connection(made, self._path)
             except OSError:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
 
-    def made(self, connection: FrameConnection) -> None:
-        """The connection is open: noted before a frame can come over it or it can be lost."""
+    def _made(self, connection: FrameConnection) -> None:
         self._connection = connection
         self._on_up()
 
-    def received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
-        """A frame came."""
+    def _received(self, _: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
         self._on_frame(kind, frame_id, payload)
 
-    def lost(self, _: FrameConnection) -> None:
-        """The connection is gone."""
+    def _lost(self, _: FrameConnection) -> None:
         self._connection = None
         if not self._closed:
             self._on_down()
             self.open()
-
-
-class _Linked(FrameConnection):
-    """A connection that tells its link of itself."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__(link.received, link.lost)
-        self._link = link
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._link.made(self)
 
 
 class BlockingConnection:

@@ -5,8 +5,10 @@ A frame has only the parts that a request has, each behind its flag, so texts wi
 """
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
 
 from wire.frames import Buffer
 
@@ -19,26 +21,32 @@ QUERY_TOKEN = 4  # set on all tokens of a query that is looked up in a table ins
 
 
 class Part(enum.IntEnum):
-    """One part. The number is its flag in a frame; frames have the parts in this order, which keeps them aligned."""
+    """One part. The number is its flag in a frame, one bit of a byte of which BATCH has 2 and 4 for itself. Frames have
+    the parts in this order: those of larger numbers first, which keeps all aligned."""
 
-    TOKEN_TYPE_IDS = 1  # int32 for each token: 0 or 1, as models like BERT tell the texts of a pair apart
-    ADAPTERS = 8  # int32 for each sequence: the number of the adapter that computes it, from 1; 0 = none
-    MARKS = 16  # uint8 for each token: the bits above
+    TOKEN_TYPE_IDS = 1  # for each token: 0 or 1, as models like BERT tell the texts of a pair apart
+    ADAPTERS = 8  # for each sequence: the number of the adapter that computes it, from 1; 0 = none
+    MARKS = 16  # for each token: the bits above
+
+    @property
+    def field(self) -> str:
+        """The field of a batch that has its values."""
+        return self.name.lower()
 
 
+DTYPES: Mapping[Part, np.dtype[Any]] = {
+    Part.TOKEN_TYPE_IDS: np.dtype(np.int32),
+    Part.ADAPTERS: np.dtype(np.int32),
+    Part.MARKS: np.dtype(np.uint8),
+}
+OF_SEQUENCES = {Part.ADAPTERS}  # the others are of tokens
 Parts = Mapping[Part, Buffer]  # those that a request has; what is not there is all zero
-_PARTS, _ALL = tuple(Part), sum(Part)  # walking an enum takes long
+_PARTS = tuple(Part)  # walking an enum takes long
 
 
 def size_of(part: Part, num_seqs: int, num_tokens: int) -> int:
     """The bytes of a part of so many sequences, which have so many tokens together."""
-    match part:
-        case Part.TOKEN_TYPE_IDS:
-            return 4 * num_tokens
-        case Part.ADAPTERS:
-            return 4 * num_seqs
-        case Part.MARKS:
-            return num_tokens
+    return DTYPES[part].itemsize * (num_seqs if part in OF_SEQUENCES else num_tokens)
 
 
 def cut(parts: Parts, start: tuple[int, int], stop: tuple[int, int]) -> dict[Part, Buffer]:
@@ -46,14 +54,9 @@ def cut(parts: Parts, start: tuple[int, int], stop: tuple[int, int]) -> dict[Par
     return {part: memoryview(parts[part])[size_of(part, *start) : size_of(part, *stop)] for part in parts}
 
 
-def flags_of(parts: Iterable[Part]) -> int:
-    """The flags of a frame that has these parts."""
-    return sum(parts)
-
-
 def in_order(parts: Mapping[Part, _T]) -> list[_T]:
     """The parts as a frame has them, one after another."""
-    return [parts[part] for part in _PARTS if part in parts] if parts else []
+    return [parts[part] for part in _PARTS if part in parts]
 
 
 def taken_apart(payload: memoryview, flags: int, num_seqs: int, num_tokens: int) -> dict[Part, Buffer]:
@@ -61,7 +64,7 @@ def taken_apart(payload: memoryview, flags: int, num_seqs: int, num_tokens: int)
     left over.
     """
     found, at = dict[Part, Buffer](), 0
-    for part in _PARTS if flags & _ALL else ():
+    for part in _PARTS:
         if flags & part:
             start, at = at, at + size_of(part, num_seqs, num_tokens)
             found[part] = payload[start:at]

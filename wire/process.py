@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Hashable
 
 _MAX_PLACES = 20
 
@@ -24,7 +25,7 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_MAX_RECORDS_A_SECOND = 100  # as the request log's failed requests
+_MOST_A_SECOND = 100  # so that a storm of messages or of refusals costs little
 _LEVELS = {"trace": logging.DEBUG}  # what logging has no name for
 
 
@@ -58,24 +59,30 @@ class RateLimit(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._second = 0
-        self._num_passed: Counter[str] = Counter()  # in that second, by the message without its values
-        self._num_left_out: Counter[str] = Counter()  # since the last that passed
+        self._num_passed: Counter[Hashable] = Counter()  # in that second, by kind
+        self._num_left_out: Counter[Hashable] = Counter()  # since the last that passed
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it passes."""
         if record.levelno < logging.INFO:
             return True
-        if self._second != int(record.created):
-            self._second = int(record.created)
-            self._num_passed.clear()
-        kind = str(record.msg)
-        self._num_passed[kind] += 1
-        if self._num_passed[kind] > _MAX_RECORDS_A_SECOND:
-            self._num_left_out[kind] += 1
-            return False
-        if num_left_out := self._num_left_out.pop(kind, 0):
+        kind = str(record.msg)  # the message without its values
+        num_left_out = self.admit(kind, record.created)
+        if num_left_out:
             record.msg = f"{kind} ({num_left_out} more like this were left out)"
-        return True
+        return num_left_out is not None
+
+    def admit(self, kind: Hashable, now: float) -> int | None:
+        """Returns None if one more of a kind does not pass, else how many did not since the last. There must be few
+        kinds, as none is forgotten."""
+        if self._second != int(now):
+            self._second = int(now)
+            self._num_passed.clear()
+        self._num_passed[kind] += 1
+        if self._num_passed[kind] > _MOST_A_SECOND:
+            self._num_left_out[kind] += 1
+            return None
+        return self._num_left_out.pop(kind, 0)
 
 
 def formatter(process: str, *, json_output: bool) -> logging.Formatter:

@@ -202,10 +202,6 @@ class Health:
         self.num_failures = 0
         self._checked_at = now
 
-    def canary_failed(self) -> None:
-        """The rows of the canary were wrong, or there were none."""
-        self.loss = Loss.CANARY
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:

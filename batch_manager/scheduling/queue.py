@@ -384,10 +384,7 @@ def _last_that_fits(slice_: Slice, room_tokens: float, room_seqs: int) -> int:
 
 
 class Backlog:
-    """Waiting work of one model by output kind and class.
-
-    num_tokens  of each class that wait; to be read only
-    """
+    """Waiting work of one model by output kind and class.     num_tokens  of each class that wait; to be read only"""
 
     def __init__(self, bulk_share: float) -> None:
         self._bulk_share = bulk_share

@@ -209,7 +209,7 @@ class Scheduler:
         if engine is None or batch is None:
             return []
         if batch.is_canary:
-            engine.health.canary_failed()
+            engine.health.loss = Loss.CANARY
             return []
         if kind == EngineErrorKind.FATAL:
             return self.engine_lost(engine_id, now)

@@ -7,14 +7,13 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.gpu.random_models import RandomModel, build
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import FP8
 from engine.fused.adapters import ADAPTERS
 from engine.fused.assembly import ModelCompute, max_graph_tokens
-from engine.fused.checkpoint import ModuleCheckpoint
 from engine.fused.model.forwards import Blocks, Weights, forward_of
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, probe_products, products_of
 from engine.fused.model.ops import Ops
@@ -30,6 +29,23 @@ MAX_NUM_SEQS = 4096
 _NUM_TOKENS = 16_384  # of the largest batch
 
 
+class _ModuleCheckpoint:
+    """See engine.fused.checkpoint.Checkpoint. The weights of a module, by its own names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        self.names = frozenset(self._tensors)
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def on_meta(self, name: str) -> Tensor:
+        return self.read(name).to("meta")
+
+    def in_words(self, name: str) -> str:
+        return repr(name)
+
+
 class FusedModel:
     """One model at one precision."""
 
@@ -37,7 +53,7 @@ class FusedModel:
         adapter = ADAPTERS.get(model.shape.model_type)
         assert adapter is not None, model.shape.model_type
         source = FusedWeights(
-            ModuleCheckpoint(model.module),
+            _ModuleCheckpoint(model.module),
             adapter,
             model.config,
             dtype=model.dtype,

@@ -1,7 +1,7 @@
 """Haystack's text and document embedders by the client: pip install 'embedline[haystack]'."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from haystack import Document, component, default_from_dict, default_to_dict
 from haystack.utils import Secret, deserialize_secrets_inplace
@@ -34,8 +34,7 @@ class _Embedder:
     def to_dict(self) -> dict[str, Any]:
         """The arguments for a stored pipeline; of the key only where it comes from."""
         key = None if self._api_key is None else self._api_key.to_dict()
-        stored: dict[str, Any] = default_to_dict(self, api_key=key, **self._arguments)
-        return stored
+        return cast(dict[str, Any], default_to_dict(self, api_key=key, **self._arguments))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
@@ -47,8 +46,7 @@ class _Embedder:
         answer = self._client.embed(
             texts, dimensions=self._arguments["dimensions"], extra_body=self._arguments["fields"]
         )
-        rows: list[list[float]] = answer.numpy().tolist()
-        return rows
+        return cast(list[list[float]], answer.numpy().tolist())
 
 
 @component

@@ -1,7 +1,7 @@
 """LangChain's `Embeddings` by the client: pip install 'embedline[langchain]'."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.embeddings import Embeddings
 
@@ -37,23 +37,19 @@ class EmbedlineEmbeddings(Embeddings):
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """A row for each text."""
         answer = self._client.embed(texts, dimensions=self._dimensions, extra_body=self._document_fields)
-        rows: list[list[float]] = answer.numpy().tolist()
-        return rows
+        return cast(list[list[float]], answer.numpy().tolist())
 
     def embed_query(self, text: str) -> list[float]:
         """The row of a query."""
         answer = self._client.embed(text, dimensions=self._dimensions, extra_body=self._query_fields)
-        row: list[float] = answer.numpy()[0].tolist()
-        return row
+        return cast(list[float], answer.numpy()[0].tolist())
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """A row for each text."""
         answer = await self._async_client.embed(texts, dimensions=self._dimensions, extra_body=self._document_fields)
-        rows: list[list[float]] = answer.numpy().tolist()
-        return rows
+        return cast(list[list[float]], answer.numpy().tolist())
 
     async def aembed_query(self, text: str) -> list[float]:
         """The row of a query."""
         answer = await self._async_client.embed(text, dimensions=self._dimensions, extra_body=self._query_fields)
-        row: list[float] = answer.numpy()[0].tolist()
-        return row
+        return cast(list[float], answer.numpy()[0].tolist())

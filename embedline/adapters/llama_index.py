@@ -1,7 +1,7 @@
 """LlamaIndex's `BaseEmbedding` by the client: pip install 'embedline[llama-index]'."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -54,26 +54,22 @@ class EmbedlineEmbedding(BaseEmbedding):
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         answer = self._client.embed(texts, dimensions=self._dimensions, extra_body=self._text_fields)
-        rows: list[list[float]] = answer.numpy().tolist()
-        return rows
+        return cast(list[list[float]], answer.numpy().tolist())
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
 
     def _get_query_embedding(self, query: str) -> list[float]:
         answer = self._client.embed(query, dimensions=self._dimensions, extra_body=self._query_fields)
-        row: list[float] = answer.numpy()[0].tolist()
-        return row
+        return cast(list[float], answer.numpy()[0].tolist())
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
         answer = await self._async_client.embed(texts, dimensions=self._dimensions, extra_body=self._text_fields)
-        rows: list[list[float]] = answer.numpy().tolist()
-        return rows
+        return cast(list[list[float]], answer.numpy().tolist())
 
     async def _aget_text_embedding(self, text: str) -> list[float]:
         return (await self._aget_text_embeddings([text]))[0]
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         answer = await self._async_client.embed(query, dimensions=self._dimensions, extra_body=self._query_fields)
-        row: list[float] = answer.numpy()[0].tolist()
-        return row
+        return cast(list[float], answer.numpy()[0].tolist())

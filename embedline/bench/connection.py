@@ -9,12 +9,9 @@ import ssl
 from dataclasses import dataclass
 from typing import cast
 
-from embedline.bench.options import Target
+import httptools
 
-_END_OF_HEAD = b"\r\n\r\n"
-_MAX_HEAD = 1 << 16
-_UNTIL_CLOSE = -1
-_CHUNKED = -2
+from embedline.bench.options import Target
 
 
 class BadAnswer(Exception):
@@ -26,104 +23,55 @@ class HttpAnswer:
     """A whole answer."""
 
     status: int
-    head: bytes  # status line and header lines, in lower case
+    headers: dict[bytes, bytes]  # by their names in lower case
     body: bytes
-
-    @property
-    def keeps_alive(self) -> bool:
-        """Whether the connection may be used again."""
-        return header(self.head, b"connection") != b"close" and self.head.startswith(b"http/1.1")
-
-
-def header(head: bytes, name: bytes) -> bytes | None:
-    """A header's value in a head in lower case."""
-    at = head.find(b"\r\n" + name + b":")
-    if at < 0:
-        return None
-    begin = at + len(name) + 3
-    end = head.find(b"\r\n", begin)
-    return head[begin : end if end >= 0 else len(head)].strip()
+    keeps_alive: bool = True  # whether the connection may be used again
 
 
 class AnswerParser:
     """Parses one answer: feed it the bytes that were received since the request was sent."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._head = b""
-        self._length = 0  # of the body in bytes, or one of the two constants above; counts once there is a head
-        self._chunks: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)  # calls the methods below whose names begin with on_
+        self._status = 0  # once there is a whole head
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._answer: HttpAnswer | None = None
 
     def feed(self, data: bytes) -> HttpAnswer | None:
         """The answer once it is whole. Raises BadAnswer."""
-        self._buffer += data
-        while not self._head:
-            if not self._read_head():
-                return None
-        if self._length == _CHUNKED:
-            return self._read_chunks()
-        if self._length == _UNTIL_CLOSE or len(self._buffer) < self._length:
-            return None
-        return self._finish(bytes(self._buffer[: self._length]))
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._answer is None:
+                raise BadAnswer(str(error)) from None
+        return self._answer
 
     def feed_end(self) -> HttpAnswer | None:
         """The connection has ended: an answer of unknown length is whole with that."""
-        if self._head and self._length == _UNTIL_CLOSE:
-            return self._finish(bytes(self._buffer))
-        return None
+        if self._status and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
+            self._finish()
+        return self._answer
 
-    def _read_head(self) -> bool:
-        """Whether there was a whole head. Interim answers (100 Continue) are passed over."""
-        end = self._buffer.find(_END_OF_HEAD)
-        if end < 0:
-            if len(self._buffer) > _MAX_HEAD:
-                raise BadAnswer("a head without end")
-            return False
-        head = bytes(self._buffer[:end]).lower()
-        del self._buffer[: end + len(_END_OF_HEAD)]
-        if not head.startswith(b"http/1.") or not head[9:12].isdigit():
-            raise BadAnswer("no status line")
-        if head[9:10] != b"1":
-            self._head = head
-            self._length = _body_length(head)
-        return True
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
 
-    def _read_chunks(self) -> HttpAnswer | None:
-        """https://www.rfc-editor.org/rfc/rfc9112#section-7.1"""
-        while (end := self._buffer.find(b"\r\n")) >= 0:
-            size = _number(bytes(self._buffer[:end]).partition(b";")[0].strip(), base=16)
-            needed = end + 2 + size + 2
-            if size == 0:
-                # after the last chunk come trailer lines, if any, and an empty line
-                is_whole = self._buffer.find(_END_OF_HEAD, end) >= 0
-                return self._finish(b"".join(self._chunks)) if is_whole else None
-            if len(self._buffer) < needed:
-                return None
-            self._chunks.append(bytes(self._buffer[end + 2 : needed - 2]))
-            del self._buffer[:needed]
-        return None
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
 
-    def _finish(self, body: bytes) -> HttpAnswer:
-        return HttpAnswer(int(self._head[9:12]), self._head, body)
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
 
+    def on_message_complete(self) -> None:
+        if self._status // 100 == 1:  # interim, as 100 Continue: the answer follows
+            self._status = 0
+            self._headers.clear()
+        elif self._answer is None:
+            self._finish()
 
-def _body_length(head: bytes) -> int:
-    if head[9:12] in (b"204", b"304"):
-        return 0
-    if header(head, b"transfer-encoding") == b"chunked":
-        return _CHUNKED
-    length = header(head, b"content-length")
-    return _UNTIL_CLOSE if length is None else _number(length, base=10)
-
-
-def _number(digits: bytes, *, base: int) -> int:
-    try:
-        number = int(digits, base)
-    except ValueError:
-        raise BadAnswer("a length that is no number") from None
-    if number < 0:
-        raise BadAnswer("a negative length")
-    return number
+    def _finish(self) -> None:
+        keeps_alive = self._parser.should_keep_alive()
+        self._answer = HttpAnswer(self._status, self._headers, b"".join(self._body), keeps_alive)
 
 
 class ConnectionLost(Exception):

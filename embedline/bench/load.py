@@ -220,6 +220,7 @@ def summarize(phase: Phase) -> Summary:
     # what is in flight when the time is up counts, and so does the time it takes: large answers come in bursts
     seconds = max(load.seconds or 1e-9, max((sample.done for sample in good), default=0.0) - phase.began)
     num_texts = sum(sample.num_texts for sample in good)
+    counts = [sample.num_tokens for sample in good if sample.num_tokens is not None]
     lags = sorted(1000 * (sample.sent - sample.due) for sample in phase.samples)
     return Summary(
         seconds=seconds,
@@ -227,13 +228,8 @@ def summarize(phase: Phase) -> Summary:
         num_texts=num_texts,
         requests_per_second=len(good) / seconds,
         texts_per_second=num_texts / seconds,
-        tokens_per_second=_tokens_per_second(good, seconds),
+        tokens_per_second=sum(counts) / seconds if counts and len(counts) == len(good) else None,
         failures=dict(Counter(sample.failure for sample in phase.samples if sample.failure).most_common()),
         latencies_ms=sorted(1000 * (sample.done - sample.due) for sample in good),
         lag_p99_ms=None if load.rate is None else percentile(lags, 99),
     )
-
-
-def _tokens_per_second(samples: Sequence[Sample], seconds: float) -> float | None:
-    counts = [sample.num_tokens for sample in samples if sample.num_tokens is not None]
-    return sum(counts) / seconds if counts and len(counts) == len(samples) else None

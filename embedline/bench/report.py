@@ -10,7 +10,6 @@ from embedline.bench.load import MAX_LAG_MS, Phase, Summary
 from embedline.bench.options import Options
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
-_MAX_ROWS = 16
 _BAR_WIDTH = 50
 _STEPS = (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)  # a decade in ten about equal ratios
 _COARSER = (_STEPS, (1.0, 1.6, 2.5, 4.0, 6.3), (1.0, 2.0, 5.0), (1.0, 3.2), (1.0,))
@@ -102,7 +101,7 @@ def buckets(ordered_ms: Sequence[float]) -> list[Bucket]:
     bounds: list[float] = []
     for steps in _COARSER:
         bounds = _bounds(lowest, highest, steps)
-        if len(bounds) - 1 <= _MAX_ROWS:
+        if len(bounds) - 1 <= 16:
             break
     counts = [0] * (len(bounds) - 1)
     row = 0

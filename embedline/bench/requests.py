@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedline.bench.connection import HttpAnswer, header
+from embedline.bench.connection import HttpAnswer
 from embedline.bench.options import Options, OptionsError, Target
 
 # where servers say how many tokens they read: Embedline with raw bytes, and the native routes of TEI
@@ -76,7 +76,7 @@ def _body(options: Options, texts: list[str]) -> bytes:
 def num_tokens(answer: HttpAnswer) -> int | None:
     """How many the server counted; None where it doesn't say."""
     for name in _TOKEN_HEADERS:
-        if value := header(answer.head, name):
+        if value := answer.headers.get(name):
             return int(value) if value.isdigit() else None
     found = _USAGE.search(answer.body[-_USAGE_WINDOW:]) or _USAGE.search(answer.body[:_USAGE_WINDOW])
     return int(found[1]) if found else None

@@ -113,7 +113,6 @@ class _Display:
             self._bar.start()
 
     def update(self, name: str, share: float, num_answers: int) -> None:
-        """`share` of the phase is done, from 0 to 1."""
         if self._bar is None:
             print(f"{name}: {share:.0%}, {num_answers} answers", file=sys.stderr, flush=True)
             return
@@ -122,7 +121,6 @@ class _Display:
         self._bar.refresh()
 
     def close(self) -> None:
-        """The run is over."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -114,13 +114,13 @@ class HttpAnswer:
     def results(self, *names: str, most: int) -> tuple[dict[str, Any], list[Any]]:
         """The object in a body of at most so many bytes, and the list that it has under the first of these names; where
         the body is a list, that one. An answer with an error in place of the list has its server's words."""
-        content = self.json(most)
-        found = (
-            next((content[name] for name in names if name in content), None) if isinstance(content, dict) else content
-        )
+        found = self.json(most)
+        content = found if isinstance(found, dict) else {}
+        if content:
+            found = next((content[name] for name in names if name in content), None)
         if isinstance(found, list):
-            return content if isinstance(content, dict) else {}, found
-        if isinstance(content, dict) and (words := message_in(content)):
+            return content, found
+        if words := message_in(content):
             raise Failure(Kind.ANSWER, f"HTTP {self.status} with an error: {self._masked(words)}")
         raise Failure(Kind.ANSWER, f"it has no list `{names[0]}`")
 

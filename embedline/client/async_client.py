@@ -6,11 +6,9 @@ import ssl
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
-from types import TracebackType
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from embedline.client.client import Client
@@ -96,9 +94,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -133,8 +129,7 @@ class AsyncClient:
         running = self._threads.submit(call)
         answer = asyncio.wrap_future(running)
         answer.add_done_callback(_forget_error)
-        drop = partial(_drop, running)
-        token.watch(drop)
+        token.watch(running.cancel)  # it never begins, unless it has
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -146,12 +141,7 @@ class AsyncClient:
                     await asyncio.wait([answer])
             raise
         finally:
-            token.forget(drop)
-
-
-def _drop(waiting: "Future[Any]") -> None:
-    """Drop a call: it never begins, unless it has."""
-    waiting.cancel()
+            token.forget(running.cancel)
 
 
 def _forget_error(answer: "asyncio.Future[Any]") -> None:

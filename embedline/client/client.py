@@ -4,16 +4,15 @@ import ssl
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedline.client.base_url import read_base_urls
-from embedline.client.embed import EmbedTask, RowsFor, RowsPart, RowStore, new_array
+from embedline.client.embed import EmbedTask, RowsFor, RowStore, new_array
 from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import EmbedlineError
 from embedline.client.pool import DeadlineWatch
@@ -21,26 +20,13 @@ from embedline.client.preference import RequestProcessingPreference
 from embedline.client.runner import Finished, Runner
 from embedline.client.scheduling import Batches
 from embedline.client.sender import HedgeBudget, Sender
-from embedline.client.tasks import (
-    AnswerPart,
-    ClassifyTask,
-    LabelsPart,
-    PostTask,
-    RerankTask,
-    ScoresPart,
-    Task,
-    ValuePart,
-    without_none,
-)
+from embedline.client.tasks import Batch, ClassifyTask, PostTask, RerankTask, Task, without_none
 from embedline.progress import InputProgress
 
-_MAX_CONNECTIONS = 128
-_DEFAULT = RequestProcessingPreference()
 R = TypeVar("R")
-P = TypeVar("P", bound=AnswerPart)
+T = TypeVar("T")
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Inputs = str | Iterable[str | TokenIds]
-_Bar = AbstractContextManager[InputProgress | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +139,7 @@ class Client:
         *,
         model: str | None = None,
         preference: RequestProcessingPreference | None = None,
-        max_connections: int = _MAX_CONNECTIONS,
+        max_connections: int = 128,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """`base_url`: one or several, with or without /v1 at the end; unix:///run/embedline.sock is the socket of a
@@ -171,7 +157,7 @@ class Client:
         watch = DeadlineWatch()
         self._runner = Runner(Endpoints(endpoints), watch, Sender(watch, HedgeBudget()), _headers(api_key))
         self._model = model
-        self.preference = preference or _DEFAULT
+        self.preference = preference or RequestProcessingPreference()
         self._close = weakref.finalize(self, self._runner.close)
 
     def close(self) -> None:
@@ -181,9 +167,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def embed(
@@ -202,16 +186,13 @@ class Client:
         `extra_body`: more fields of each request, as `{"prompt_name": "query"}`.
         """
         items = _as_list(input)
-        store, tally = RowStore(len(items)), Tally(len(items))
+        store = RowStore(len(items))  # the task puts the rows there
         task = self._embed_task(store.rows_for, model, dimensions, user, extra_body)
 
-        def response() -> EmbedResponse:
-            return EmbedResponse(embeddings=store.finish(tally.done), **tally.fields())
+        def response(fields: dict[str, Any]) -> EmbedResponse:
+            return EmbedResponse(embeddings=store.finish(fields["done"]), **fields)
 
-        def keep(finished: Finished[RowsPart]) -> None:
-            tally.add(finished, failed=finished.part.failed)
-
-        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
+        return self._collect(task, items, lambda batch, rows: None, response, preference, progress)
 
     def iter_embed(
         self,
@@ -231,7 +212,7 @@ class Client:
         """
         task = self._embed_task(new_array, model, dimensions, user, extra_body)
         items = [input] if isinstance(input, str) else input
-        return self._slices(self._run(task, items, preference), _bar(items, progress))
+        return self._slices(self._run(task, items, preference, progress))
 
     def rerank(
         self,
@@ -251,16 +232,15 @@ class Client:
         items = _as_list(texts)
         options = {"raw_scores": raw_scores, "truncate": truncate, "truncation_direction": truncation_direction}
         task = RerankTask(query, model=model or self._model, options=options)
-        scores, tally = np.full(len(items), np.nan, np.float32), Tally(len(items))
+        scores = np.full(len(items), np.nan, np.float32)
 
-        def keep(finished: Finished[ScoresPart]) -> None:
-            scores[finished.batch.start : finished.batch.stop] = finished.part.scores
-            tally.add(finished)
+        def keep(batch: Batch, found: NDArray[np.float32]) -> None:
+            scores[batch.start : batch.stop] = found
 
-        def response() -> RerankResponse:
-            return RerankResponse(scores=scores, texts=items, **tally.fields())
+        def response(fields: dict[str, Any]) -> RerankResponse:
+            return RerankResponse(scores=scores, texts=items, **fields)
 
-        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
+        return self._collect(task, items, keep, response, preference, progress)
 
     def classify(
         self,
@@ -277,21 +257,17 @@ class Client:
         items = _as_list(inputs)
         truncation = {"truncate": truncate, "truncation_direction": truncation_direction}
         task = ClassifyTask(model=model or self._model, raw_scores=raw_scores, truncation=truncation)
-        found: list[Mapping[str, float]] = [{}] * len(items)
-        tally = Tally(len(items))
+        found: list[dict[str, float]] = [{}] * len(items)
 
-        def keep(finished: Finished[LabelsPart]) -> None:
-            found[finished.batch.start : finished.batch.stop] = finished.part.scores
-            tally.add(finished)
+        def keep(batch: Batch, scores: list[dict[str, float]]) -> None:
+            found[batch.start : batch.stop] = scores
 
-        def response() -> ClassifyResponse:
+        def response(fields: dict[str, Any]) -> ClassifyResponse:
             labels = sorted({label for scores in found for label in scores})
             rows = np.array([[scores.get(label, np.nan) for label in labels] for scores in found], np.float32)
-            return ClassifyResponse(
-                labels=tuple(labels), scores=rows.reshape(len(items), len(labels)), **tally.fields()
-            )
+            return ClassifyResponse(labels=tuple(labels), scores=rows.reshape(len(items), len(labels)), **fields)
 
-        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
+        return self._collect(task, items, keep, response, preference, progress)
 
     def batch_post(
         self,
@@ -304,18 +280,16 @@ class Client:
     ) -> BatchPostResponse:
         """The answer to each payload, sent as JSON to a path below the base URL, as it stands, one in each request."""
         task = PostTask(url_path, method)
-        items, tally = list(payloads), Tally(len(payloads))
+        items = list(payloads)
         data: list[Any] = [None] * len(items)
 
-        def keep(finished: Finished[ValuePart]) -> None:
-            data[finished.batch.start] = finished.part.value
-            tally.add(finished)
+        def keep(batch: Batch, value: Any) -> None:
+            data[batch.start] = value
 
-        def response() -> BatchPostResponse:
-            return BatchPostResponse(data=data, **tally.fields())
+        def response(fields: dict[str, Any]) -> BatchPostResponse:
+            return BatchPostResponse(data=data, **fields)
 
-        run = self._run(task, items, preference, batch_size=1)
-        return self._collect(run, keep, response, _bar(items, progress))
+        return self._collect(task, items, keep, response, preference, progress, batch_size=1)
 
     def _embed_task(
         self, rows: RowsFor, model: str | None, dimensions: int | None, user: str | None, body: Mapping[str, Any] | None
@@ -325,45 +299,57 @@ class Client:
 
     def _run(
         self,
-        task: Task[P],
+        task: Task[T],
         items: Iterable[Any],
         preference: RequestProcessingPreference | None,
+        progress: bool,
         batch_size: int | None = None,
-    ) -> Generator[Finished[P], None, None]:
+    ) -> Generator[Finished[T], None, None]:
         preference = preference or self.preference
         size = preference.batch_size if batch_size is None else batch_size
         batches = Batches(task, items, batch_size=size, max_chars=preference.max_chars_per_request)
-        return self._runner.run(task, batches, preference)
+        run = self._runner.run(task, batches, preference)
+        return _shown(run, len(items) if isinstance(items, Sized) else None) if progress else run
 
-    @staticmethod
     def _collect(
-        run: Generator[Finished[P], None, None],
-        keep: Callable[[Finished[P]], None],
-        response: Callable[[], R],
-        bar: _Bar,
+        self,
+        task: Task[T],
+        items: Sequence[Any],
+        keep: Callable[[Batch, T], None],
+        response: Callable[[dict[str, Any]], R],
+        preference: RequestProcessingPreference | None,
+        progress: bool,
+        batch_size: int | None = None,
     ) -> R:
-        """Collect all answers of a call. Errors get what has come until then."""
+        """All results of a call, which `keep` gets; `response` gets the fields that all kinds of Response have. Errors
+        get what has come until then."""
+        tally = Tally(len(items))
         try:
-            with closing(run), bar as progress:
+            with closing(self._run(task, items, preference, progress, batch_size)) as run:
                 for finished in run:
-                    keep(finished)
-                    if progress is not None:
-                        progress.add(len(finished.batch.items))
+                    keep(finished.batch, finished.part.result)
+                    tally.add(finished)
         except EmbedlineError as error:
-            error.partial = response()
+            error.partial = response(tally.fields())
             raise
-        return response()
+        return response(tally.fields())
 
     def _slices(
-        self, run: Generator[Finished[RowsPart], None, None], bar: _Bar
+        self, run: Generator[Finished[NDArray[np.float32]], None, None]
     ) -> Generator[EmbeddedSlice, None, None]:
         """A method, so that the generator keeps the client: one that nobody has is closed."""
-        with closing(run), bar as progress:
+        with closing(run):
             for finished in run:
-                if progress is not None:
-                    progress.add(len(finished.batch.items))
                 batch, part = finished.batch, finished.part
-                yield EmbeddedSlice(batch.start, batch.stop, part.rows, part.prompt_tokens, part.truncated)
+                yield EmbeddedSlice(batch.start, batch.stop, part.result, part.prompt_tokens, part.truncated)
+
+
+def _shown(run: Generator[Finished[T], None, None], num_inputs: int | None) -> Generator[Finished[T], None, None]:
+    """The same results, and how many have come on standard error."""
+    with closing(run), InputProgress(num_inputs) as shown:
+        for finished in run:
+            shown.add(len(finished.batch.items))
+            yield finished
 
 
 class Tally:
@@ -377,10 +363,10 @@ class Tally:
         self._num_tokens: int | None = 0
         self._num_truncated: int | None = 0
 
-    def add(self, finished: Finished[Any], *, failed: NDArray[np.bool_] | None = None) -> None:
-        """One more answer. `failed`: bool [items], which of its inputs have no result all the same."""
+    def add(self, finished: Finished[Any]) -> None:
+        """One more answer."""
         part = finished.part
-        self.done[finished.batch.start : finished.batch.stop] = True if failed is None else ~failed
+        self.done[finished.batch.start : finished.batch.stop] = True if part.failed is None else ~part.failed
         self._seconds.append(finished.seconds)
         self._model = part.model or self._model
         self._num_tokens = _sum(self._num_tokens, part.prompt_tokens)
@@ -411,12 +397,6 @@ def _as_list(input: Any) -> Sequence[Any]:
     if isinstance(input, list | tuple):
         return input
     return list(input)
-
-
-def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
-    if not is_wanted:
-        return nullcontext()
-    return InputProgress(len(items) if isinstance(items, Sized) else None)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

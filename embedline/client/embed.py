@@ -7,7 +7,6 @@ it.
 import binascii
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,16 +78,8 @@ def _empty(num_rows: int, width: int) -> NDArray[np.float32]:
         raise wrong(f"rows of {width} numbers, and memory does not hold {num_rows} of them") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsPart(AnswerPart):
-    """Rows of one batch."""
-
-    rows: NDArray[np.float32]  # float32 [items, dimensions]
-    failed: NDArray[np.bool_] | None = None  # bool [items]: which failed alone and have NaN; None = none of them
-
-
 class EmbedTask:
-    """Texts or lists of token ids to rows."""
+    """Texts or lists of token ids to rows, float32 [items, dimensions]; NaN where an item failed alone."""
 
     name = "embed"
     method = "POST"
@@ -125,12 +116,12 @@ class EmbedTask:
         form = {} if way.form == UNSAID else {"encoding_format": way.form}
         return as_json({"input": items, **self._fields, **form})
 
-    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> RowsPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> AnswerPart[NDArray[np.float32]]:
         if answer.content_type == _OCTETS:
             return self._read_raw(batch, answer)
         return self._read_json(batch, *answer.results("data", most=most_bytes(batch)))
 
-    def _read_raw(self, batch: Batch, answer: HttpAnswer) -> RowsPart:
+    def _read_raw(self, batch: Batch, answer: HttpAnswer) -> AnswerPart[NDArray[np.float32]]:
         """Straight from the socket into the array."""
         dtype = answer.header("x-embedline-dtype") or "float32"
         if dtype != "float32":
@@ -149,9 +140,10 @@ class EmbedTask:
                 raise wrong(f"a body of {answer.length} bytes where the shape {num_rows},{width} takes {num_bytes}")
             rows = self._target_rows(batch, width)
             answer.read_into(rows.data.cast("B"))
-        _to_native(rows)
-        return RowsPart(
-            rows=rows,
+        if np.little_endian is False:  # as raw rows are
+            rows.byteswap(inplace=True)
+        return AnswerPart(
+            result=rows,
             prompt_tokens=_count(answer.header("x-embedline-prompt-tokens")),
             truncated=_count(answer.header("x-embedline-truncated-inputs")),
             form="bytes",
@@ -170,7 +162,7 @@ class EmbedTask:
         rows[:] = np.frombuffer(body, np.float32).reshape(rows.shape)
         return rows
 
-    def _read_json(self, batch: Batch, content: dict[str, Any], data: list[Any]) -> RowsPart:
+    def _read_json(self, batch: Batch, content: dict[str, Any], data: list[Any]) -> AnswerPart[NDArray[np.float32]]:
         check_count(len(data), batch, "rows")
         seen: set[int] = set()
         rows: NDArray[np.float32] | None = None
@@ -196,8 +188,8 @@ class EmbedTask:
                 raise wrong("an `embedding` with something else than finite numbers")
         assert rows is not None  # no batch is empty
         usage = content.get("usage")
-        return RowsPart(
-            rows=rows,
+        return AnswerPart(
+            result=rows,
             model=text_in(content, "model"),
             prompt_tokens=number_in(usage, "prompt_tokens"),
             truncated=number_in(usage, "truncated_inputs"),
@@ -213,7 +205,6 @@ class EmbedTask:
 
 
 def _ids(item: Any, index: int) -> list[int]:
-    """Token ids of one input, as a list."""
     given = item.tolist() if isinstance(item, np.ndarray) else item
     if isinstance(given, list | tuple) and given and all(type(number) is int for number in given):
         return list(given)
@@ -235,12 +226,6 @@ def _from_base64(value: str) -> NDArray[np.float32]:
     if not data or len(data) % 4:
         raise wrong(f"an `embedding` of {len(data)} bytes, which are no float32")
     return np.frombuffer(data, "<f4")
-
-
-def _to_native(rows: NDArray[np.float32]) -> None:
-    """Raw rows are little-endian."""
-    if np.little_endian is False:
-        rows.byteswap(inplace=True)
 
 
 def _count(value: str | None) -> int | None:

@@ -107,17 +107,12 @@ class Endpoint:
         self._limit = ConcurrencyLimit(max_connections)
         self._num_in_flight = 0
         self._num_failures = 0  # in a row: no connection, or no whole answer
-        self._not_before = 0.0
+        self.not_before = 0.0  # when it may be asked again after a failure
         self._ways: dict[str, tuple[int, bool]] = {}  # by task: which way to ask, and whether it has worked
 
     @property
     def is_failing(self) -> bool:
         return self._num_failures > 0
-
-    @property
-    def not_before(self) -> float:
-        """When it may be asked again after a failure."""
-        return self._not_before
 
     @property
     def load(self) -> float:
@@ -128,7 +123,7 @@ class Endpoint:
         """Begin a request if there is room. A call that has none in flight gets its first one in any case, so that it
         never waits for another call; but after a failure one request at a time tries whether it works again."""
         with self._lock:
-            if now < self._not_before:
+            if now < self.not_before:
                 return False
             most = 1 if self._num_failures else self._limit.current
             if self._num_in_flight >= most and not is_first:
@@ -156,8 +151,8 @@ class Endpoint:
         with self._lock:
             self._num_in_flight -= 1
             self._limit.refused()
-            if now >= self._not_before:  # those that were in flight together fail together
-                self._not_before = now + min(_MAX_PAUSE, pause * 4.0**self._num_failures)
+            if now >= self.not_before:  # those that were in flight together fail together
+                self.not_before = now + min(_MAX_PAUSE, pause * 4.0**self._num_failures)
                 self._num_failures = min(self._num_failures + 1, 20)
 
     def ended(self) -> None:

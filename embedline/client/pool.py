@@ -13,8 +13,6 @@ from embedline.client.base_url import Origin
 from embedline.client.connection import HttpConnection, Lookup
 from embedline.client.failure import Failure, Kind
 
-_CONNECT_SECONDS = 10.0  # that one address may take to answer
-
 
 class CallState:
     """One call of the client, as its connections know it."""
@@ -35,8 +33,7 @@ class DeadlineWatch:
         self._wakes_at = float("inf")
 
     def add(self, connection: HttpConnection, deadline: float, call: CallState) -> None:
-        """Watch it until `remove`. `deadline`: time.monotonic() seconds. Raises Failure (ABORTED) if the
-        call is over, and (NO_THREAD)."""
+        """Watch it until `remove`. `deadline`: time.monotonic() seconds. Raises Failure (ABORTED, NO_THREAD)."""
         with self._changed:
             if call.is_aborted:
                 raise Failure(Kind.ABORTED, "the call is over")
@@ -156,8 +153,3 @@ class ConnectionPool:
         for connection in idle:
             with contextlib.suppress(OSError):
                 connection.close()
-
-
-def connect_seconds(deadline: float) -> float:
-    """How long one address may take."""
-    return max(0.001, min(_CONNECT_SECONDS, deadline - time.monotonic()))

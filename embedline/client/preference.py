@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-_MAX_CONCURRENCY = 1024
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING = ("connection", "content-length", "transfer-encoding")  # what the connection needs to be right
@@ -17,7 +16,7 @@ class CancellationToken:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # the handler of a signal may cancel while the thread has it
         self._is_cancelled = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     @property
     def is_cancelled(self) -> bool:
@@ -32,7 +31,7 @@ class CancellationToken:
         for callback in callbacks:
             callback()
 
-    def watch(self, callback: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], object]) -> None:
         """Have it called on cancellation, at once if that was before."""
         with self._lock:
             if not self._is_cancelled:
@@ -40,7 +39,7 @@ class CancellationToken:
                 return
         callback()
 
-    def forget(self, callback: Callable[[], None]) -> None:
+    def forget(self, callback: Callable[[], object]) -> None:
         """The call is over."""
         with self._lock:
             if callback in self._callbacks:
@@ -77,7 +76,7 @@ class RequestProcessingPreference:
 
     def __post_init__(self) -> None:
         _check("batch_size", self.batch_size, 1, 1 << 20)
-        _check("max_concurrent_requests", self.max_concurrent_requests, 1, _MAX_CONCURRENCY)
+        _check("max_concurrent_requests", self.max_concurrent_requests, 1, 1024)
         _check("max_chars_per_request", self.max_chars_per_request, 1, 1 << 30)
         _check("timeout_s", self.timeout_s, 0.001, 86_400)
         _check("total_timeout_s", self.total_timeout_s, 0.001, 366 * 86_400)

@@ -6,6 +6,7 @@ another would cost time.
 """
 
 import itertools
+import math
 import os
 import queue
 import threading
@@ -27,25 +28,22 @@ from embedline.client.sender import HttpRequest, Sender
 from embedline.client.tasks import AnswerPart, Batch, Task
 
 T = TypeVar("T")
-P = TypeVar("P", bound=AnswerPart)
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Generic[P]):
+class Finished(Generic[T]):
     """One request's result."""
 
     batch: Batch
-    part: P
+    part: AnswerPart[T]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome(Generic[P]):
-    """One attempt."""
-
+class _Outcome(Generic[T]):
     pending: PendingBatch
     seconds: float
-    part: P | None = None
+    part: AnswerPart[T] | None = None
     error: BaseException | None = None
 
 
@@ -72,8 +70,8 @@ class Runner:
         self.endpoints.close()
 
     def run(
-        self, task: Task[P], batches: Batches, preference: RequestProcessingPreference
-    ) -> Generator[Finished[P], None, None]:
+        self, task: Task[T], batches: Batches, preference: RequestProcessingPreference
+    ) -> Generator[Finished[T], None, None]:
         """Results as they come, in any order. Raises EmbedlineError after the last one that has come.
 
         Whoever stops early closes the iterator: that aborts what is in flight.
@@ -97,11 +95,11 @@ class Runner:
         self.endpoints.wake_all()
 
 
-class _OneCall(Generic[P]):
+class _OneCall(Generic[T]):
     """One call, in the caller's thread but for `attempt` and `cancel`."""
 
     def __init__(
-        self, runner: Runner, task: Task[P], batches: Batches, preference: RequestProcessingPreference
+        self, runner: Runner, task: Task[T], batches: Batches, preference: RequestProcessingPreference
     ) -> None:
         self._runner = runner
         self._task = task
@@ -109,7 +107,7 @@ class _OneCall(Generic[P]):
         self._call = CallState()
         self._why_cancelled = ""
         self._now = 0.0  # when it was last looked what is due
-        self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
+        self._outcomes: queue.SimpleQueue[_Outcome[T] | None] = queue.SimpleQueue()  # None = look what is to be done
         self._request_id = new_call_id()
         total = preference.total_timeout_s
         self._deadline = float("inf") if total is None else time.monotonic() + total
@@ -124,7 +122,7 @@ class _OneCall(Generic[P]):
         self._runner.abort(self._call)
         self._outcomes.put(None)
 
-    def results(self) -> Iterator[Finished[P]]:
+    def results(self) -> Iterator[Finished[T]]:
         try:
             while self._begin_what_is_due():
                 if (outcome := self._next_outcome()) is not None and (done := self._settle(outcome)) is not None:
@@ -164,27 +162,24 @@ class _OneCall(Generic[P]):
 
     def _cancel_late(self, now: float) -> None:
         """End the attempts that still wait for a thread although their time is over."""
-        late = list(
-            itertools.takewhile(lambda pending: pending.deadline <= now, self._in_threads)
-        )  # they are in this order
-        for pending in [pending for pending in late if self._in_threads[pending].cancel()]:
+        # they are in the order of their deadlines
+        for pending in list(itertools.takewhile(lambda pending: pending.deadline <= now, self._in_threads)):
+            if not self._in_threads[pending].cancel():
+                continue
             del self._in_threads[pending]
             self._outcomes.put(_Outcome(pending, 0.0, error=Failure(Kind.NO_TURN, "all threads were in use")))
 
-    def _next_outcome(self) -> _Outcome[P] | None:
+    def _next_outcome(self) -> _Outcome[T] | None:
         """An outcome; None where none came before there is something to begin."""
         # as of the last look at what is due; a later time could skip a deadline
-        a_turn_ends = next(
-            (pending.deadline for pending in self._in_threads if pending.deadline > self._now), float("inf")
-        )
-        wakes_at = min(self._pending.wakes_at(self._now), a_turn_ends)
-        seconds = max(0.0, wakes_at - time.monotonic())
+        turn_ends = next((pending.deadline for pending in self._in_threads if pending.deadline > self._now), math.inf)
+        seconds = max(0.0, min(self._pending.wakes_at(self._now), turn_ends) - time.monotonic())
         try:
             return self._outcomes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
         except queue.Empty:
             return None
 
-    def _settle(self, outcome: _Outcome[P]) -> Finished[P] | None:
+    def _settle(self, outcome: _Outcome[T]) -> Finished[T] | None:
         pending = outcome.pending
         self._in_threads.pop(pending, None)
         if outcome.part is not None:
@@ -200,7 +195,7 @@ class _OneCall(Generic[P]):
             raise outcome.error
         return None
 
-    def _abort_and_wait(self) -> Iterator[Finished[P]]:
+    def _abort_and_wait(self) -> Iterator[Finished[T]]:
         """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
         come before is a result still."""
         if self._pending.num_in_flight:
@@ -219,7 +214,7 @@ class _OneCall(Generic[P]):
     def attempt(self, pending: PendingBatch) -> None:
         """One attempt, whose outcome goes into the queue whatever happens."""
         began = time.monotonic()
-        part: P | None = None
+        part: AnswerPart[T] | None = None
         error: BaseException | None = None
         try:
             part = self._send(pending)
@@ -227,7 +222,7 @@ class _OneCall(Generic[P]):
             error = raised
         self._outcomes.put(_Outcome(pending, time.monotonic() - began, part, error))
 
-    def _send(self, pending: PendingBatch) -> P:
+    def _send(self, pending: PendingBatch) -> AnswerPart[T]:
         endpoint, way = pending.endpoint, self._task.ways[pending.way]
         assert endpoint is not None
         milliseconds = max(1, int(1000 * (pending.deadline - time.monotonic())))

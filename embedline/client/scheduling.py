@@ -17,7 +17,7 @@ from embedline.client.endpoints import Endpoint, Endpoints
 from embedline.client.errors import DeadlineExceeded, RequestFailed
 from embedline.client.failure import Failure, Kind
 from embedline.client.preference import RequestProcessingPreference
-from embedline.client.tasks import UNSAID, AnswerPart, Batch, Task, Way
+from embedline.client.tasks import UNSAID, AnswerPart, Batch, Task
 
 _NO_SUCH_ROUTE = (404, 405)
 _NOT_IN_THIS_FORM = (400, 406, 415, 422)
@@ -33,8 +33,6 @@ _NEVER_RETRIED = frozenset({501, 505})
 _BACKOFF_FACTOR = 4.0  # of the wait before each next retry
 _MAX_BACKOFF_SECONDS = 30.0  # of that wait
 _CHECKED_TOGETHER = 1024  # inputs of a list
-_TOO_BUSY = (429, 503)
-_LATE = (Kind.TIMEOUT, Kind.NO_TURN)
 
 
 @dataclass(slots=True, eq=False)
@@ -193,16 +191,15 @@ class PendingBatches:
 
     def wakes_at(self, now: float) -> float:
         """When something may be begun without an answer's coming, or the call's time will be over."""
-        times = [
-            self._deadline if now < self._deadline else float("inf")
-        ]  # then the attempts in flight end by themselves
+        # after the deadline the attempts in flight end by themselves
+        times = [self._deadline if now < self._deadline else float("inf")]
         if self._retries and self._retries[0][0] > now:
             times.append(self._retries[0][0])
         if not self._batches.are_over or (self._retries and self._retries[0][0] <= now):  # an endpoint has no room
             times.append(self._endpoints.wakes_at(now))
         return min(times)
 
-    def finished(self, pending: PendingBatch, part: AnswerPart, seconds: float) -> None:
+    def finished(self, pending: PendingBatch, part: AnswerPart[Any], seconds: float) -> None:
         """An attempt brought its answer."""
         assert pending.endpoint is not None
         self.num_in_flight -= 1
@@ -220,7 +217,7 @@ class PendingBatches:
             return
         failure = most_telling(pending.refusal, failure)
         if is_late or not may_help(failure) or pending.num_retries >= self._preference.max_retries:
-            raise self._given_up(pending, failure, is_late=is_late or failure.kind in _LATE)
+            raise self._given_up(pending, failure, is_late=is_late or failure.kind in (Kind.TIMEOUT, Kind.NO_TURN))
         self._try_again(pending, failure, now)
 
     def dropped(self, pending: PendingBatch) -> None:
@@ -246,7 +243,7 @@ class PendingBatches:
         if failure.kind is Kind.CONNECTION or is_own_timeout:
             pause = self._preference.initial_backoff_ms / 1000
             endpoint.failed(now, self._chance.uniform(0.5, 1.0) * pause)
-        elif failure.status in _TOO_BUSY:
+        elif failure.status in (429, 503):
             endpoint.refused()
         else:
             endpoint.ended()
@@ -358,20 +355,16 @@ def _is_wrong_guess(failure: Failure) -> bool:
     return failure.status in _NO_SUCH_ROUTE or _ABOUT_THE_FORM.search(failure.body) is not None
 
 
-def learn(task: Task[Any], pending: PendingBatch, part: AnswerPart) -> None:
+def learn(task: Task[Any], pending: PendingBatch, part: AnswerPart[Any]) -> None:
     """An answer came. Servers that pass over what they don't know answer in a form of their own choice. A better one
     may still be had by asking for it, so each in between is tried once."""
     assert pending.endpoint is not None
-    asked = task.ways[pending.way]
-    best = _number(task.ways, asked.path, part.form)
+    path = task.ways[pending.way].path
+    best = next((at for at, way in enumerate(task.ways) if (way.path, way.form) == (path, part.form)), None)
     if best is None or best <= pending.way + 1:
         pending.endpoint.learn(task.name, pending.way if best is None else max(best, pending.way), is_sure=True)
     else:
         pending.endpoint.learn(task.name, pending.way + 1, is_sure=False)
-
-
-def _number(ways: tuple[Way, ...], path: str, form: str | None) -> int | None:
-    return next((at for at, way in enumerate(ways) if (way.path, way.form) == (path, form)), None)
 
 
 def may_help(failure: Failure) -> bool:

@@ -6,6 +6,7 @@ read, so that rows are written into their array by one answer alone.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,9 @@ from embedline.client.answer import HttpAnswer
 from embedline.client.connection import HttpConnection
 from embedline.client.endpoints import Endpoint
 from embedline.client.failure import Failure, Kind, refused
-from embedline.client.pool import CallState, DeadlineWatch, connect_seconds
+from embedline.client.pool import CallState, DeadlineWatch
 
+_CONNECT_SECONDS = 10.0  # that one address may take to answer
 _MAX_ERROR_BODY = 1 << 16  # bytes
 T = TypeVar("T")
 
@@ -80,7 +82,7 @@ class _Copy:
         request, origin = self._request, self._endpoint.origin
         self._watch.add(self._connection, request.deadline, self._call)
         if not self._connection.is_open:
-            self._connection.open(connect_seconds(request.deadline))
+            self._connection.open(max(0.001, min(_CONNECT_SECONDS, request.deadline - time.monotonic())))
         headers = {"host": origin.host_header, **request.headers}
         self._connection.send(request.method, origin.prefix + request.path, headers, request.body)
         self.answer = self._connection.answer()
@@ -91,7 +93,6 @@ class _Copy:
         self._connection.abort(Kind.ABORTED)
 
     def end(self) -> None:
-        """Give the connection back."""
         self._watch.remove(self._connection)
         is_kept = False
         if self.answer is not None:

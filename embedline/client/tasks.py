@@ -6,7 +6,7 @@ A task has the bodies of its requests, and reads their answers. Knows no connect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ UNSAID = ""  # a way's form where the body does not name one: some servers take 
 _LARGEST = float(np.finfo(np.float32).max)
 _TEI, _OTHERS = "inputs", "input"
 METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
-_WITH_BODY = ("POST", "PUT", "PATCH")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPart:
-    """The part of the result that an answer has. None = it does not say."""
+class AnswerPart(Generic[T_co]):
+    """The part of a call's result that an answer has. None = it does not say."""
 
+    result: T_co  # of the batch's items, as the task has it
+    failed: NDArray[np.bool_] | None = None  # bool [items]: which failed alone and have no result; None = none of them
     model: str | None = None
     prompt_tokens: int | None = None
     truncated: int | None = None
     form: str | None = None  # the form it came in, where that tells which way to ask next time
 
 
-P_co = TypeVar("P_co", bound=AnswerPart, covariant=True)
-
-
-class Task(Protocol[P_co]):
+class Task(Protocol[T_co]):
     """One kind of request."""
 
     name: str
@@ -80,7 +79,7 @@ class Task(Protocol[P_co]):
         """The body of the request."""
         ...
 
-    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> P_co:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> AnswerPart[T_co]:
         """Runs in the thread that received the head of the answer. Raises Failure."""
         ...
 
@@ -105,8 +104,7 @@ def wrong(words: str) -> Failure:
 
 
 def most_bytes(batch: Batch) -> int:
-    """The most bytes read of an answer in JSON: room for 20,000 numbers, written out, or for the text itself, an
-    item."""
+    """The most bytes read of an answer in JSON: room for 20,000 numbers, written out, or the text itself, an item."""
     num_characters = sum(len(item) for item in batch.items if isinstance(item, str))
     return (1 << 20) + (len(batch.items) << 19) + 12 * num_characters
 
@@ -139,8 +137,7 @@ def check_count(found: int, batch: Batch, what: str) -> None:
 
 
 def index_in(item: Any, batch: Batch, seen: set[int]) -> int:
-    """The item of the batch that an object of an answer is for. Raises Failure if it is none, or one that came
-    before."""
+    """The item of the batch that an object of an answer is for. Raises Failure if it is none, or one came before."""
     index = number_in(item, "index")
     if index is None or index >= len(batch.items) or index in seen:
         raise wrong("an index that is missing, too large or given twice")
@@ -148,15 +145,8 @@ def index_in(item: Any, batch: Batch, seen: set[int]) -> int:
     return index
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoresPart(AnswerPart):
-    """Scores of one batch."""
-
-    scores: NDArray[np.float32]  # float32 [texts]
-
-
 class RerankTask:
-    """Texts to scores."""
+    """Texts to scores, float32 [texts]."""
 
     is_whole = False
     name = "rerank"
@@ -183,7 +173,7 @@ class RerankTask:
             fields["top_n"] = len(items)
         return as_json(fields)
 
-    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> ScoresPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> AnswerPart[NDArray[np.float32]]:
         content, results = answer.results("results", "data", most=most_bytes(batch))
         check_count(len(results), batch, "scores")
         scores = np.empty(len(batch.items), np.float32)
@@ -192,23 +182,16 @@ class RerankTask:
             index = index_in(item, batch, seen)
             scores[index] = score_in(item, "score", "relevance_score")
         usage = content.get("usage")
-        return ScoresPart(
-            scores=scores,
+        return AnswerPart(
+            result=scores,
             model=text_in(content, "model"),
             prompt_tokens=number_in(usage, "prompt_tokens"),
             truncated=number_in(usage, "truncated_inputs"),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsPart(AnswerPart):
-    """Scores by label of each item of one batch."""
-
-    scores: list[dict[str, float]]
-
-
 class ClassifyTask:
-    """Texts or pairs of texts to scores by label."""
+    """Texts or pairs of texts to scores by label, of each."""
 
     is_whole = False
     name = "classify"
@@ -236,14 +219,13 @@ class ClassifyTask:
         # Infinity's name, which chooses Infinity's form of the answer at a server that has both: all labels by name.
         return as_json({"input": [item[0] for item in items], "raw_scores": bool(self._raw_scores), **fields})
 
-    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> LabelsPart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> AnswerPart[list[dict[str, float]]]:
         content, results = answer.results("data", most=most_bytes(batch))
         check_count(len(results), batch, "results")
-        return LabelsPart(scores=[_scores(item) for item in results], model=text_in(content, "model"))
+        return AnswerPart(result=[_scores(item) for item in results], model=text_in(content, "model"))
 
 
 def _texts(item: Any, index: int) -> list[str]:
-    """One text, or two of a pair."""
     texts = [item] if isinstance(item, str) else list(item) if isinstance(item, list | tuple) else []
     if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"inputs[{index}] must be a text or a pair of texts, not {type(item).__name__}")
@@ -263,15 +245,8 @@ def _scores(item: Any) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValuePart(AnswerPart):
-    """The answer to one request."""
-
-    value: Any
-
-
 class PostTask:
-    """Payloads to answers."""
+    """A payload to its answer."""
 
     is_whole = False
     name = "batch_post"
@@ -283,7 +258,7 @@ class PostTask:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}")
         self.method = method
-        self._has_body = method in _WITH_BODY
+        self._has_body = method in ("POST", "PUT", "PATCH")
         self.ways: tuple[Way, ...] = (Way(url_path, "", f"{JSON}, */*"),)
 
     def prepare(self, items: list[Any], start: int) -> list[Any]:
@@ -296,9 +271,9 @@ class PostTask:
     def body(self, items: Sequence[Any], way: Way) -> bytes | None:
         return items[0] if self._has_body else None
 
-    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> ValuePart:
+    def read(self, batch: Batch, way: Way, answer: HttpAnswer) -> AnswerPart[Any]:
         is_json = answer.content_type == JSON or answer.content_type.endswith("+json")
-        return ValuePart(value=answer.json() if is_json and answer.length != 0 else bytes(answer.read_all()))
+        return AnswerPart(result=answer.json() if is_json and answer.length != 0 else bytes(answer.read_all()))
 
 
 def _written(payload: Any, index: int) -> bytes:

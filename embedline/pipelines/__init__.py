@@ -8,8 +8,8 @@
 """
 
 from embedline.pipelines.errors import InvalidInput, PipelineError, PipelineTimeout, StepFailed, StepTimeout
+from embedline.pipelines.graph import Step, step
 from embedline.pipelines.pipeline import Pipeline, pipeline
-from embedline.pipelines.step import Step, step
 
 __all__ = [
     "InvalidInput",

@@ -15,9 +15,8 @@ from typing import Any
 
 from embedline.client.async_client import AsyncClient
 from embedline.pipelines.errors import InvalidInput, PipelineError, StepFailed, failed
-from embedline.pipelines.graph import Graph, Node
+from embedline.pipelines.graph import Graph, Node, Step
 from embedline.pipelines.pipeline import Pipeline
-from embedline.pipelines.step import Step
 
 _ONGOING = {"max_ongoing_requests": 100}  # of a replica: steps wait more than they compute. Ray's own default is 5
 
@@ -55,8 +54,6 @@ def application(
 
 
 class _StepReplica:
-    """Runs one step."""
-
     def __init__(self, path: Any, client: MakeClient | None) -> None:
         self._step: Step[..., Any] = _imported(path)
         self._client = client() if client is not None and self._step.takes_client else None
@@ -81,7 +78,6 @@ class _PipelineReplica:
         self._handles = {work: steps[name] for work, name in _deployments(self._pipeline.graph).items()}
 
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """One run."""
         return await self._pipeline.run_with(self._run_step, self._pipeline.inputs(*args, **kwargs))
 
     async def _run_step(self, node: Node, given: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """Pipelines: functions that only call steps, read once as a graph.
 
-`run_graph` runs a graph: each step as soon as it has what it needs. If one fails, the others are cancelled.
+A graph is run each step as soon as it has what it needs. If one fails, the others are cancelled.
 """
 
 import asyncio
@@ -13,13 +13,22 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from embedline.client.async_client import AsyncClient
 from embedline.pipelines.errors import InvalidInput, PipelineError, PipelineTimeout, StepFailed, StepTimeout, failed
-from embedline.pipelines.graph import Graph, GraphReader, Node, Value, check, current, node_of, read
-from embedline.pipelines.step import bound, signature_of
+from embedline.pipelines.graph import (
+    Graph,
+    GraphReader,
+    Node,
+    Value,
+    bound,
+    check,
+    current,
+    node_of,
+    read,
+    signature_of,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F")
-_DEFAULT_SECONDS = 30.0
 
 RunStep = Callable[[Node, dict[str, Any]], Awaitable[Any]]  # the step of a node, with all its arguments
 
@@ -75,16 +84,43 @@ class Pipeline(Generic[P, R]):
 
     async def run(self, client: AsyncClient | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return its output. `client` is for steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
-        inputs = self.inputs(*args, **kwargs)
-        return typing.cast(R, await self.run_with(lambda node, given: _here(node, client, given), inputs))
+
+        async def run_step(node: Node, given: dict[str, Any]) -> Any:
+            assert node.work is not None
+            return await node.work.here(client, given)
+
+        return typing.cast(R, await self.run_with(run_step, self.inputs(*args, **kwargs)))
 
     def inputs(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """All inputs by name. Raises TypeError."""
         return {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
 
     async def run_with(self, run_step: RunStep, inputs: dict[str, Any]) -> Any:
-        """Run it where somebody else runs the steps, in other processes for instance. `inputs` are all, by name."""
-        return await run_graph(self.graph, inputs, run_step)
+        """Run it where somebody else runs the steps, in other processes for instance. `inputs` are all, by name. Raises
+        StepFailed, PipelineTimeout, InvalidInput."""
+        graph = self.graph
+        begun: dict[Node, asyncio.Task[Any]] = {}
+        values: dict[Node, Any] = {node: inputs[name] for name, node in graph.inputs.items()}
+
+        async def run(node: Node) -> None:
+            given = node.constants.copy()
+            for name, needed in node.needs.items():
+                if needed not in values:
+                    await begun[needed]
+                given[name] = values[needed]
+            values[node] = await _run_one(node, given, run_step)
+
+        try:
+            async with asyncio.timeout(graph.timeout), asyncio.TaskGroup() as group:
+                for node in graph.nodes:
+                    begun[node] = group.create_task(run(node))
+        except TimeoutError:
+            waited_for = [node for node in graph.nodes if node not in values]
+            under_way = [node.name for node in waited_for if all(needed in values for needed in node.needs.values())]
+            raise PipelineTimeout(graph.name, graph.timeout, under_way) from None
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        return values[graph.output]
 
     def _read(self, trace: GraphReader, inputs: dict[str, Any]) -> Value:
         trace.enter(self.name)
@@ -96,13 +132,7 @@ class Pipeline(Generic[P, R]):
         return result
 
 
-async def _here(node: Node, client: AsyncClient | None, given: dict[str, Any]) -> Any:
-    assert node.work is not None
-    return await node.work.here(client, given)
-
-
 def _refuse_unneeded(pipeline: str, nodes: list[Node], output: Node) -> None:
-    """Raises PipelineError."""
     needed, waiting = {output}, [output]
     while waiting:
         new = set(waiting.pop().needs.values()) - needed
@@ -111,31 +141,6 @@ def _refuse_unneeded(pipeline: str, nodes: list[Node], output: Node) -> None:
     for node in reversed(nodes):
         if node not in needed:
             raise PipelineError(f"pipeline {pipeline}: nothing needs what step {node.name} gives")
-
-
-async def run_graph(graph: Graph, inputs: dict[str, Any], run_step: RunStep) -> Any:
-    """The output. `inputs` are all, by name. Raises StepFailed, PipelineTimeout, InvalidInput."""
-    begun: dict[Node, asyncio.Task[Any]] = {}
-    values: dict[Node, Any] = {node: inputs[name] for name, node in graph.inputs.items()}
-
-    async def run(node: Node) -> None:
-        given = node.constants.copy()
-        for name, needed in node.needs.items():
-            if needed not in values:
-                await begun[needed]
-            given[name] = values[needed]
-        values[node] = await _run_one(node, given, run_step)
-
-    try:
-        async with asyncio.timeout(graph.timeout), asyncio.TaskGroup() as group:
-            for node in graph.nodes:
-                begun[node] = group.create_task(run(node))
-    except TimeoutError:
-        under_way = [node.name for node in graph.nodes if node not in values and _has_all(node, values)]
-        raise PipelineTimeout(graph.name, graph.timeout, under_way) from None
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors.exceptions[0].__cause__
-    return values[graph.output]
 
 
 async def _run_one(node: Node, given: dict[str, Any], run_step: RunStep) -> Any:
@@ -158,10 +163,6 @@ async def _run_one(node: Node, given: dict[str, Any], run_step: RunStep) -> Any:
         raise failed(node.name, error) from error
 
 
-def _has_all(node: Node, values: dict[Node, Any]) -> bool:
-    return all(needed in values for needed in node.needs.values())
-
-
 @overload
 def pipeline(function: Callable[P, R], /) -> Pipeline[P, R]: ...
 
@@ -170,6 +171,6 @@ def pipeline(function: Callable[P, R], /) -> Pipeline[P, R]: ...
 def pipeline(*, timeout: float) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
 
 
-def pipeline(function: Any = None, /, *, timeout: float = _DEFAULT_SECONDS) -> Any:
+def pipeline(function: Any = None, /, *, timeout: float = 30.0) -> Any:
     """Makes a Pipeline of a function: `@pipeline`, or `@pipeline(timeout=5.0)` with the seconds that it may take."""
     return partial(Pipeline, timeout=timeout) if function is None else Pipeline(function, timeout=timeout)

@@ -104,9 +104,7 @@ class Conversion:
 
 def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES) -> Conversion:
     """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there, or empty.
-
-    Raises ModelError with one line.
-    """
+    Raises ModelError with one line."""
     out, planned = new_folder(out), plan(folder)
     with unfinished(out) as new:
         answer = fill(new, planned, max_shard_bytes=max_shard_bytes)
@@ -121,9 +119,7 @@ def fill(
     report: Report = lambda done, total: None,
 ) -> ConversionReport:
     """Put the new weights and the copied files of a plan into an empty folder, which is unfinished until this returns.
-
-    Raises ModelError with one line, and OSError where a file can't be copied.
-    """
+    Raises ModelError with one line, and OSError where a file can't be copied."""
     job = ConversionJob(planned.targets, folder, max_shard_bytes, _limits(planned, max_shard_bytes))
     answer = _run(job, lambda: report(_num_bytes_in(folder), planned.num_source_bytes))
     copy_files(planned.copied, folder)

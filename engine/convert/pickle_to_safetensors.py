@@ -43,10 +43,7 @@ _DTYPES = frozenset(
 
 def load(file: Path, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a file by name: on the CPU, strided, mapped from the file where its format allows. `name` is what
-    errors call the file.
-
-    Raises ModelError with one line, which repeats nothing from the file.
-    """
+    errors call the file. Raises ModelError with one line, which repeats nothing from the file."""
     with file.open("rb") as opened:
         is_zip = opened.read(len(_ZIP)) == _ZIP  # torch's own test; the older format can't be mapped
     if is_zip:
@@ -59,10 +56,8 @@ def load(file: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def _check_archive(file: Path, name: str) -> None:
-    """Check that nothing in the file is larger than it looks: torch stores each part once, uncompressed.
-
-    Raises ModelError.
-    """
+    """Check that nothing in the file is larger than it looks: torch stores each part once, uncompressed. Raises
+    ModelError."""
     try:
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
@@ -101,7 +96,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def num_bytes(tensors: dict[str, torch.Tensor]) -> int:
     """Their size in files. Tied tensors count once for each name."""
-    return sum(_size(tensor) for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def write(tensors: dict[str, torch.Tensor], stem: Path, *, max_shard_bytes: int) -> list[str]:
@@ -142,11 +137,11 @@ def _split(tensors: dict[str, torch.Tensor], max_bytes: int) -> Iterator[dict[st
     shard: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
-        if shard and size + _size(tensor) > max_bytes:
+        if shard and size + tensor.nbytes > max_bytes:
             yield shard
             shard, size = {}, 0
         shard[name] = tensor
-        size += _size(tensor)
+        size += tensor.nbytes
     yield shard
 
 
@@ -155,7 +150,3 @@ def _save(shard: dict[str, torch.Tensor], stem: Path, ending: str) -> None:
     file = stem.with_name(stem.name + ending)
     save_file(contiguous, file, metadata={"format": "pt"})
     file.chmod(file.parent.stat().st_mode & _READ_WRITE)  # the library lets only this user read it
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

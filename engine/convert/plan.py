@@ -71,10 +71,8 @@ def plan(folder: Path) -> ConversionPlan:
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
-    """The files that are copied as they are: relative name, with / -> the file itself.
-
-    Raises ModelError where the folder has something that is not allowed.
-    """
+    """The files that are copied as they are: relative name, with / -> the file itself. Raises ModelError where the
+    folder has something that is not allowed."""
     return {name: path for name, path in _files(folder).items() if _is_copied(name)}
 
 
@@ -87,15 +85,11 @@ def _files(folder: Path) -> dict[str, Path]:
         for name in [*names, *(each for each in folders if Path(here, each).is_symlink())]:
             path = Path(here, name)
             found[path.relative_to(folder).as_posix()] = _real(path, roots)
-        folders[:] = sorted(name for name in folders if _is_the_models(name))
+        own = (name for name in folders if name not in _OTHER_ENGINES)
+        folders[:] = sorted(name for name in own if not name.startswith((".", "checkpoint-")))  # of tools, of training
         if len(found) > _MAX_FILES:
             raise ModelError(f"{folder} has more than {_MAX_FILES:,} files")
     return {name: path for name, path in found.items() if path.is_file()}
-
-
-def _is_the_models(folder: str) -> bool:
-    """Whether it is not another engine's, a tool's, or a training checkpoint."""
-    return folder not in _OTHER_ENGINES and not folder.startswith((".", "checkpoint-"))
 
 
 def _unreadable(error: OSError) -> None:
@@ -162,8 +156,11 @@ def _is_there(stem: str, files: dict[str, Path]) -> bool:
 def needed(folder: Path) -> ConversionPlan | None:
     """Plan what has to be converted; None = nothing. Raises ModelError if the folder has something that is not
     allowed."""
-    stems = [str(path / "model") for path in _paths(folder) if _is_pickled(folder / path)]
-    stems += [str(PurePosixPath(name).with_suffix("")) for name in PICKLED_HEADS if _is_pickled_head(folder / name)]
+    folders = (PurePosixPath(), *(module.path for module in all_modules(folder)))
+    pickled = [path for path in dict.fromkeys(folders) if has_pickles(folder / path)]
+    stems = [str(path / "model") for path in pickled if not has_safetensors(folder / path)]
+    heads = [PurePosixPath(name) for name in PICKLED_HEADS if (folder / name).is_file()]
+    stems += [str(head.with_suffix("")) for head in heads if not (folder / head).with_suffix(".safetensors").is_file()]
     if not stems:
         return None
     planned = plan(folder)
@@ -177,16 +174,3 @@ def patterns(folder: Path) -> tuple[str, ...]:
     lacking = [path for path in weighty if not has_safetensors(folder / path)]
     heads = PICKLED_HEADS if PurePosixPath() in lacking else ()
     return (*(str(path / "pytorch_model*.bin") for path in lacking), *heads)
-
-
-def _paths(folder: Path) -> Iterator[PurePosixPath]:
-    yield PurePosixPath()
-    yield from dict.fromkeys(module.path for module in all_modules(folder) if module.path.parts)
-
-
-def _is_pickled(folder: Path) -> bool:
-    return has_pickles(folder) and not has_safetensors(folder)
-
-
-def _is_pickled_head(file: Path) -> bool:
-    return file.is_file() and not file.with_suffix(".safetensors").is_file()

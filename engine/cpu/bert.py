@@ -24,7 +24,7 @@ from engine.cpu.outputs import head_in_graph
 from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
-from engine.model.weights import StoredTensor, read_tensor, tensors_in
+from engine.model.weights import PLAIN, StoredTensor, read_tensor, tensors_in
 from engine.rows_numpy import gelu
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
@@ -34,7 +34,6 @@ from engine.selftest.sample_ids import Sequences
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
 _PARTS = ("embeddings.", "encoder.", "pooler.")  # transformers' model has no others
 _FOLLOWS = ("embeddings.position_ids", "embeddings.token_type_ids")  # numbers that older versions wrote down
-_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
 _SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size",
@@ -128,7 +127,7 @@ def _stored(folder: ModelFolder, config: Json) -> dict[str, StoredTensor] | None
         name = tensor.name.removeprefix(prefix)
         if not name.startswith(_PARTS) or name in _FOLLOWS:
             continue
-        if name in found or tensor.dtype not in _DTYPES:
+        if name in found or tensor.dtype not in PLAIN:
             return None
         found[name] = tensor
     needed, size = dict(_shapes(config)), config["hidden_size"]
@@ -307,7 +306,6 @@ class Built:
         self.pad_id = 0 if model.padding_idx is None else model.padding_idx
 
     def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
-        """See engine.cpu.converting.Original."""
         assert not hides_tokens
         with np.errstate(all="ignore"):  # weights may be infinite
             rows = [token_rows(self._model, sequence) for sequence in sequences]
@@ -316,5 +314,4 @@ class Built:
         return Reference(sequences, rows)
 
     def write(self, target: Path, *, quantization: str) -> int:
-        """See engine.cpu.converting.Original."""
         return openvino.save(Graph(self._model).build(), target, quantization=quantization)

@@ -33,11 +33,8 @@ class Original(Protocol):
 
 
 def convert(folder: ModelFolder, compile_options: CompileOptions, *, target: Path) -> Converted:
-    """Write the converted model into the empty folder `target`.
-
-    Raises ModelError. The original is freed before the converted model is compiled, because both may not fit into
-    memory.
-    """
+    """Write the converted model into the empty folder `target`. Raises ModelError. The original is freed before the
+    converted model is compiled, because both may not fit into memory."""
     original = _original(folder)
     is_quantized = compile_options.quantization != "none"
     tried = None if is_quantized else trial(folder, kind="cpu", seqlens=_SEQLENS)
@@ -45,7 +42,10 @@ def convert(folder: ModelFolder, compile_options: CompileOptions, *, target: Pat
     of_ids = tuple(original.reference(tried.sequences, hides_tokens=way) for way in ways) if tried else ()
     special, left_out = _special(original, tried) if tried else ((), ())
     measures_loss = is_quantized or compile_options.dtype == "auto"
-    of_texts = original.reference(_texts(folder), hides_tokens=False) if measures_loss else None
+    of_texts = None
+    if measures_loss:  # all of them as one text, too: what rounding does to rows depends on the text
+        texts = sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=LONGEST)
+        of_texts = original.reference(texts, hides_tokens=False)
     return Converted(
         references=(*of_ids, *special),
         of_texts=of_texts,
@@ -76,11 +76,3 @@ def _original(folder: ModelFolder) -> Original:
     from engine.cpu.tracing import Traced  # imports torch
 
     return Traced(folder)
-
-
-def _texts(folder: ModelFolder) -> Sequences:
-    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
-
-    Raises ModelError if the tokenizer can't be read.
-    """
-    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=LONGEST)

@@ -210,7 +210,6 @@ class OpenVinoEngine:
             thread.start()
 
     def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine."""
         assert batch.outputs in self.info.outputs, batch.outputs
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
@@ -220,7 +219,6 @@ class OpenVinoEngine:
         return self._num_submitted
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
-        """See engine.types.Engine."""
         run = self._alone
         if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
             return None
@@ -231,7 +229,6 @@ class OpenVinoEngine:
         return pending.results
 
     def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine."""
         finished = self._finished.get()
         if finished is None:
             self._finished.put(None)  # for the next call
@@ -239,7 +236,6 @@ class OpenVinoEngine:
         return finished
 
     def close(self) -> None:
-        """See engine.types.Engine."""
         self._workload.close()
         threading.Thread(target=self._end, name="end", daemon=True).start()
 

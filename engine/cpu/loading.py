@@ -29,8 +29,8 @@ from engine.model.model_folder import ModelFolder, read_as, read_with
 from engine.model.tasks import VocabularyWeights
 from engine.model.weights import step_files, weights_of
 from engine.store import fingerprint
-from engine.store.cache import Cache, check_room
-from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
+from engine.store.cache import Cache, Entry, check_room
+from engine.types import EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
 
 logger = logging.getLogger("embedline.engine")
 
@@ -95,7 +95,6 @@ def _num_heads(folder: ModelFolder) -> int:
 
 # Tokens of a batch for each stream. Twice as many would save another 2 % of padding at most.
 _TARGET_NUM_TOKENS = 2048
-_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _GRAPH_BYTES = 16 << 20
 
 
@@ -104,7 +103,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     check(options)
     folder = read_with(options)
     check_outputs(folder, options)
-    max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
+    batch = options.batch_limits(folder.max_seqlen)
     num_long = num_long_streams(
         folder,
         num_threads=options.num_threads,
@@ -116,22 +115,14 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     sizes = sizes_of(folder, facts.dimensions)
     info = _info(folder, loader.compile_options.quantization, facts, sizes, name=name, reason=reason)
     limits = EngineLimits(
-        max_num_tokens=max_num_tokens,
-        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
-        max_seqlen=folder.max_seqlen,
+        **batch,
         depth=DEPTH,
         puts_urgent_first=True,
         overlaps=True,
-        target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
+        target_num_tokens=min(batch["max_num_tokens"], len(executor.streams) * _TARGET_NUM_TOKENS),
     )
     return OpenVinoEngine(
-        executor,
-        makers,
-        info=info,
-        limits=limits,
-        pad_id=facts.pad_id,
-        sizes=sizes,
-        num_long_streams=num_long,
+        executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes, num_long_streams=num_long
     )
 
 
@@ -167,7 +158,7 @@ class _Loader:
         if (entry := self._own.compiled_folder) is not None and (taken := self._load_portable(entry, makers)):
             return taken
         key = _cache_key(self._folder, self.compile_options)
-        loaded = self._load_warm(key)
+        loaded = self._cache.read(key, self._load_warm, damaged=(Exception,))  # a library may raise any
         return loaded or self._load_cold(key, makers)
 
     def _convert(self, target: Path) -> Converted:
@@ -193,16 +184,9 @@ class _Loader:
         logger.info("compiled model loaded from %s, and tested on this CPU: %s", entry, "; ".join(facts.notes))
         return executor, facts
 
-    def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
-        entry = self._cache.find(key)
-        if entry is None:
-            return None
-        try:
-            facts = Facts.decode(entry.facts)
-            executor = openvino.open_model(entry.folder, dtype=facts.dtype, num_threads=self._options.num_threads)
-        except Exception as error:
-            self._cache.discard(key, why=one_line(error))
-            return None
+    def _load_warm(self, entry: Entry) -> tuple[Executor, Facts]:
+        facts = Facts.decode(entry.facts)
+        executor = openvino.open_model(entry.folder, dtype=facts.dtype, num_threads=self._options.num_threads)
         logger.info("compiled model loaded from %s: %s", entry.folder, "; ".join(facts.notes))
         return executor, facts
 
@@ -245,13 +229,7 @@ def _most_bytes(folder: Path) -> int:
 
 
 def _info(
-    folder: ModelFolder,
-    quantization: str,
-    facts: Facts,
-    sizes: Mapping[OutputKind, int],
-    *,
-    name: str,
-    reason: str,
+    folder: ModelFolder, quantization: str, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
 ) -> ModelInfo:
     dtype = facts.dtype if quantization == "none" else quantization
     return dataclasses.replace(

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from engine.types import Batch
 from wire.parts import EXPANSION_TOKEN
 
-INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS, ADAPTERS = (
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "adapters",
-)  # model inputs
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS, ADAPTERS = "input_ids", "attention_mask", "token_type_ids", "adapters"
 # Larger mini-batches are hardly faster on a core, and queries wait longer (measurements: decision 9).
 MAX_PADDED_TOKENS = 512
 # The fixed cost of a mini-batch, in tokens: 2.5 ms, at 0.11 ms a token of all-MiniLM-L6-v2 on one core.

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.machine import host
-from engine.machine.host import free_memory
 from engine.types import DeviceTrouble, ModelError
 
 # int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
@@ -106,26 +105,17 @@ def check(dtype: str, quantization: str) -> None:
         raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
     if quantization not in ("none", "int8"):
         raise ModelError(f"--quantization {quantization} is not for the openvino engine on the CPU")
-    if quantization == "int8":
-        _check_int8(dtype)
-    if dtype == "bfloat16" and "BF16" not in _capabilities():
-        raise DeviceTrouble(
-            "--dtype bfloat16 needs a CPU with bfloat16 arithmetic, and this one has none; leave it out, or let "
-            "--engine transformers imitate it, slowly"
-        )
-
-
-def _capabilities() -> list[str]:
-    return list(import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-
-
-def _check_int8(dtype: str) -> None:
-    if dtype == "bfloat16":
+    if quantization == "int8" and dtype == "bfloat16":
         raise ModelError("--quantization int8 computes all else in float32; leave --dtype bfloat16 out")
-    if not host.multiplies_int8():
+    if quantization == "int8" and not host.multiplies_int8():
         raise ModelError(
             "--quantization int8 needs an x86 CPU with avx512_vnni, avx_vnni or AMX: on other x86 it is slower than "
             "float32, and on ARM it was not measured; leave it out"
+        )
+    if dtype == "bfloat16" and "BF16" not in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise DeviceTrouble(
+            "--dtype bfloat16 needs a CPU with bfloat16 arithmetic, and this one has none; leave it out, or let "
+            "--engine transformers imitate it, slowly"
         )
 
 
@@ -171,7 +161,7 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
 
 
 def _has_room_for_wide(weights: Path) -> bool:
-    size, free = weights.stat().st_size, free_memory()
+    size, free = weights.stat().st_size, host.free_memory()
     if size > MAX_WIDE_BYTES:
         return False
     if free < _FREE_FOR_WIDE * size:

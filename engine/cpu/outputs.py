@@ -28,7 +28,7 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
-from engine.rows_numpy import Pooling, RowModules, largest_of_each_id, load_modules, pooled_in_padded
+from engine.rows_numpy import Pooling, largest_of_each_id, load_modules, pooled_in_padded
 from engine.types import Batch, ModelError, OutputKind
 
 _Rows = NDArray[np.float32]
@@ -42,10 +42,8 @@ Makers = Mapping[OutputKind, Maker]
 
 
 def head_in_graph(folder: ModelFolder) -> TransformersHead | None:
-    """The head that is compiled with the model; None = the compiled model gives token rows.
-
-    Raises ModelError if one compiled model can't give all the outputs.
-    """
+    """The head that is compiled with the model; None = the compiled model gives token rows. Raises ModelError if one
+    compiled model can't give all the outputs."""
     in_graph = [head for head in folder.heads if isinstance(head, TransformersHead)]
     if in_graph and (len(folder.heads) > 1 or OutputKind.POOLED in folder.outputs):
         raise ModelError(f"a compiled model gives either {type(in_graph[0]).__name__} or other rows, not both")
@@ -61,18 +59,15 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
     for head in folder.heads:
         match head:
             case SequenceScores() | AnswerScore():
-                makers[OutputKind.LOGITS] = as_it_is
+                makers[OutputKind.LOGITS] = lambda rows, *_: rows  # [B, D]
             case TokenScores():
                 makers[OutputKind.TOKEN_LOGITS] = tokens
             case VocabularyWeights():
                 makers[OutputKind.SPARSE] = not_zero
             case TokenVectors():
-                steps = (*head.steps, Normalize()) if head.normalize else head.steps
-                makers[OutputKind.MULTI_VECTOR] = _TokenVectors(load_modules(folder.path, steps))
+                makers[OutputKind.MULTI_VECTOR] = _token_vectors(folder, head)
             case TokenWeights():
-                makers[OutputKind.SPARSE] = _TokenWeights(
-                    load_modules(folder.path, (head.step(folder.hidden_size),)), head
-                )
+                makers[OutputKind.SPARSE] = _token_weights(folder, head)
             case _:
                 assert_never(head)
     assert makers.keys() == set(folder.outputs), makers
@@ -80,10 +75,8 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
 
 
 def sizes_of(folder: ModelFolder, width: int) -> dict[OutputKind, int]:
-    """Numbers in a row of each output but SPARSE, if the compiled model's rows have `width` numbers.
-
-    Raises ModelError if scores and labels differ in number.
-    """
+    """Numbers in a row of each output but SPARSE, if the compiled model's rows have `width` numbers. Raises ModelError
+    if scores and labels differ in number."""
     scored = [head for head in folder.heads if isinstance(head, SequenceScores | TokenScores)]
     if scored and len(scored[0].labels) != width:
         raise ModelError(f"the model gives {width} scores, and config.json has {len(scored[0].labels)} labels")
@@ -129,38 +122,25 @@ def tokens(rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
     return rows[mini_batch.is_token]
 
 
-def as_it_is(rows: _Rows, _: Batch, __: MiniBatch) -> _Rows:
-    """[B, D]"""
-    return rows
-
-
 def not_zero(rows: _Rows, _: Batch, __: MiniBatch) -> list[_Rows]:
-    """[n, 2] of each row [V]."""
-    return [_pairs(found := np.flatnonzero(row), row[found]) for row in rows]
+    """[n, 2] of each row [V]; an id below 2**24 is exact in float32."""
+    return [np.stack([(found := np.flatnonzero(row)).astype(np.float32), row[found]], axis=1) for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenVectors:
-    modules: RowModules
-
-    def __call__(self, rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
-        return self.modules(rows[mini_batch.is_token])
+def _token_vectors(folder: ModelFolder, head: TokenVectors) -> Maker:
+    modules = load_modules(folder.path, (*head.steps, Normalize()) if head.normalize else head.steps)
+    return lambda rows, _, mini_batch: modules(rows[mini_batch.is_token])
 
 
-class _TokenWeights:
+def _token_weights(folder: ModelFolder, head: TokenWeights) -> Maker:
     """The largest weight of each token id, ids in rising order."""
+    modules = load_modules(folder.path, (head.step(folder.hidden_size),))
+    unused_ids = np.array(head.unused_ids, np.int32)
 
-    def __init__(self, modules: RowModules, tokens: TokenWeights) -> None:
-        self._modules = modules
-        self._unused_ids = np.array(tokens.unused_ids, np.int32)
-
-    def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> list[_Rows]:
-        weights = self._modules(rows[mini_batch.is_token])[:, 0]
+    def entries_of(rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> list[_Rows]:
+        weights = modules(rows[mini_batch.is_token])[:, 0]
         ids = batch.token_ids[mini_batch.index[mini_batch.is_token]]
-        entries, bounds = largest_of_each_id(weights, ids, mini_batch.seqlens, unused_ids=self._unused_ids)
+        entries, bounds = largest_of_each_id(weights, ids, mini_batch.seqlens, unused_ids=unused_ids)
         return np.split(entries, bounds[1:-1])
 
-
-def _pairs(ids: NDArray[np.integer], weights: _Rows) -> _Rows:
-    """[n, 2]; an id below 2**24 is exact in float32."""
-    return np.stack([ids.astype(np.float32), weights], axis=1)
+    return entries_of

@@ -6,7 +6,6 @@ manifest with the SHA-256 of each of these files and of the model's own. Nothing
 """
 
 import dataclasses
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,17 +34,17 @@ def write(target: Path, converted: Converted, folder: ModelFolder, compile_optio
 
 
 def read(entry: Path, folder: ModelFolder, compile_options: CompileOptions) -> Converted:
-    """Return what `write` was given, once every byte of the entry and of the model is what it was then.
-
-    Raises ValueError if it is for something else or has changed, OSError, and any other error if it is damaged.
-    """
+    """Return what `write` was given, once every byte of the entry and of the model is what it was then. Raises
+    ValueError if it is for something else or has changed, OSError, and any other error if it is damaged."""
     facts, files = manifest.read_facts(entry)
     made_for = facts["made_for"]
     _check_parts(made_for, _key_parts(folder, compile_options))
     with ThreadPoolExecutor(1) as beside:  # SHA-256 leaves the interpreter to others
         sums = beside.submit(_file_sums, folder)
         manifest.check(entry, files, samples=False)
-        _check_files(made_for["files"], sums.result())
+        found, wanted = made_for["files"], sums.result()
+    if other := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        raise ValueError(f"it is of a model with another {', '.join(other)}")
     return converted_file.read(entry)
 
 
@@ -62,12 +61,6 @@ def _check_parts(found: Json, wanted: Json) -> None:
             raise ValueError(f"it was made for {option} {found['options'].get(option)!r}, and this is {value!r}")
     if found["understood"] != wanted["understood"]:
         raise ValueError("it is of a model with another config.json")
-
-
-def _check_files(found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    other = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-    if other:
-        raise ValueError(f"it is of a model with another {', '.join(other)}")
 
 
 def _key_parts(folder: ModelFolder, compile_options: CompileOptions) -> Json:

@@ -4,6 +4,7 @@ wrong rows. On the machine that converted it, and again on one that gets it from
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences
 from engine.types import Batch, ModelError, OutputKind, RowsDiffer
+from wire.dataclass_json import from_json
 from wire.parts import EXPANSION_TOKEN
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
@@ -45,43 +47,23 @@ class Facts:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
-        """Read it from JSON. Raises KeyError, ValueError or TypeError if the values are wrong."""
-        found = values["fidelity"]
-        facts = cls(**{**values, "fidelity": None if found is None else Fidelity(**found)})
-        if type(facts.pad_id) is not int or facts.pad_id < -1:
-            raise ValueError("the id of padding is not one")
+        """Read it from JSON. Raises ProtocolError or ValueError if the values are wrong."""
+        facts = from_json(cls, values)
+        if facts.pad_id < -1 or facts.dimensions < 1 or facts.num_products < 0:
+            raise ValueError("an id or a count is not one")
         if facts.dtype not in ("float32", "bfloat16"):
             raise ValueError("a dtype is not one")
-        if not isinstance(facts.left_out, str) or not isinstance(facts.computed_by, str):
-            raise ValueError("a note is not one")
-        counts = (facts.dimensions, facts.num_products)
-        if not all(type(count) is int and count >= 0 for count in counts) or not facts.dimensions:
-            raise ValueError("a count is not one")
-        if not facts.measured or not all(
-            isinstance(number, float) and math.isfinite(number) for number in facts.measured
-        ):
+        differences = () if facts.difference is None else (facts.difference,)
+        measured = (*differences, *(dataclasses.astuple(facts.fidelity) if facts.fidelity else ()))
+        if not measured or not all(map(math.isfinite, measured)):
             raise ValueError("a measured number is not one")
         return facts
 
     @property
-    def measured(self) -> tuple[float, ...]:
-        """The measurements of the self-test."""
-        near = self.fidelity
-        differences = () if self.difference is None else (self.difference,)
-        if near is None:
-            return differences
-        return (*differences, near.min_cosine, near.p1_cosine, near.median_cosine, near.overlap)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the log and /info."""
-        return tuple(filter(None, (self._equality, self._lower_bits, self.left_out)))
-
-    @property
-    def _equality(self) -> str:
-        if self.difference is None:
-            return ""
-        return f"the self-test's rows equal {self.computed_by} to {self.difference:.0e} of the largest value"
+        equality = f"the self-test's rows equal {self.computed_by} to {self.difference or 0:.0e} of the largest value"
+        return tuple(filter(None, (equality if self.difference is not None else "", self._lower_bits, self.left_out)))
 
     @property
     def _lower_bits(self) -> str:
@@ -110,15 +92,26 @@ def examine(
     compiled and compared, and few texts both ways, which halves the time of the test.
     """
     found, difference = None, None
-    measured = partial(_fidelity, converted=converted, makers=makers, is_new=is_new)
+
+    def measured(executor: Executor) -> Fidelity:
+        pooled, of_texts = makers[OutputKind.POOLED], converted.of_texts
+        assert isinstance(pooled, PaddedPooling)
+        assert of_texts is not None
+        return measure(executor, of_texts, pad_id=converted.pad_id, pooling=pooled.pooling, each_alone=is_new)
+
     dtype = "float32" if compile_options.dtype == "auto" else compile_options.dtype
+    differs = partial(check_difference, references=converted.references, pad_id=converted.pad_id, dtype=dtype)
     if compile_options.quantization != "none":
         executor = open_in(dtype)
         found = measured(executor)
-        _check_int8(found)
+        if not found.min_cosine >= _MIN_INT8_COSINE:
+            raise ModelError(
+                f"--quantization int8 costs this model too much: {found.in_words}, and a cosine of {_MIN_INT8_COSINE} "
+                "is asked for; serve it with --quantization none"
+            )
     elif compile_options.dtype == "auto":
         if is_new:  # memory holds one form, this one of half the size, as it will hardly serve
-            difference = _difference(open_in(dtype, has_wide=False), converted, dtype=dtype)
+            difference = differs(open_in(dtype, has_wide=False))
         executor = open_in("bfloat16")
         found = measured(executor)
         if found.is_hardly_lower:
@@ -126,10 +119,10 @@ def examine(
         else:
             del executor
             executor = open_in(dtype)
-            difference = _difference(executor, converted, dtype=dtype)
+            difference = differs(executor)
     else:
         executor = open_in(dtype)
-        difference = _difference(executor, converted, dtype=dtype)
+        difference = differs(executor)
     facts = Facts(
         dimensions=converted.dimensions,
         pad_id=converted.pad_id,
@@ -141,25 +134,6 @@ def examine(
         left_out="; ".join(converted.notes),
     )
     return executor, facts
-
-
-def _difference(executor: Executor, converted: Converted, *, dtype: str) -> float:
-    return check_difference(executor, converted.references, pad_id=converted.pad_id, dtype=dtype)
-
-
-def _fidelity(executor: Executor, *, converted: Converted, makers: Makers, is_new: bool) -> Fidelity:
-    pooled = makers[OutputKind.POOLED]
-    assert isinstance(pooled, PaddedPooling)
-    assert converted.of_texts is not None
-    return measure(executor, converted.of_texts, pad_id=converted.pad_id, pooling=pooled.pooling, each_alone=is_new)
-
-
-def _check_int8(found: Fidelity) -> None:
-    if not found.min_cosine >= _MIN_INT8_COSINE:
-        raise ModelError(
-            f"--quantization int8 costs this model too much: {found.in_words}, and a cosine of {_MIN_INT8_COSINE} is "
-            f"asked for; serve it with --quantization none"
-        )
 
 
 def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:

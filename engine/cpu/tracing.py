@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
-from transformers.utils import logging
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
@@ -36,8 +35,9 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.transformers.loading import load_model, takes
-from engine.transformers.reference import State
+from engine.transformers import configuration
+from engine.transformers.loading import load_model, takes, takes_token_types
+from engine.transformers.reference import State, entries_of, some_rows
 from engine.transformers.visibility import visibility_of
 from engine.types import ModelError
 
@@ -106,15 +106,13 @@ def quiet() -> Iterator[None]:
 
     torch computes little here, and several threads are slow beside another busy process: 8 s against 0.2 s.
     """
-    verbosity, num_threads = logging.get_verbosity(), torch.get_num_threads()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings(), torch.inference_mode(), _nothing_printed():
+        with configuration.quiet(), warnings.catch_warnings(), torch.inference_mode(), _nothing_printed():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(verbosity)
         torch.set_num_threads(num_threads)
 
 
@@ -151,9 +149,8 @@ class Graph(nn.Module):
         if model.config._attn_implementation == "sdpa":
             register()
             model.set_attn_implementation(TRACED_WITH_HIDDEN if hides_tokens else TRACED)
-        # A model without a table of token types, such as GPT-2, would take their zeros for token 0.
-        takes_types = takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
-        self._part = TOKEN_TYPE_IDS if takes_types else ADAPTERS if takes(model, ADAPTERS) else None
+        has_types = takes_token_types(model)
+        self._part = TOKEN_TYPE_IDS if has_types else ADAPTERS if takes(model, ADAPTERS) else None
         self._fixed = {"use_cache": False} if takes(model, "use_cache") else {}
         self._finish = _finish(model, head)
 
@@ -243,14 +240,10 @@ def _keep_two_rows(model: PreTrainedModel, head: AnswerScore) -> None:
     whole = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(whole, nn.Linear):
         raise ModelError(f"the class of {model.config.model_type!r} has no output embedding to take rows from")
-    ids = [head.yes_id] if head.no_id is None else [head.yes_id, head.no_id]
+    ids = entries_of(head)
     if not all(0 <= token_id < len(whole.weight) for token_id in ids):
         raise ModelError(f"the answers' token ids are not among the {len(whole.weight)} that the model gives scores of")
-    kept = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None)
-    kept.weight = nn.Parameter(whole.weight[ids].clone(), requires_grad=False)
-    if whole.bias is not None:
-        kept.bias = nn.Parameter(whole.bias[ids].clone(), requires_grad=False)
-    model.set_output_embeddings(kept)  # type: ignore[no-untyped-call]
+    model.set_output_embeddings(some_rows(whole, ids))  # type: ignore[no-untyped-call]
 
 
 def _answer_score(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -260,23 +253,6 @@ def _answer_score(scores: Tensor, mask: Tensor | None) -> Tensor:
     else:
         of_last = scores[torch.arange(scores.shape[0], device=scores.device), mask.sum(dim=1) - 1]
     return of_last if of_last.shape[1] == 1 else of_last[:, :1] - of_last[:, 1:]
-
-
-def compute_reference(model: Graph, state: State, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
-    """Compute each as if it were the first: state is what the model held when it was loaded, and holds afterwards.
-
-    Raises ModelError if the model does not run, or gives rows that are not finite.
-    """
-    rows = []
-    try:
-        for sequence in sequences:
-            rows.append(_run_original(model, sequence, num_hidden(sequence) if hides_tokens else 0))
-            state.restore()
-    except Exception as error:
-        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
-    if not all(np.isfinite(of_one).all() for of_one in rows):
-        raise not_finite("transformers", "float32")
-    return Reference(sequences, rows, hides_tokens)
 
 
 @torch.inference_mode()
@@ -303,9 +279,17 @@ class Traced:
         self.pad_id = self._model.pad_id if folder.padding_idx is None else folder.padding_idx
 
     def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
-        """See engine.cpu.converting.Original."""
-        with quiet():
-            return compute_reference(self._model, self._state, sequences, hides_tokens=hides_tokens)
+        rows = []
+        try:
+            with quiet():
+                for sequence in sequences:  # each as if it were the first
+                    rows.append(_run_original(self._model, sequence, num_hidden(sequence) if hides_tokens else 0))
+                    self._state.restore()
+        except Exception as error:
+            raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
+        if not all(np.isfinite(of_one).all() for of_one in rows):
+            raise not_finite("transformers", "float32")
+        return Reference(sequences, rows, hides_tokens)
 
     def write(self, target: Path, *, quantization: str) -> int:
         """See engine.cpu.converting.Original. Raises ModelError if OpenVINO can't convert the model."""

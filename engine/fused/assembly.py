@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -20,9 +21,9 @@ from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
 _NUM_SLOTS = 2 * _DEPTH  # for urgent batches and for others
-# Bounds on a GPU. The first is long enough for 2,048 tokens of an 8B model in FP8 on an H100, which reaches 94 % of its
-# full rate with them, and 90 % with 1,024 (measured).
-_MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.030, 0.010
+# The first is long enough for 2,048 tokens of an 8B model in FP8 on an H100, which reaches 94 % of its full rate with
+# them, and 90 % with 1,024 (measured).
+_GPU_BATCHES: dict[str, Any] = {"max_batch_seconds": 0.030, "max_batch_seconds_mixed": 0.010}
 # Tokens times parameters in linear layers: above it a batch computes for longer than its kernels take to launch from
 # Python (about 25 ms at 10^15 operations a second), so that a graph gains nothing.
 _MAX_GRAPH_WORK = 12_000_000_000_000
@@ -53,9 +54,7 @@ def max_graph_tokens(spec: Spec) -> int:
 
 def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> FusedEngine:
     """An engine for batches of this many tokens. records: graphs are, so the linear layers must not change any more.
-
-    Raises torch.OutOfMemoryError where there is no room for its buffers.
-    """
+    Raises torch.OutOfMemoryError where there is no room for its buffers."""
     chosen, tensors = model.chosen, model.weights.tensors
     folder = chosen.folder
     shapes = Shapes(
@@ -94,18 +93,14 @@ def _device(model: Model, shapes: Shapes) -> Device:
 
 
 def _limits(shapes: Shapes, *, is_gpu: bool) -> EngineLimits:
-    limits = EngineLimits(
+    return EngineLimits(
         max_num_tokens=shapes.max_num_tokens,
         max_num_seqs=shapes.max_num_seqs,
         max_seqlen=shapes.max_seqlen,
         token_buckets=token_buckets(shapes.max_num_tokens),
         depth=_DEPTH,
         puts_urgent_first=True,
-    )
-    if not is_gpu:
-        return limits
-    return dataclasses.replace(
-        limits, max_batch_seconds=_MAX_BATCH_SECONDS, max_batch_seconds_mixed=_MAX_BATCH_SECONDS_MIXED
+        **(_GPU_BATCHES if is_gpu else {}),
     )
 
 

@@ -1,4 +1,4 @@
-"""Tensors by the names that a checkpoint has for them: from safetensors files, or from a module. Knows no model.
+"""Tensors by the names that a checkpoint has for them, from safetensors files. Knows no model.
 
 Weights stored in FP8 are read as plain float32.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.fused.readers import reader_for
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
@@ -73,25 +73,6 @@ class SafetensorsCheckpoint:
         if name not in self._stored:
             raise ModelError(f"the weights have no tensor {name!r}")
         return self._stored[name]
-
-
-class ModuleCheckpoint:
-    """Weights that transformers has loaded, for checkpoints whose names or shapes it converts while it reads them."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in module.state_dict().items()}
-        self.names = frozenset(self._tensors)
-
-    def read(self, name: str) -> Tensor:
-        if name not in self._tensors:
-            raise ModelError(f"the weights have no tensor {name!r}")
-        return self._tensors[name]
-
-    def on_meta(self, name: str) -> Tensor:
-        return self.read(name).to("meta")
-
-    def in_words(self, name: str) -> str:
-        return repr(name)
 
 
 class DequantizedCheckpoint:

@@ -39,12 +39,11 @@ from engine.rows_torch import load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.comparison import agreement, is_near, not_finite
 from engine.selftest.sample_ids import Sequences, trial
-from engine.types import MAX_NUM_SEQS, DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
+from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
 from wire.files import check_owner
 
 logger = logging.getLogger("embedline.engine")
 
-_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
 
 _KERNEL_FOLDER = "triton"
@@ -76,9 +75,7 @@ def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loade
         with _told_of_the_device(chosen, "the model was loaded"):
             return _Loading(chosen, phase, name=name, reason=reason, options=options).load()
     finally:
-        on_recorder(
-            int
-        )  # whoever takes up a load that failed frees memory, which can't be done while graphs are recorded
+        on_recorder(int)  # a load that failed has its memory freed, which can't be done while graphs are recorded
 
 
 @contextlib.contextmanager
@@ -104,8 +101,8 @@ class _Loading:
         self._name = name
         self._reason = reason
         self._options = options
-        self._max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, chosen.folder.max_seqlen)
-        self._max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
+        limits = options.batch_limits(chosen.folder.max_seqlen)
+        self._max_num_tokens, self._max_num_seqs = limits["max_num_tokens"], limits["max_num_seqs"]
         self._cache = cache_for(chosen, options)
 
     def load(self) -> Loaded:
@@ -146,15 +143,16 @@ class _Loading:
         with self._phase("import"):
             from engine.fused.weights import open_model  # imports transformers
         with self._phase("weights"):
-            found = open_model(self._chosen)
-            weights = found.source.weights()
-        model = self._model(found.source.spec, weights, found.notes)
+            source, notes = open_model(self._chosen)
+            weights = source.weights()
+        model = self._model(source.spec, weights, notes)
         if rejected is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phase("precision"):
             requested, is_gated = self._options.quantization, self._options.own_of(FUSED, Options).is_gated
-            plain, try_products = found.source.linear, self._probe_products
-            model, outcome = quantized(model, requested, plain=plain, is_gated=is_gated, probe=try_products)
+            model, outcome = quantized(
+                model, requested, plain=source.linear, is_gated=is_gated, probe=self._probe_products
+            )
         if outcome is not None and self._cache is not None:
             with self._phase("keeping"):
                 self._cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
@@ -171,7 +169,7 @@ class _Loading:
             probe_products(found, row_counts=row_counts, device=chosen.device, dtype=chosen.dtype)
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
-        ops, folder = _ops(self._chosen), self._chosen.folder
+        folder = self._chosen.folder
         with self._phase("weights"):
             modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
         return Model(
@@ -181,7 +179,7 @@ class _Loading:
             spec=spec,
             weights=weights,
             modules=modules,
-            ops=ops,
+            ops=_ops(self._chosen),
             max_num_seqs=self._max_num_seqs,
             num_threads=self._options.num_threads,
             notes=notes,

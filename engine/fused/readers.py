@@ -28,27 +28,20 @@ _NUM_THREADS = 4
 _NUM_BUFFERS = 2
 
 
-class Transfer(Protocol):
-    """The way from the host to a device."""
-
-    def buffer(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] in memory that `start` copies from."""
-
-    def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Begin to copy; both are uint8 of one size. What it gives waits until `source` may be written to again."""
-
-
 class CudaTransfer:
-    """See Transfer. Copies in the order of the device's current stream, so whatever comes after sees them done."""
+    """The way from the host to a device. Copies in the order of its current stream, so whatever comes after sees them
+    done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def buffer(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] in memory that `start` copies from."""
         with torch.cuda.device(self._device):  # or pinning memory would open the first GPU
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
+        """Begin to copy; both are uint8 of one size. What it gives waits until `source` may be written to again."""
         with torch.cuda.device(self._device):
             target.copy_(source, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -62,7 +55,7 @@ class Staging:
 
     def __init__(
         self,
-        transfer: Transfer,
+        transfer: CudaTransfer,
         *,
         buffer_bytes: int = _BUFFER_BYTES,
         slice_bytes: int = _SLICE_BYTES,
@@ -76,10 +69,7 @@ class Staging:
 
     def copy(self, file: Path, begin: int, target: Tensor) -> None:
         """Begin to fill a contiguous tensor with the file's bytes from `begin` on, all of which are read when this
-        returns.
-
-        Raises OSError where the file can't be read or ends early.
-        """
+        returns. Raises OSError where the file can't be read or ends early."""
         opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for piece in torch.split(bytes_of(target), self._buffer_bytes):
@@ -164,7 +154,7 @@ class MappedReader:
 class StagedReader:
     """See Reader. Tensors are new ones on the device; what follows on the current stream sees them filled."""
 
-    def __init__(self, device: torch.device, transfer: Transfer) -> None:
+    def __init__(self, device: torch.device, transfer: CudaTransfer) -> None:
         self._device = device
         self._staging = Staging(transfer)
         self._places: dict[Path, dict[str, ByteRange]] = {}

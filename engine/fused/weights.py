@@ -170,16 +170,9 @@ def _stem(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """The opened files that weights are read from."""
-
-    source: FusedWeights
-    notes: tuple[str, ...]  # what is to be said of it
-
-
-def open_model(chosen: FusedConfig) -> OpenedModel:
-    """The opened model. Raises ModelError where the engine doesn't know its architecture, or its weights won't fit."""
+def open_model(chosen: FusedConfig) -> tuple[FusedWeights, tuple[str, ...]]:
+    """The opened files that weights are read from, and notes on them. Raises ModelError where the engine doesn't know
+    the architecture, or the weights won't fit."""
     folder = chosen.folder
     adapter = ADAPTERS.get(folder.architecture)
     if adapter is None:
@@ -198,7 +191,7 @@ def open_model(chosen: FusedConfig) -> OpenedModel:
     if chosen.capability is not None:
         _check_sizes(source.spec)
         _check_memory(source, chosen)
-    return OpenedModel(source, () if stored is None else (stored.note,))
+    return source, () if stored is None else (stored.note,)
 
 
 def _check_sizes(spec: Spec) -> None:

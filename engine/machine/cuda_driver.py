@@ -13,6 +13,7 @@ _SUCCESS = 0
 _NO_DEVICE = 100
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # of CUdevice_attribute
 _NAME_BYTES = 256
+_NO_GPU = "the CUDA driver sees no GPU; CUDA_VISIBLE_DEVICES may hide those that there are"
 _CALLS = (
     "cuInit",
     "cuDriverGetVersion",
@@ -86,7 +87,7 @@ class _Driver:
     def num_gpus(self) -> int:
         count = self._int("cuDeviceGetCount")
         if not count:
-            raise _DriverError(_no_device())
+            raise _DriverError(_NO_GPU)
         return count
 
     def gpu(self, index: int) -> Gpu:
@@ -110,10 +111,6 @@ class _Driver:
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._library, name)(*arguments)
         if status == _NO_DEVICE:
-            raise _DriverError(_no_device())
+            raise _DriverError(_NO_GPU)
         if status != _SUCCESS:
             raise _DriverError(f"the CUDA driver does not work here ({name} gives error {status})")
-
-
-def _no_device() -> str:
-    return "the CUDA driver sees no GPU; CUDA_VISIBLE_DEVICES may hide those that there are"

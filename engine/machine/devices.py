@@ -131,10 +131,8 @@ def needs_driver(asked: str, work: Work) -> bool:
 
 
 def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
-    """`asked` is "auto", "cpu", "cuda" (all GPUs), "cuda:1", or several of them separated by commas.
-
-    Raises ModelError with one line if a device is missing or does not support the options.
-    """
+    """`asked` is "auto", "cpu", "cuda" (all GPUs), "cuda:1", or several of them separated by commas. Raises ModelError
+    with one line if a device is missing or does not support the options."""
     names = _names(asked)
     if asked == AUTO:
         return _auto(work, cuda)

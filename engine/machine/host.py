@@ -46,16 +46,7 @@ def memory(root: Path = Path("/")) -> int:
 
     `root` has proc and sys.
     """
-    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_memory_limits(root)))
-
-
-def _memory_limits(root: Path) -> Iterator[int]:
-    """The limits in bytes."""
-    for folder in control_groups("memory", root):
-        for limit in (folder / "memory.max", folder / "memory.limit_in_bytes"):
-            text = limit.read_text().strip() if limit.is_file() else ""
-            if text.isdecimal():
-                yield int(text)
+    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(most for most, _ in _limits(root))))
 
 
 def _cpu_info() -> dict[str, str]:
@@ -69,17 +60,18 @@ def free_memory(root: Path = Path("/")) -> int:
     """Bytes. Pages of files that nobody used lately count as free, since the kernel drops them first."""
     rows = (line.split() for line in text_of(root / "proc" / "meminfo").splitlines())
     available = next(int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:")
-    return max(0, min((available, *_left(root))))
+    return max(0, min((available, *(left for _, left in _limits(root)))))
 
 
-def _left(root: Path) -> Iterator[int]:
-    """The bytes left under each limit that holds for this process."""
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Each limit that holds for this process, and what is left under it; bytes."""
     for folder in control_groups("memory", root):
         for limit, used, unused_files in _VERSIONS:
             most, now = text_of(folder / limit), text_of(folder / used)
-            if most.isdecimal() and now.isdecimal():
+            if most.isdecimal():
                 rows = (line.split() for line in text_of(folder / "memory.stat").splitlines())
-                yield int(most) - int(now) + next((int(row[1]) for row in rows if row[0] == unused_files), 0)
+                unused = next((int(row[1]) for row in rows if row[0] == unused_files), 0)
+                yield int(most), int(most) - (int(now) if now.isdecimal() else 0) + unused
 
 
 def text_of(file: Path) -> str:

@@ -79,7 +79,8 @@ def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "
 def _tokenizer(folder: Path) -> str:
     file = folder / "tokenizer.json"
     whole = hashlib.sha256(read_whole(file)).hexdigest() if file.is_file() else ""
-    parts = [_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES]
+    read = (read_optional(folder / name) for name in _TOKENIZER_FILES)
+    parts = [{name: value for name, value in config.items() if name not in _WITHOUT_EFFECT} for config in read]
     return _digest([whole, *parts, *filter(None, _others(folder, parts[0]))])
 
 
@@ -90,10 +91,6 @@ def _others(folder: Path, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {_CHAT_TEMPLATE: hashlib.sha256(read_whole(template)).hexdigest()} if template.is_file() else {}
     named = {"tokenizer_class": read_optional(folder / "config.json").get("tokenizer_class")}
     yield named if named["tokenizer_class"] and not config.get("tokenizer_class") else {}
-
-
-def _with_effect(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in _WITHOUT_EFFECT}
 
 
 def _tensors(folder: ModelFolder) -> Iterator[tuple[str, list[object]]]:

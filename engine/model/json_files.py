@@ -88,9 +88,9 @@ def number_in(config: Json, *keys: str, file: str = "config.json") -> int | None
     return None
 
 
-def needed_number(config: Json, *keys: str) -> int:
+def needed_number(config: Json, *keys: str, file: str = "config.json") -> int:
     """The positive integer under the first key that has one. Raises ModelError if none has, and for another value."""
-    number = number_in(config, *keys)
+    number = number_in(config, *keys, file=file)
     if number is None:
-        raise ModelError(f"config.json has no {' or '.join(keys)}")
+        raise ModelError(f"{file} has no {' or '.join(keys)}")
     return number

@@ -269,10 +269,8 @@ def _check_encoder(folder: Path, config: Json) -> None:
 
 
 def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
-    """Find the model's task. wanted: the value of --task, None = auto. is_splade: --pooling splade.
-
-    Raises ModelError with one line if the model does not fit the task, or its head is broken.
-    """
+    """Find the model's task. wanted: the value of --task, None = auto. is_splade: --pooling splade. Raises ModelError
+    with one line if the model does not fit the task, or its head is broken."""
     found = _detect(files, wanted=wanted, is_splade=is_splade)
     if files.template and found.task is not Task.RERANK:
         raise ModelError(f"--template is for rerankers, and this model is for {found.task} ({found.source})")
@@ -287,8 +285,7 @@ def _detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
     if wanted is None:
         return next(_found(files, wanted))
     if wanted is Task.EMBED:
-        found = next((each for each in _embeddings(files)), None) or Detected(task=Task.EMBED, source="")
-        return dataclasses.replace(found, source="--task embed")
+        return dataclasses.replace(next(_embeddings(files)), source="--task embed")
     seen = []
     for found in _found(files, wanted):
         if _fits(found, wanted):
@@ -296,7 +293,8 @@ def _detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
         seen.append(found)
     if wanted is Task.SPARSE:
         return masked_lm(files, "--task sparse")
-    raise ModelError(f"--task {wanted}: the model is not for this; it is for {_in_words(seen)}")
+    in_words = "; ".join(dict.fromkeys(f"{found.task} ({found.source})" for found in seen))
+    raise ModelError(f"--task {wanted}: the model is not for this; it is for {in_words}")
 
 
 def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
@@ -332,13 +330,9 @@ def _fits(found: Detected, wanted: Task) -> bool:
     return False
 
 
-def _in_words(seen: list[Detected]) -> str:
-    """The tasks and their sources, in words."""
-    return "; ".join(dict.fromkeys(f"{found.task} ({found.source})" for found in seen))
-
-
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
-    sentence, prompts, cuts = files.sentence, read_prompts(files.folder), read_cuts(files.folder)
+    sentence, prompts = files.sentence, read_prompts(files.folder)
+    truncate_dim, max_active_dims = read_cuts(files.folder)
     by_name = prompts.by_name if found.prompts is None else found.prompts
     # A template has its own default; a marker of queries or documents is no prompt.
     has_default = found.template is None and prompts.default_name in by_name
@@ -367,8 +361,9 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         default_prompt_name=prompts.default_name if has_default else None,
         include_prompt=sentence.include_prompt,
         notes=(
-            *_without(sentence.note, backbone.notes, found),
-            *_steps_note(sentence.steps),
+            # the note on pooling only if something is pooled
+            *(note for note in backbone.notes if found.task is Task.EMBED or note != sentence.note),
+            *([f"after the pooling: {', then '.join(map(str, sentence.steps))}"] if sentence.steps else ()),
             *found.notes,
             *read_notes(files.folder),
         ),
@@ -382,18 +377,9 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         adapters=tuple(files.config.get("lora_adaptations") or ()) if backbone.architecture == _WITH_ADAPTERS else (),
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
-        truncate_dim=cuts.truncate_dim if found.task is Task.EMBED else None,
-        max_active_dims=cuts.max_active_dims if found.task is Task.SPARSE else None,
+        truncate_dim=truncate_dim if found.task is Task.EMBED else None,
+        max_active_dims=max_active_dims if found.task is Task.SPARSE else None,
     )
-
-
-def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[str, ...]:
-    """The notes, without the one on pooling if nothing is pooled."""
-    return notes if found.task is Task.EMBED else tuple(note for note in notes if note != of_pooling)
-
-
-def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
-    return (f"after the pooling: {', then '.join(map(str, steps))}",) if steps else ()
 
 
 def read_as(folder: ModelFolder) -> Json:
@@ -404,10 +390,8 @@ def read_as(folder: ModelFolder) -> Json:
 
 
 def read_with(options: LoadOptions, *, known_classes: frozenset[str] = frozenset()) -> ModelFolder:
-    """The folder, with sequences of at most `options.max_seqlen` tokens. known_classes: see read.
-
-    Raises ModelError with one line if the model can't be served.
-    """
+    """The folder, with sequences of at most `options.max_seqlen` tokens. known_classes: see read. Raises ModelError
+    with one line if the model can't be served."""
     folder = read(
         options.path,
         pooling=options.pooling,
@@ -425,16 +409,12 @@ def check_special_tokens(folder: ModelFolder) -> None:
 
     tokenizer_pool checks the other ids of each request.
     """
-    largest = max((*surrounding_ids(folder.path / folder.tokenizer_folder), *_late_ids(folder)), default=-1)
+    put_in: list[int | None] = [*surrounding_ids(folder.weights_folder)]
+    if late := folder.late:  # which has markers, and a token that fills queries up
+        put_in += [late.query_marker_id, late.document_marker_id, late.expansion_id]
+    largest = max((token_id for token_id in put_in if token_id is not None), default=-1)
     if largest >= folder.vocab_size and not folder.is_static:
         raise ModelError(
             f"tokenizer.json puts the token {largest} around texts, and the model has {folder.vocab_size} rows for "
             "tokens (vocab_size in config.json): they are not of the same model"
         )
-
-
-def _late_ids(folder: ModelFolder) -> Iterator[int]:
-    """The ids of a late-interaction model's markers and fill-in token."""
-    if folder.late is not None:
-        put_in = (folder.late.query_marker_id, folder.late.document_marker_id, folder.late.expansion_id)
-        yield from (each for each in put_in if each is not None)

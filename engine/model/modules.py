@@ -16,7 +16,7 @@ from engine.model.json_files import (
     Json,
     check_known,
     flag_in,
-    number_in,
+    needed_number,
     object_in,
     read,
     read_object,
@@ -80,12 +80,7 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
     names = [str(entry["name"]) for entry in entries if "name" in entry]
     if len(set(names)) < len(names):  # the library keeps the last of them, in the place of the first
         raise ModelError("modules.json has two modules of one name; give each another")
-    return tuple(as_module(entry, "modules.json") for entry in renamed)
-
-
-def as_module(entry: Json, file: str) -> Module:
-    """The module of an entry in `file`. Raises ModelError for a path that is no text, or leads out of the folder."""
-    return Module(kind=_kind(entry), path=_module_path(entry, file))
+    return tuple(_as_module(entry, "modules.json") for entry in renamed)
 
 
 def read_pooling(folder: Path, module: Module, *, include_prompt: bool = True) -> tuple[tuple[str, ...], bool]:
@@ -112,13 +107,9 @@ def known_pooling(mode: object, where: str) -> str:
     return _POOLINGS[mode]
 
 
-def _kind(entry: Json) -> str:
-    name = str(entry.get("type"))
-    return name.rpartition(".")[2] if name.startswith(_OWN) else repr(name)
-
-
-def _module_path(entry: Json, file: str) -> PurePosixPath:
-    given = entry.get("path")
+def _as_module(entry: Json, file: str) -> Module:
+    """The module of an entry in `file`. Raises ModelError for a path that is no text, or leads out of the folder."""
+    name, given = str(entry.get("type")), entry.get("path")
     if not isinstance(given, str):
         raise ModelError(f"'path' of a module in {file} is not a text")
     path = PurePosixPath(given)
@@ -126,7 +117,7 @@ def _module_path(entry: Json, file: str) -> PurePosixPath:
         raise ModelError(f"{file} has a path that leads out of the folder")
     if len(path.parts) > MAX_DEPTH:
         raise ModelError(f"{file} has a path that is more than {MAX_DEPTH} folders deep")
-    return path
+    return Module(kind=name.rpartition(".")[2] if name.startswith(_OWN) else repr(name), path=path)
 
 
 def _poolings(config: Json, file: str) -> tuple[str, ...]:
@@ -147,7 +138,7 @@ def _step(folder: Path, module: Module, row: str) -> Step | None:
         case "LayerNorm":
             config = read_object(folder / path / "config.json")
             check_known(config, ("dimension",), f"{path}/config.json")
-            return LayerNorm(folder=str(path), size=_number(path, config, "dimension"))
+            return LayerNorm(folder=str(path), size=needed_number(config, "dimension", file=f"{path}/config.json"))
         case "Normalize":
             _check_names(path, read_optional(folder / path / "config.json"), row)
             return Normalize()
@@ -155,21 +146,22 @@ def _step(folder: Path, module: Module, row: str) -> Step | None:
 
 
 def _dense(path: PurePosixPath, config: Json, row: str) -> Dense:
-    check_known(config, _DENSE_KEYS, f"{path}/config.json")
+    file = f"{path}/config.json"
+    check_known(config, _DENSE_KEYS, file)
     _check_names(path, config, row)
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     activation = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or activation not in ACTIVATIONS:
         raise ModelError(
-            f"{path}/config.json asks for the activation {str(name)!r}; supported are torch's {', '.join(ACTIVATIONS)}"
+            f"{file} asks for the activation {str(name)!r}; supported are torch's {', '.join(ACTIVATIONS)}"
         )
     return Dense(
         folder=str(path),
-        in_features=_number(path, config, "in_features"),
-        out_features=_number(path, config, "out_features"),
-        has_bias=flag_in(config, "bias", f"{path}/config.json", default=True),
+        in_features=needed_number(config, "in_features", file=file),
+        out_features=needed_number(config, "out_features", file=file),
+        has_bias=flag_in(config, "bias", file, default=True),
         activation=activation,
-        has_residual=flag_in(config, "use_residual", f"{path}/config.json", default=False),
+        has_residual=flag_in(config, "use_residual", file, default=False),
     )
 
 
@@ -179,13 +171,6 @@ def _check_names(path: PurePosixPath, config: Json, row: str) -> None:
     names = (given, config.get("module_output_name") or given)
     if names != (row, row):
         raise ModelError(f"{path}/config.json makes {names[1]!r} of {names[0]!r}; only {row} is supported")
-
-
-def _number(path: PurePosixPath, config: Json, key: str) -> int:
-    number = number_in(config, key, file=f"{path}/config.json")
-    if number is None:
-        raise ModelError(f"{path}/config.json has no {key}")
-    return number
 
 
 class Chain(enum.StrEnum):
@@ -219,19 +204,17 @@ def read_chain(folder: Path) -> Chained:
     if not (folder / "modules.json").is_file():
         return Chained()
     entries = read_entries(folder)
-    found = routed(folder, entries)
-    modules, kinds = found.modules, [module.kind for module in found.modules]
-    kind = model_kind(folder)
+    modules, query_table = _routed(folder, entries)
+    kinds, kind = [module.kind for module in modules], model_kind(folder)
     chain = _chain(kinds, kind)
-    if found.has_routes:
-        served = (Chain.SPARSE,) if found.query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
+    if modules is not entries:
+        served = (Chain.SPARSE,) if query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
         if chain not in served:
-            raise refusal(folder, entries)
-        return Chained(chain, modules, found.query_table)
-    if chain is None:
+            raise _refusal(folder, entries)
+    elif chain is None:
         of_kind = "" if kind == _USUAL else f" of a {kind} ({_MODEL_TYPE} in {_CONFIG})"
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}{of_kind}; {_SUPPORTED}")
-    return Chained(chain, modules)
+    return Chained(chain, modules, query_table)
 
 
 def model_kind(folder: Path) -> str:
@@ -277,32 +260,26 @@ def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The modules for every text, or for documents if queries have a table."""
-
-    modules: tuple[Module, ...]  # with the route's modules in place of the Router
-    has_routes: bool = False
-    query_table: PurePosixPath | None = None  # folder of the SparseStaticEmbedding for queries
-
-
-def routed(folder: Path, modules: tuple[Module, ...]) -> Routed:
-    """The modules without a Router, and its routes. Raises ModelError for routes that one model can't serve."""
+def _routed(folder: Path, modules: tuple[Module, ...]) -> tuple[tuple[Module, ...], PurePosixPath | None]:
+    """The modules with a route's in place of the Router: those for every text, or those for documents if queries have a
+    table, and its folder. Raises ModelError for routes that one model can't serve."""
     places = [place for place, module in enumerate(modules) if module.kind in _ROUTERS]
     if not places:
-        return Routed(modules)
+        return modules, None
     first = places[0]
     routes = _routes(folder, modules[first])
     if len(places) == 1 and len(set(routes.values())) == 1:
         (route,) = set(routes.values())
-        return Routed((*modules[:first], *route, *modules[first + 1 :]), has_routes=True)
-    is_alone = len(modules) == 1 and not _mappings(folder, modules[0])
+        return (*modules[:first], *route, *modules[first + 1 :]), None
+    # the Router's own rules say which text takes which route
+    mappings = object_in(object_in(_router_config(folder, modules[first]), "parameters"), "route_mappings")
+    is_alone = len(modules) == 1 and not mappings
     if is_alone and routes.keys() == {"query", "document"} and [each.kind for each in routes["query"]] == [_TABLE]:
-        return Routed(routes["document"], has_routes=True, query_table=routes["query"][0].path)
-    raise refusal(folder, modules)
+        return routes["document"], routes["query"][0].path
+    raise _refusal(folder, modules)
 
 
-def refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:
+def _refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:
     """The error for routes with separate models. It names the folder of one that can be served by itself."""
     router = next(module for module in modules if module.kind in _ROUTERS)
     types = object_in(_router_config(folder, router), "types")
@@ -318,11 +295,6 @@ def _router_config(folder: Path, router: Module) -> Json:
     return read_optional(where / _ROUTER_FILE) or read_optional(where / "config.json")
 
 
-def _mappings(folder: Path, router: Module) -> Json:
-    """The Router's own rules for which text takes which route, if it has any."""
-    return object_in(object_in(_router_config(folder, router), "parameters"), "route_mappings")
-
-
 def _routes(folder: Path, router: Module) -> dict[str, tuple[Module, ...]]:
     """The modules of each route by its name; empty if the file is wrong."""
     config = _router_config(folder, router)
@@ -331,5 +303,5 @@ def _routes(folder: Path, router: Module) -> dict[str, tuple[Module, ...]]:
         if not isinstance(names, list) or not names or not all(str(name) in types for name in names):
             return {}
         paths = {name: str(router.path / str(name)) for name in names}
-        routes[route] = tuple(as_module({"type": types[name], "path": paths[name]}, _ROUTER_FILE) for name in names)
+        routes[route] = tuple(_as_module({"type": types[name], "path": paths[name]}, _ROUTER_FILE) for name in names)
     return routes

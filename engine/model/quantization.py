@@ -15,12 +15,13 @@ compressed-tensors.
 Some files also have scales of activations. They are not needed, because activations are scaled when computed.
 """
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.model.json_files import Json, object_in, read_optional
-from engine.model.weights import first_that_is_not_plain
+from engine.model.weights import PLAIN, checkpoint_files, stored_tensors
 from engine.types import ModelError
 
 TENSOR, CHANNEL, BLOCK = "tensor", "channel", "block"
@@ -35,6 +36,9 @@ _NVFP4 = "NVFP4"  # of modelopt
 _NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
 _PLAIN_FORMATS = frozenset({"dense", "float-quantized", "naive-quantized", "mixed-precision"})
 _MAX_NAME = 60  # characters of a method's name in a message
+_INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
+# The ends of weights' names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
+_WEIGHT_ENDINGS = (".weight", ".qweight", ".weight_packed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +102,20 @@ def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
 
 
 def check_plain(folder: Path) -> None:
-    """Raises ModelError if headers have quantized weights that no JSON file describes."""
-    unplain = first_that_is_not_plain(folder)
-    if unplain is not None:
-        raise ModelError(
-            f"{unplain}, but the model's files do not describe the scales, so no engine can read them; "
-            "take the model's plain weights"
-        )
+    """Raises ModelError if headers have quantized weights that no JSON file describes: tensors of an unusual dtype, or
+    of an integer dtype for a weight. Also if a file is wrong."""
+    for tensor in itertools.chain.from_iterable(map(stored_tensors, checkpoint_files(folder))):
+        is_integer = tensor.dtype in _INTEGERS and not tensor.name.endswith(_WEIGHT_ENDINGS)
+        if tensor.dtype not in PLAIN and not is_integer:
+            raise ModelError(
+                f"the tensor {tensor} is stored as {tensor.dtype}, but the model's files do not describe the scales, "
+                "so no engine can read them; take the model's plain weights"
+            )
 
 
 def read(folder: Path) -> StoredFp8 | None:
-    """None if the weights are stored plain.
-
-    Raises ModelError if they are quantized in a way that no engine or only tensorrt-llm reads.
-    """
+    """None if the weights are stored plain. Raises ModelError if they are quantized in a way that no engine or only
+    tensorrt-llm reads."""
     stored = describe(folder)
     if isinstance(stored, StoredNvfp4):
         raise ModelError(

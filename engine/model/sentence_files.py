@@ -104,19 +104,9 @@ class Prompts:
     source: str = CONFIG  # the file that has them
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """How much is kept of each row unless a request says otherwise; None = all."""
-
-    truncate_dim: int | None = None  # numbers of a pooled row, the first ones
-    max_active_dims: int | None = None  # entries of a sparse row, the strongest
-
-
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
     """Read modules.json and the files it names. config: config.json. pooling: cls, mean or last-token overrides files.
-
-    Raises ModelError if a module is not supported.
-    """
+    Raises ModelError if a module is not supported."""
     chosen = known_pooling(pooling, _FLAG) if pooling else None
     found = read_chain(folder)
     chain, modules = found.chain, found.modules
@@ -139,8 +129,8 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         steps=steps[:-1] if normalize else steps,
         normalize=normalize,
         include_prompt=include_prompt,
-        do_lower_case=lowers_case(transformer, transformer_file),
-        max_seqlen=length_in(transformer, transformer_file),
+        do_lower_case=flag_in(transformer, "do_lower_case", transformer_file, default=False),
+        max_seqlen=_length_in(transformer, transformer_file),
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
     )
@@ -166,16 +156,14 @@ def read_prompts(folder: Path) -> Prompts:
     return Prompts(prompts, default if (folder / "modules.json").is_file() else None, source)
 
 
-def read_cuts(folder: Path) -> Cuts:
-    """Read the cuts as sentence-transformers' classes do: each its own, only beside modules.json. Raises ModelError for
-    what is no whole number from 1."""
+def read_cuts(folder: Path) -> tuple[int | None, int | None]:
+    """See truncate_dim and max_active_dims of ModelFolder. Read as by sentence-transformers' classes: each its own,
+    only beside modules.json. Raises ModelError for what is no whole number from 1."""
     config, kind = read_optional(folder / CONFIG), model_kind(folder)
     truncate_dim, max_active_dims = (_count_in(config, key) for key in ("truncate_dim", "max_active_dims"))
     if not (folder / "modules.json").is_file():
-        return Cuts()
-    return Cuts(
-        truncate_dim if kind == "SentenceTransformer" else None, max_active_dims if kind == "SparseEncoder" else None
-    )
+        kind = ""
+    return truncate_dim if kind == "SentenceTransformer" else None, max_active_dims if kind == "SparseEncoder" else None
 
 
 def _count_in(config: Json, key: str) -> int | None:
@@ -263,15 +251,9 @@ def _transformer_config(folder: Path) -> tuple[str, Json]:
     return next(((name, config) for name, config in configs if config), ("", {}))
 
 
-def length_in(options: Json, file: str) -> int | None:
-    """The longest sequence, in tokens; None if the options, which this file has, do not say."""
+def _length_in(options: Json, file: str) -> int | None:
     of_tokenizer = number_in(_given(options, _OF_PROCESSOR), "model_max_length", file=file)
     return of_tokenizer or number_in(options, "max_seq_length", file=file)
-
-
-def lowers_case(options: Json, file: str) -> bool:
-    """Whether text is lower-cased before the tokenizer. Raises ModelError."""
-    return flag_in(options, "do_lower_case", file, default=False)
 
 
 def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> None:

@@ -79,6 +79,7 @@ class Dense:
 class LayerNorm:
     """torch's nn.LayerNorm over the row."""
 
+    is_file: ClassVar[bool] = False  # see Dense
     folder: str
     size: int
 

@@ -6,13 +6,14 @@ the header, a JSON object: name of a tensor -> {"dtype": …, "shape": [...], "d
 the engines, not here.
 """
 
+import itertools
 import json
 import math
 import operator
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,7 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # either is a f
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
-_PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
-_INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
-# The ends of weights' names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
-_WEIGHT_ENDINGS = (".weight", ".qweight", ".weight_packed")
+PLAIN = frozenset(("F64", "F32", "F16", "BF16"))  # dtypes of plain numbers
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
 QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
 _NUMPY_DTYPES = {
@@ -47,6 +45,7 @@ _FOLLOWS = ("position_ids", "inv_freq", "original_inv_freq", "masked_bias", "att
 _OTHER_HEADS = ("cls.seq_relationship.",)
 # Differences that training left in DeBERTa-v3's files beside the table itself.
 _LEFT_OVER = ("word_embeddings._weight",)
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, OverflowError)  # what a file that is none raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +81,15 @@ class Header:
 def weights_of(folder: Path, others: Iterable[Path] = ()) -> WeightSizes:
     """The weights in a model folder and in the files `others`. Raises ModelError if a file is wrong."""
     num_bytes, num_parameters = 0, Counter[str]()
-    for file, tensors in _tensors_by_file((*checkpoint_files(folder), *others)):
+    for file in (*checkpoint_files(folder), *others):
         try:
-            for tensor in tensors.values():
+            for tensor in _tensors_of(file).values():
                 begin, end = tensor["data_offsets"]
                 num_bytes += end - begin
                 num_parameters[str(tensor["dtype"])] += math.prod(tensor["shape"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise _not_safetensors(file) from error
     return WeightSizes(num_bytes, dict(num_parameters))
-
-
-def first_that_is_not_plain(folder: Path) -> str | None:
-    """The first tensor with an unusual dtype, or an integer dtype for a weight, in words; None if there is none.
-
-    Raises ModelError if a file is wrong.
-    """
-    for file, tensors in _tensors_by_file(checkpoint_files(folder)):
-        for name, tensor in tensors.items():
-            dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
-            if not isinstance(dtype, str):
-                raise _not_safetensors(file)
-            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(_WEIGHT_ENDINGS)):
-                return f"the tensor {name!r} in {file} is stored as {dtype}"
-    return None
-
-
-def _tensors_by_file(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Each file and its tensors."""
-    return ((file, _tensors_of(file)) for file in files)
 
 
 def _tensors_of(file: Path) -> dict[str, Any]:
@@ -177,13 +156,13 @@ def tensors_in(folder: Path) -> dict[str, StoredTensor]:
     Also if two files hold the same tensor, for libraries differ in which of them they read.
     """
     found: dict[str, StoredTensor] = {}
-    for file in checkpoint_files(folder):
-        for tensor in stored_tensors(file):
-            first = found.setdefault(tensor.name, tensor)
-            if first is not tensor:
-                raise ModelError(
-                    f"{first.file} and {file.name} both hold the tensor {tensor.name!r}; fetch the model's files again"
-                )
+    for tensor in itertools.chain.from_iterable(map(stored_tensors, checkpoint_files(folder))):
+        first = found.setdefault(tensor.name, tensor)
+        if first is not tensor:
+            raise ModelError(
+                f"{first.file} and {tensor.file.name} both hold the tensor {tensor.name!r}; fetch the model's files "
+                "again"
+            )
     return found
 
 
@@ -277,7 +256,7 @@ def read_query_weights(folder: Path) -> NDArray[np.float32]:
     file = folder / "model.safetensors"
     try:
         found = _array(file, header_of(file), QUERY_WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except _MALFORMED as error:
         raise ModelError(f"{file} can't be read as a safetensors file with {QUERY_WEIGHTS!r}") from error
     if found.ndim != 1 or not np.isfinite(found).all():
         raise ModelError(f"{file}: {QUERY_WEIGHTS!r} is not one finite number for each token")
@@ -288,16 +267,12 @@ def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
     """A tensor of a weights file. Raises ModelError if the file can't be read."""
     try:
         return _array(stored.file, header_of(stored.file), stored.name)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except _MALFORMED as error:
         raise ModelError(f"{stored.file} can't be read as a safetensors file") from error
 
 
 def _file(folder: Path, step: Dense | LayerNorm) -> Path:
-    return folder / step.folder if _is_file(step) else folder / step.folder / "model.safetensors"
-
-
-def _is_file(step: Dense | LayerNorm) -> bool:
-    return isinstance(step, Dense) and step.is_file
+    return folder / step.folder if step.is_file else folder / step.folder / "model.safetensors"
 
 
 def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
@@ -306,7 +281,7 @@ def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
         names = _tensor_names(header.tensors, step)
         _check_shapes(file, {name: tuple(header.tensors[there]["shape"]) for name, there in names.items()}, step)
         found = {name: _array(file, header, names[name]) for name in step.shapes}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except _MALFORMED as error:
         raise ModelError(f"{file} can't be read as a safetensors file") from error
     wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
     if wrong:
@@ -316,14 +291,14 @@ def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
 
 def _tensor_names(tensors: dict[str, Any], step: Dense | LayerNorm) -> dict[str, str]:
     """The step's name of each tensor -> the file's name. A module's file holds only that module."""
-    if not _is_file(step):
+    if not step.is_file:
         return {name: name for name in tensors}
     spelled = {name: (name, name.removeprefix("linear.")) for name in step.shapes}
     return {name: there for name, ways in spelled.items() for there in ways if there in tensors}
 
 
 def _check_shapes(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
-    wanted, by = step.shapes, "" if _is_file(step) else f", by {step.source}"
+    wanted, by = step.shapes, "" if step.is_file else f", by {step.source}"
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         what = f"lacks the tensor {missing[0]!r}" if missing else f"has a tensor {unknown[0]!r} too many"
@@ -334,10 +309,8 @@ def _check_shapes(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
 
 
 def mapped(file: Path, header: Header, name: str) -> NDArray[Any]:
-    """A tensor as it is stored, of a file that is mapped into memory; bfloat16 as uint16, see `as_float32`.
-
-    Raises OSError, ValueError if its size does not match its shape, KeyError for an unknown dtype.
-    """
+    """A tensor as it is stored, of a file that is mapped into memory; bfloat16 as uint16, see `as_float32`. Raises
+    OSError, ValueError if its size does not match its shape, KeyError for an unknown dtype."""
     tensor = header.tensors[name]
     dtype = np.dtype(_NUMPY_DTYPES[tensor["dtype"]])
     begin, end = tensor["data_offsets"]
@@ -355,7 +328,7 @@ def as_float32(values: NDArray[Any], *, copy: bool = False) -> NDArray[np.float3
 
 
 def _array(file: Path, header: Header, name: str) -> NDArray[np.float32]:
-    if header.tensors[name]["dtype"] not in _PLAIN:
+    if header.tensors[name]["dtype"] not in PLAIN:
         raise ValueError("it is not stored in plain numbers")
     return as_float32(mapped(file, header, name), copy=True)
 

@@ -65,7 +65,8 @@ def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtyp
     if found.shape != expected.shape:
         return RowAgreement(-1.0, float("inf"))
     error = found.astype(np.float64) - expected
-    error -= np.clip(error, *_rounding(expected, dtype))
+    explained = _NUM_ROUNDINGS * _LIMITS[dtype].rounding * np.abs(expected, dtype=np.float64)  # by rounding
+    error -= np.clip(error, -explained, explained)
     is_centred = expected.shape[-1] >= _MIN_WIDTH and len(expected) >= _MIN_ROWS
     centred = expected - expected.mean(axis=0, dtype=np.float64) if is_centred else expected.astype(np.float64)
     difference = float(np.abs(error).max() / max(np.abs(centred).max(), _SMALLEST))
@@ -77,12 +78,6 @@ def is_near(rows: RowAgreement, *, dtype: str) -> bool:
     limits = _LIMITS[dtype]
     most = limits.difference if rows.has_direction else limits.of_scores
     return rows.min_cosine >= limits.cosine and rows.difference <= most
-
-
-def _rounding(expected: NDArray[np.float32], dtype: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The differences that rounding can make of each number, downwards and upwards."""
-    most = _NUM_ROUNDINGS * _LIMITS[dtype].rounding * np.abs(expected, dtype=np.float64)
-    return -most, most
 
 
 def _least_cosine(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:

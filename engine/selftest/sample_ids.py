@@ -101,10 +101,7 @@ def largest_batch(folder: ModelFolder, limits: EngineLimits) -> Sequences:
 
 def of_texts(folder: ModelFolder, texts: Sequence[str], *, max_seqlen: int) -> Sequences:
     """Each text's ids with special tokens, cut to `max_seqlen` and to the model's limit. If the folder has no
-    tokenizer: arbitrary ids of similar lengths.
-
-    Raises ModelError if the tokenizer can't be read.
-    """
+    tokenizer: arbitrary ids of similar lengths. Raises ModelError if the tokenizer can't be read."""
     file = folder.weights_folder / "tokenizer.json"
     if not file.is_file():
         return arbitrary(folder, (min(len(text.split()) + 2, max_seqlen) for text in texts))

@@ -55,11 +55,15 @@ def _check_near(
 
 
 def rows_of(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
-    """Rows [B, D] of the engine's main output, computed in as many batches as its limits require.
-
-    Raises ModelError if the engine fails.
-    """
-    return np.concatenate([_rows(engine, part) for part in batches(engine.limits, sequences)])
+    """Rows [B, D] of the engine's main output, computed in as many batches as its limits require. Raises ModelError if
+    the engine fails."""
+    rows = []
+    for part in batches(engine.limits, sequences):
+        results = answered(engine, part)
+        if isinstance(results, EngineError):
+            raise cannot_run(engine.info.engine, results)
+        rows.append(results[main_output(engine.info.outputs)].values)
+    return np.concatenate(rows)
 
 
 def answered(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:
@@ -88,10 +92,3 @@ def batches(limits: EngineLimits, sequences: Sequences) -> Iterator[Sequences]:
             batch = []
         batch.append(sequence)
     yield batch
-
-
-def _rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
-    results = answered(engine, sequences)
-    if isinstance(results, EngineError):
-        raise cannot_run(engine.info.engine, results)
-    return results[main_output(engine.info.outputs)].values

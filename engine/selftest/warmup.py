@@ -39,10 +39,8 @@ _MAX_TOLERANCE = 0.3
 
 
 def warm_up(engine: Engine) -> EngineLimits:
-    """Run a few batches on all streams at once; the engine's limits with what was measured.
-
-    Raises ModelError where a row is not as it should be.
-    """
+    """Run a few batches on all streams at once; the engine's limits with what was measured. Raises ModelError where a
+    row is not as it should be."""
     seqlens = [min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS]
     _run(engine, seqlens)  # the very first batches also pay for lazy initialisation
     seconds = _run(engine, seqlens)
@@ -122,15 +120,12 @@ def _equal_seqlens(limits: EngineLimits, num_tokens: int) -> list[int]:
 
 def _run(engine: Engine, seqlens: list[int], num_batches: int = 1) -> float:
     """Seconds of one batch of arbitrary ids on each stream; the mean of several, one behind the other."""
-    outputs = main_output(engine.info.outputs)
-    cu_seqlens: NDArray[np.int32] = np.cumsum([0, *seqlens], dtype=np.int32)
-    token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % engine.info.vocab_size
-    collected = []
+    batch, collected = _batch(engine, seqlens), []
     began = time.perf_counter()
     for number in range(engine.limits.streams * num_batches):
         if number >= engine.limits.depth:
             collected.append(engine.collect())
-        engine.submit(Batch(engine.info.name, outputs, token_ids, cu_seqlens))
+        engine.submit(batch)
     while len(collected) < engine.limits.streams * num_batches:
         collected.append(engine.collect())
     seconds = (time.perf_counter() - began) / num_batches
@@ -139,6 +134,12 @@ def _run(engine: Engine, seqlens: list[int], num_batches: int = 1) -> float:
             raise ModelError(f"the warm-up batch failed: {results}")
         _check(engine, results, num_seqs=len(seqlens))
     return max(seconds, 1e-6)
+
+
+def _batch(engine: Engine, seqlens: list[int]) -> Batch:
+    cu_seqlens: NDArray[np.int32] = np.cumsum([0, *seqlens], dtype=np.int32)
+    token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % engine.info.vocab_size
+    return Batch(engine.info.name, main_output(engine.info.outputs), token_ids, cu_seqlens)
 
 
 def _check(engine: Engine, results: Results, *, num_seqs: int) -> None:
@@ -156,15 +157,12 @@ class Canary:
 
     def __init__(self, engine: Engine) -> None:
         """Computes it for the first time. The engine must be warm and idle. Raises ModelError if that fails."""
-        info = engine.info
-        cu_seqlens = np.cumsum([0, *(min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS)], dtype=np.int32)
-        token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % info.vocab_size
-        self.batch = Batch(info.name, main_output(info.outputs), token_ids, cu_seqlens)
+        self.batch = _batch(engine, [min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS])
         results = compute(engine, self.batch)
         if isinstance(results, EngineError):
             raise ModelError(f"the canary failed: {results}")
         self._expected = results
-        self._tolerance = max(_MIN_TOLERANCE, TOLERANCE.get(info.dtype, _MAX_TOLERANCE))
+        self._tolerance = max(_MIN_TOLERANCE, TOLERANCE.get(engine.info.dtype, _MAX_TOLERANCE))
 
     def judge(self, results: Results | EngineError) -> EngineError | None:
         """The fault in the rows of a later run; None if they are as they were."""

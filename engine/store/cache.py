@@ -13,22 +13,27 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from engine.machine.failures import one_line
 from engine.store import copies, manifest
 from engine.store.manifest import Json
 from engine.types import MAX_CACHE_BYTES, ModelError
 from wire.files import check_owner
+from wire.frames import ProtocolError
 
 logger = logging.getLogger("embedline.engine")
+
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)  # of what is no entry of ours
 
 _MAX_ENTRIES = 32  # by default
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
 _NUM_TRIES = 3  # to make one that no other process removes before it is locked
 _MAX_UNLOCKED_SECONDS = 24 * 3600  # of one on a disk without locks, whose maker may live
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,18 @@ class Cache:
         self._root = root
         self._max_entries = max_entries
         self._max_bytes = MAX_CACHE_BYTES if max_bytes is None else max_bytes
+
+    def read(
+        self, key: str, decode: Callable[[Entry], _T], *, damaged: tuple[type[Exception], ...] = MALFORMED
+    ) -> _T | None:
+        """What `decode` makes of the entry. None where there is none, or it is damaged; then it is removed.
+        damaged: what `decode` raises then."""
+        entry = self.find(key)
+        try:
+            return None if entry is None else decode(entry)
+        except damaged as error:
+            self.discard(key, why=one_line(error))
+            return None
 
     def find(self, key: str) -> Entry | None:
         """The entry. None where there is none, or it is damaged; then it is removed."""
@@ -96,7 +113,6 @@ class Cache:
                 os.close(lock)
 
     def _root_with_room(self, num_bytes: int) -> Path | None:
-        """A root with room; None = the temporary folder."""
         root = self._writable_root()
         try:
             if root is not None:
@@ -149,7 +165,7 @@ class Cache:
         """Remove the oldest entries above the limits."""
         assert self._root is not None
         with contextlib.suppress(OSError):
-            entries = sorted((file.parent for file in self._root.glob(f"[!.]*/{manifest.FILE}")), key=_last_use)
+            entries = sorted((file.parent for file in self._root.glob(f"[!.]*/{manifest.FILE}")), key=copies.last_use)
             sizes = [manifest.size_of(entry) for entry in entries]
             num_left, bytes_left = len(entries), sum(sizes)
             for entry, num_bytes in zip(entries, sizes, strict=True):
@@ -185,11 +201,6 @@ def _new_folder(root: Path | None) -> tuple[Path, int | None]:
         except OSError:
             return folder, None
     raise FileNotFoundError("other processes remove new folders")
-
-
-def _last_use(entry: Path) -> int:
-    """engine.store.copies sets this time."""
-    return entry.stat().st_mtime_ns
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

@@ -132,13 +132,14 @@ def _make_way(copy: Path, *, most_others: int) -> None:
         if useless.exists():
             shutil.rmtree(useless)
     others = [folder for folder in copy.parent.iterdir() if folder.is_dir() and folder.suffix != PARTIAL]
-    others.sort(key=_last_use, reverse=True)
+    others.sort(key=last_use, reverse=True)
     for other in others[most_others:]:
         with contextlib.suppress(OSError):
             _remove_unused(other)
 
 
-def _last_use(folder: Path) -> int:
+def last_use(folder: Path) -> int:
+    """When `use` was last called for the copy, as the file system's time of it."""
     try:
         return folder.stat().st_mtime_ns
     except FileNotFoundError:  # another process makes way too

@@ -29,11 +29,11 @@ def write(folder: Path, facts: Json, *, samples: bool = True) -> None:
     (folder / FILE).write_text(json.dumps(manifest, indent=1))
 
 
-def read(folder: Path, *, samples: bool = True) -> Json:
-    """The facts; `samples` as it was written. Raises ValueError if a file has changed, OSError, and any other error if
-    the manifest is damaged."""
+def read(folder: Path) -> Json:
+    """The facts of a folder whose large files were sampled. Raises ValueError if a file has changed, OSError, and any
+    other error if the manifest is damaged."""
     facts, files = read_facts(folder)
-    check(folder, files, samples=samples)
+    check(folder, files)
     return facts
 
 

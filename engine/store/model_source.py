@@ -56,10 +56,8 @@ def find_here(
     more: Sequence[str] = (),
     needs_modules: bool = True,
 ) -> ResolvedModel | None:
-    """Like `resolve`, but only on this machine; None where the model would have to be fetched.
-
-    Raises ModelError where model_id can't be a model's name.
-    """
+    """Like `resolve`, but only on this machine; None where the model would have to be fetched. Raises ModelError where
+    model_id can't be a model's name."""
     # huggingface_hub reads it when it is imported, here or in a child: no telemetry.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     _check_environment()
@@ -74,7 +72,9 @@ def find_here(
         raise ModelError(
             f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub{advice}"
         )
-    return _from_cache(model_id, revision, cache_dir, more=more) or _from_package(model_id, revision)
+    if snapshot := find_snapshot(cache_dir or _default_cache(), model_id, revision, more=more):
+        return ResolvedModel(snapshot, "hub cache", snapshot.name)
+    return _from_package(model_id, revision)
 
 
 def _check_environment() -> None:
@@ -99,13 +99,6 @@ def _is_folder(path: Path) -> bool:
         if os.access(path, os.R_OK | os.X_OK):
             return True
     raise ModelError(f"--model-id {str(path)!r} can't be read: Permission denied{remedy_of_reading()}")
-
-
-def _from_cache(
-    model_id: str, revision: str | None, cache_dir: Path | None, *, more: Sequence[str]
-) -> ResolvedModel | None:
-    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision, more=more)
-    return ResolvedModel(snapshot, "hub cache", snapshot.name) if snapshot else None
 
 
 def _default_cache() -> Path:

@@ -57,9 +57,7 @@ class NewHeader:
 
 def byte_ranges(file: Path) -> dict[str, ByteRange]:
     """Ranges by name, each within the file and of the right size. Tensors of a dtype that torch lacks are left out.
-
-    Raises OSError, and ValueError or TypeError if it is not a safetensors file.
-    """
+    Raises OSError, and ValueError or TypeError if it is not a safetensors file."""
     header, size = header_of(file), file.stat().st_size
     try:
         known = {name: tensor for name, tensor in header.tensors.items() if tensor["dtype"] in _DTYPES}

@@ -130,7 +130,7 @@ def _info(chosen: TensorRTLLMConfig, *, name: str, reason: str, device: str) -> 
         reason=reason,
         dtype=_dtype(chosen),
         device=device,
-        notes=(f"tensorrt_llm {chosen.package.version}", model_class.note, *chosen.notes),
+        notes=(f"tensorrt_llm {chosen.version}", model_class.note, *chosen.notes),
     )
     return dataclasses.replace(info, outputs=model_class.output)
 
@@ -152,10 +152,8 @@ def hide_other_gpus(device: str, environ: MutableMapping[str, str]) -> None:
 
 
 def affordable_limits(engine: Engine, folder: ModelFolder) -> EngineLimits:
-    """The engine's limits, with no larger batches than there turns out to be memory for.
-
-    Raises ModelError where a batch fails otherwise, or where there is no memory for the longest sequence.
-    """
+    """The engine's limits, with no larger batches than there turns out to be memory for. Raises ModelError where a
+    batch fails otherwise, or where there is no memory for the longest sequence."""
     found, asked = engine.limits, engine.limits.max_num_tokens
     _compute(engine, sample_ids.arbitrary(folder, [1]))
     while not _compute(engine, sample_ids.largest_batch(folder, found)):

@@ -10,7 +10,7 @@ import importlib
 import json
 import logging
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,16 @@ logger = logging.getLogger("embedline.engine")
 
 _NAMES_CODE = "auto_map"
 _CODE = ".py"
-_JSON = ".json"
-
 # Without these the engine would compute something else.
 _NEEDED = frozenset(
     ("encode_only", "dtype", "max_batch_size", "max_num_tokens", "max_seq_len", "model_kwargs", "trust_remote_code")
 )
-
 # Turns the library's telemetry off. It reads these when it is imported and when a model is built.
 NO_TELEMETRY = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TELEMETRY_DISABLED": "1"}
 _BATCH_SIZES = (1, 2, 4, 8)
 _NUM_TOKENS = (32, 64, 128, 256, 512, 1024)
 _SEQ_LENS = (32, 64, 128, 256, 512)
 _BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive requests wait; a GPU gains nothing from longer batches
-
 _INSTEAD = {  # what helps where it is the device that fails the library
     EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
     EngineErrorKind.FATAL: "--devices may name another",
@@ -72,7 +68,7 @@ def load(chosen: TensorRTLLMConfig) -> Library:
     except ModelError:
         raise
     except Exception as error:  # the library's own, torch's and the driver's
-        what = f"tensorrt_llm {chosen.package.version} can't load the model ({one_line(error)})"
+        what = f"tensorrt_llm {chosen.version} can't load the model ({one_line(error)})"
         instead = _INSTEAD.get(engine_error(error).kind)
     if instead is None:
         raise ModelError(f"{what}; --engine fused in the cuda image may serve it")
@@ -81,7 +77,7 @@ def load(chosen: TensorRTLLMConfig) -> Library:
 
 def _load(chosen: TensorRTLLMConfig) -> Library:
     api = importlib.import_module("tensorrt_llm.llmapi")
-    package.check_features(api.LLM, api.TorchLlmArgs)
+    package.check_features(chosen.version, api.LLM, api.TorchLlmArgs)
     _limit_gpu_memory(chosen.memory_share)
     family = chosen.model_class.family
     if family is not None:
@@ -115,17 +111,12 @@ def _graph_config(api: Any, chosen: TensorRTLLMConfig) -> Any:
     """Both num_tokens and seq_lens are given: without either the library stays without graphs, and only warns."""
     if not hasattr(api, "EncodeCudaGraphConfig"):
         raise ModelError(
-            f"tensorrt_llm {chosen.package.version} records no graphs of encoders; leave --tensorrt-llm-cuda-graphs out"
+            f"tensorrt_llm {chosen.version} records no graphs of encoders; leave --tensorrt-llm-cuda-graphs out"
         )
     sizes = buckets(
         max_num_seqs=chosen.max_num_seqs, max_num_tokens=chosen.max_num_tokens, max_seqlen=chosen.folder.max_seqlen
     )
-    return api.EncodeCudaGraphConfig(
-        batch_sizes=list(sizes.batch_sizes),
-        num_tokens=list(sizes.num_tokens),
-        seq_lens=list(sizes.seq_lens),
-        enable_padding=True,
-    )
+    return api.EncodeCudaGraphConfig(**sizes, enable_padding=True)
 
 
 def limits(chosen: TensorRTLLMConfig, library_limits: LibraryLimits | None) -> EngineLimits:
@@ -169,11 +160,9 @@ def release_memory() -> None:
 @contextlib.contextmanager
 def without_code(folder: Path) -> Iterator[Path]:
     """The folder itself where it has no code; else one of links to its other files, for as long as it is loaded from.
-
-    Raises ModelError where a JSON file can't be read.
-    """
+    Raises ModelError where a JSON file can't be read."""
     files = [file for file in folder.iterdir() if file.is_file()]
-    cleaned = {file.name: _without(read(file)) for file in files if file.suffix == _JSON and _names_code(file)}
+    cleaned = {file.name: _without(read(file)) for file in files if file.suffix == ".json" and _names_code(file)}
     if not cleaned and not any(file.suffix == _CODE for file in files):
         yield folder
         return
@@ -200,9 +189,7 @@ def _without(value: Any) -> Any:
 
 def llm_arguments(choices: TensorRTLLMConfig, fields: Collection[str], *, graph_config: Any = None) -> dict[str, Any]:
     """Beside the model itself. fields: of TorchLlmArgs; graph_config: an EncodeCudaGraphConfig, None = no graphs.
-
-    Raises ModelError where this version lacks one that is needed.
-    """
+    Raises ModelError where this version lacks one that is needed."""
     wanted: dict[str, Any] = {
         "encode_only": True,
         "skip_tokenizer_init": True,  # ids are all that it is given
@@ -218,12 +205,12 @@ def llm_arguments(choices: TensorRTLLMConfig, fields: Collection[str], *, graph_
     missing = sorted(_NEEDED - set(fields))
     if missing:
         raise ModelError(
-            f"tensorrt_llm {choices.package.version} takes no {', '.join(missing)}; 1.4.0rc1 does, and so does the "
+            f"tensorrt_llm {choices.version} takes no {', '.join(missing)}; 1.4.0rc1 does, and so does the "
             "tensorrt-llm image"
         )
     unknown = [name for name in wanted if name not in fields]
     if unknown:
-        logger.warning("tensorrt_llm %s does not accept %s", choices.package.version, ", ".join(unknown))
+        logger.warning("tensorrt_llm %s does not accept %s", choices.version, ", ".join(unknown))
     return {name: value for name, value in wanted.items() if name in fields}
 
 
@@ -238,22 +225,16 @@ def _of_config(choices: TensorRTLLMConfig) -> dict[str, Any]:
     return {**model_class.model_kwargs, "dtype": choices.dtype, "torch_dtype": choices.dtype}
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Sizes that batches are rounded up to, small ones, so that a single query is one launch. A graph is recorded for
-    every combination that can be; larger batches run without graphs."""
+def buckets(*, max_num_seqs: int, max_num_tokens: int, max_seqlen: int) -> dict[str, list[int]]:
+    """The sizes within the limits that batches are rounded up to, by the library's names; where a limit is smaller than
+    all of them, the limit itself.
 
-    batch_sizes: tuple[int, ...]
-    num_tokens: tuple[int, ...]
-    seq_lens: tuple[int, ...]
-
-
-def buckets(*, max_num_seqs: int, max_num_tokens: int, max_seqlen: int) -> Buckets:
-    """The buckets within the limits; where a limit is smaller than all of them, the limit itself."""
-    return Buckets(
-        _within(_BATCH_SIZES, max_num_seqs), _within(_NUM_TOKENS, max_num_tokens), _within(_SEQ_LENS, max_seqlen)
-    )
-
-
-def _within(sizes: Iterable[int], limit: int) -> tuple[int, ...]:
-    return tuple(size for size in sizes if size <= limit) or (limit,)
+    They are small, so that a single query is one launch. A graph is recorded for every combination that can be; larger
+    batches run without graphs.
+    """
+    limited = {
+        "batch_sizes": (_BATCH_SIZES, max_num_seqs),
+        "num_tokens": (_NUM_TOKENS, max_num_tokens),
+        "seq_lens": (_SEQ_LENS, max_seqlen),
+    }
+    return {name: [size for size in sizes if size <= limit] or [limit] for name, (sizes, limit) in limited.items()}

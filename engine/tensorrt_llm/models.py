@@ -130,9 +130,7 @@ def with_or_without_prefix(filtered: Callable[[str, Any], dict[str, Any]], prefi
 
 def score_rows(weights: Weights, head: PlannedHead, *, is_tied: bool) -> Tensor | None:
     """float32 [L, D], a copy; None for a head without a layer. is_tied: the embedding is the vocabulary's scores too.
-
-    Raises ModelError where the file has not got them, or has them in numbers that mean nothing without a scale.
-    """
+    Raises ModelError where the file has not got them, or has them in numbers that mean nothing without a scale."""
     match head.kind:
         case HeadKind.EMBED:
             return None
@@ -221,7 +219,8 @@ def _register_encoder(family: Family) -> None:
             fill(self.model, weights)
             self.model.to(self.model_config.pretrained_config.torch_dtype)
             if self.head.kind is HeadKind.SCORE:
-                _fill_plain(self.classifier, weights, "classifier.")
+                for name, parameter in self.classifier.named_parameters():
+                    parameter.data.copy_(weights[f"classifier.{name}"][:])
 
 
 class EncoderClassifier(nn.Module):
@@ -295,8 +294,3 @@ def in_files(module: str) -> tuple[str, ...]:
 def _tensors(weights: Weights, prefix: str) -> dict[str, Tensor]:
     """The weight and the bias of a module."""
     return {kind: weights[prefix + kind][:] for kind in ("weight", "bias") if prefix + kind in weights}
-
-
-def _fill_plain(module: nn.Module, weights: Weights, prefix: str) -> None:
-    for name, parameter in module.named_parameters():
-        parameter.data.copy_(weights[prefix + name][:])

@@ -67,7 +67,7 @@ class TensorRTLLMConfig:
     model_class: ModelClass  # which class computes it, and what comes out
     weights: Path  # the folder that is loaded: the model's own, or a quantized copy
     checkpoint: Checkpoint
-    package: package.Package
+    version: str  # of the library; "" if its files do not say
     gpu: Gpu
     dtype: str
     max_num_tokens: int
@@ -79,11 +79,9 @@ class TensorRTLLMConfig:
 
 def choose(options: LoadOptions) -> TensorRTLLMConfig:
     """Plan the loading. With --quantization fp8 it takes minutes the first time, where weights are copied in block FP8.
-
-    The copy is not removed while this process lives. Raises ModelError with one line.
-    """
+    The copy is not removed while this process lives. Raises ModelError with one line."""
     own = options.own_of(TENSORRT_LLM, Options)
-    found, folder, gpu = package.find(), read_with(options, known_classes=OFFER.known_classes(own)), _gpu(options)
+    version, folder, gpu = package.find(), read_with(options, known_classes=OFFER.known_classes(own)), _gpu(options)
     planned = plan(folder, [gpu], _flags(options, own))
     stored, weights, notes = _weights(folder, planned, options.cache_dir)
     return TensorRTLLMConfig(
@@ -91,7 +89,7 @@ def choose(options: LoadOptions) -> TensorRTLLMConfig:
         model_class=planned.model_class,
         weights=weights,
         checkpoint=stored,
-        package=found,
+        version=version,
         gpu=gpu,
         dtype=planned.dtype,
         max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),

@@ -13,13 +13,14 @@ Shapes: T tokens of all sequences, S tokens of one, M of the longest (S <= M), B
 heads, H key heads (N = H * groups), D numbers a head.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.cuda import get_device_capability
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
@@ -71,8 +72,9 @@ def packed_attention(
         raise UnsupportedAttention("attention to other tokens than those of the batch")
     if distance_bias is not None and (softcap or seen != Visibility(is_causal=False)):
         raise UnsupportedAttention("attention with distance_bias that is causal, or has a window or a softcap")
-    if seen.chunk is not None and seen.chunk < max_length_q:
-        bounds, max_length_q = _in_chunks(bounds, seen.chunk), seen.chunk
+    if seen.chunk is not None and seen.chunk < max_length_q:  # chunks are attended to like sequences of their own
+        starts = [place for start, end in pairwise(bounds) for place in range(start, end, seen.chunk)]
+        bounds, max_length_q = [*starts, bounds[-1]], seen.chunk
         cu_seq_lens_q = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     rule = _Rule(
         is_causal=seen.is_causal,
@@ -101,16 +103,8 @@ class _Rule:
     distance_bias: Tensor | None  # [N, 2 M - 1]
 
 
-def _in_chunks(bounds: Sequence[int], chunk: int) -> list[int]:
-    """The bounds of the chunks of each sequence, which are attended to like sequences of their own."""
-    return [place for start, end in pairwise(bounds) for place in range(start, end, chunk)] + [bounds[-1]]
-
-
 def _has_kernel(query: Tensor) -> bool:
-    """Whether the kernel computes rows of this kind."""
-    if not query.is_cuda:
-        return False
-    return has_varlen(query.shape[3], query.dtype, torch.cuda.get_device_capability(query.device))
+    return query.is_cuda and has_varlen(query.shape[3], query.dtype, get_device_capability(query.device))
 
 
 def _by_kernel(

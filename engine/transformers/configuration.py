@@ -20,11 +20,11 @@ from engine.model.tasks import SequenceScores, TransformersHead
 from engine.types import ModelError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OwnModel:
     """The classes of an architecture, imported when they are needed."""
 
-    module: str  # where they are
+    module: str  # where they are, in models/
     config: str  # a PretrainedConfig, whose model_type is the architecture
     model: str  # gives the rows of tokens
     scores: str = ""  # …ForSequenceClassification; "" = there is none
@@ -32,7 +32,7 @@ class OwnModel:
     @property
     def config_class(self) -> Any:
         """The class of configurations."""
-        return getattr(importlib.import_module(self.module), self.config)
+        return self._named(self.config)
 
     def class_for(self, folder: ModelFolder) -> Any:
         """The class of models for the folder's heads. Raises ModelError if there is none."""
@@ -40,43 +40,28 @@ class OwnModel:
         name = self.scores if isinstance(head, SequenceScores) else "" if head else self.model
         if not name:
             raise ModelError(f"there is no {folder.architecture!r} model for {folder.task}")
-        return getattr(importlib.import_module(self.module), name)
+        return self._named(name)
+
+    def _named(self, name: str) -> Any:
+        return getattr(importlib.import_module(f"engine.transformers.models.{self.module}"), name)
 
 
 # architecture -> its classes. known_code gives a folder one of these names, or config.json's model_type is one.
-_MODELS = "engine.transformers.models"
-OWN: dict[str, OwnModel] = {
-    "jina_adapters": OwnModel(
-        module=f"{_MODELS}.xlm_roberta_flash", config="JinaAdaptersConfig", model="JinaAdaptersModel"
-    ),
-    "jina_bert": OwnModel(
-        module=f"{_MODELS}.jina_bert",
-        config="JinaBertConfig",
-        model="JinaBertModel",
-        scores="JinaBertForSequenceClassification",
-    ),
-    "nomic_bert_moe": OwnModel(module=f"{_MODELS}.nomic_moe", config="NomicMoeConfig", model="NomicMoeModel"),
-    "llama_bidirec": OwnModel(
-        module=f"{_MODELS}.nvidia",
-        config="LlamaBidirecConfig",
-        model="LlamaModel",
-        scores="LlamaBidirecForSequenceClassification",
-    ),
-    "mt5": OwnModel(module=f"{_MODELS}.t5", config="MT5Config", model="T5Encoder"),
-    "nvembed": OwnModel(module=f"{_MODELS}.nvidia", config="NVEmbedConfig", model="NVEmbedModel"),
-    "t5": OwnModel(module=f"{_MODELS}.t5", config="T5Config", model="T5Encoder"),
+OWN = {
+    "jina_adapters": OwnModel("xlm_roberta_flash", "JinaAdaptersConfig", "JinaAdaptersModel"),
+    "jina_bert": OwnModel("jina_bert", "JinaBertConfig", "JinaBertModel", "JinaBertForSequenceClassification"),
+    "nomic_bert_moe": OwnModel("nomic_moe", "NomicMoeConfig", "NomicMoeModel"),
+    "llama_bidirec": OwnModel("nvidia", "LlamaBidirecConfig", "LlamaModel", "LlamaBidirecForSequenceClassification"),
+    "mt5": OwnModel("t5", "MT5Config", "T5Encoder"),
+    "nvembed": OwnModel("nvidia", "NVEmbedConfig", "NVEmbedModel"),
+    "t5": OwnModel("t5", "T5Config", "T5Encoder"),
     "xlm-roberta-flash": OwnModel(
-        module=f"{_MODELS}.xlm_roberta_flash",
-        config="XLMRobertaFlashConfig",
-        model="XLMRobertaFlashModel",
-        scores="XLMRobertaFlashForSequenceClassification",
+        "xlm_roberta_flash",
+        "XLMRobertaFlashConfig",
+        "XLMRobertaFlashModel",
+        "XLMRobertaFlashForSequenceClassification",
     ),
 }
-
-
-def own_model(architecture: str) -> OwnModel | None:
-    """The row of an architecture; None = transformers' automatic classes have it."""
-    return OWN.get(architecture)
 
 
 def read_config(folder: ModelFolder) -> PretrainedConfig:
@@ -94,7 +79,7 @@ def read_config(folder: ModelFolder) -> PretrainedConfig:
 
 
 def _config(folder: ModelFolder) -> PretrainedConfig:
-    own = own_model(folder.architecture)
+    own = OWN.get(folder.architecture)
     config: PretrainedConfig
     if own is not None:
         config = own.config_class.from_dict(folder.config)

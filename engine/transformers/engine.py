@@ -26,7 +26,6 @@ from engine.transformers.placement import Placement, check_fits, place
 from engine.transformers.selftest import PADDED, ForwardChoice, SelftestCache, choose_forward
 from engine.transformers.sparse import QueryTable, query_table
 from engine.types import (
-    MAX_NUM_SEQS,
     Batch,
     EngineClosed,
     EngineError,
@@ -39,7 +38,6 @@ from engine.types import (
     untold,
 )
 
-_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _GPU_BATCHES: dict[str, Any] = {"max_batch_seconds": 0.025, "max_batch_seconds_mixed": 0.010}  # longer: no faster
 
 
@@ -68,15 +66,12 @@ class TransformersEngine:
             threading.Thread(target=self._compute_forever, name=f"compute {stream}", daemon=True).start()
 
     def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine."""
         return self._submitted.put(batch)
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
-        """See engine.types.Engine. Batches are computed by threads of their own."""
-        return None
+        return None  # batches are computed by threads of their own
 
     def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine."""
         while self._num_computing:
             finished = self._finished.get()
             if finished is not None:
@@ -86,7 +81,6 @@ class TransformersEngine:
         raise EngineClosed
 
     def close(self) -> None:
-        """See engine.types.Engine."""
         for _ in range(self.limits.streams):
             self._submitted.end()
 
@@ -137,19 +131,10 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     return TransformersEngine(forward, choice.makers, info=info, limits=limits, queries=queries)
 
 
-def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
-    """Notes on sequences that are computed in another way."""
-    padded = "batches with tokens that the others are not to see are computed padded"
-    table = "queries are looked up in a table and not computed"
-    return (*((padded,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
-
-
 def _limits(folder: ModelFolder, options: LoadOptions, placement: Placement, *, is_reentrant: bool) -> EngineLimits:
     streams = 1 if placement.is_gpu or not is_reentrant else options.num_threads
     return EngineLimits(
-        max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
-        max_seqlen=folder.max_seqlen,
+        **options.batch_limits(folder.max_seqlen),
         streams=streams,
         depth=streams + 1,
         **(_GPU_BATCHES if placement.is_gpu else {}),
@@ -186,12 +171,14 @@ def _load(folder: ModelFolder, placement: Placement) -> PreTrainedModel:
 
 
 def _info(folder: ModelFolder, placement: Placement, choice: ForwardChoice, *, name: str, reason: str) -> ModelInfo:
+    padded = "batches with tokens that the others are not to see are computed padded" if folder.hides_tokens else ""
+    table = "queries are looked up in a table and not computed" if folder.query_table else ""
     info = folder.info(
         name=name,
         engine="transformers",
         reason=reason,
         dtype=str(placement.dtype).removeprefix("torch."),
         device=str(placement.device),
-        notes=(*choice.notes, *_route_notes(folder)),
+        notes=(*choice.notes, *filter(None, (padded, table))),
     )
     return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.finding.way == PADDED)

@@ -12,7 +12,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from engine.rows_numpy import position_ids
 from engine.rows_torch import on_device
-from engine.transformers.loading import takes
+from engine.transformers.loading import takes, takes_token_types
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import Batch, OutputKind, Rows
@@ -33,14 +33,8 @@ _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
 _MAX_CHECKED_TOKENS = 16_384  # classes with more positions number them by angles, which end nowhere
 
 
-class Forward(Protocol):
-    """Runs a model."""
-
-    def __call__(self, batch: Batch, /) -> Tensor:
-        """The last hidden states [T, D] in the order of batch.token_ids, on the model's device."""
-        ...
-
-
+# Runs a model: the last hidden states [T, D] in the order of batch.token_ids, on the model's device.
+Forward = Callable[[Batch], Tensor]
 Maker = Callable[[Tensor, Batch], Rows]  # makes an output's rows from the token rows of a Forward
 Makers = Mapping[OutputKind, Maker]
 
@@ -76,18 +70,21 @@ class PackedForward:
         num_tokens = 1 + (getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 0)
         if num_tokens > _MAX_CHECKED_TOKENS:
             return
+        singly = np.arange(num_tokens + 1, dtype=np.int32)
         beyond = [module for module in self.model.modules() if _follows_tables(module)]
         handles = [module.register_forward_pre_hook(_stop) for module in beyond]
         try:
             with contextlib.suppress(_Stopped):
-                self._run(_single_tokens(num_tokens), {})
+                self._run(Batch("", OutputKind.TOKENS, np.ones(num_tokens, np.int32), singly), {})
         finally:
             for handle in handles:
                 handle.remove()
 
     def _run(self, batch: Batch, seen: Mapping[nn.Module, Visibility]) -> Tensor:
         num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
-        cu_seqlens = _with_sequence(batch.cu_seqlens, num_filler)
+        cu_seqlens = batch.cu_seqlens
+        if num_filler:
+            cu_seqlens = np.append(cu_seqlens, cu_seqlens[-1] + np.int32(num_filler))
         max_seqlen = max(batch.max_seqlen, num_filler)
         output = self.model(
             input_ids=self._row(batch.token_ids, num_filler),
@@ -104,7 +101,8 @@ class PackedForward:
         return rows
 
     def _row(self, values: NDArray[Any], num_filler: int) -> Tensor:
-        return on_device(_with_zeros(values, num_filler), self._device)[None]
+        filled = np.append(values, np.zeros(num_filler, values.dtype)) if num_filler else values
+        return on_device(filled, self._device)[None]
 
 
 class _Stopped(Exception):
@@ -118,11 +116,6 @@ def _stop(*_: Any) -> None:
 def _follows_tables(module: nn.Module) -> bool:
     has_matrix = isinstance(module, PrepackedLinear) or any(tensor.dim() > 1 for tensor in module.parameters(False))
     return has_matrix and not isinstance(module, nn.Embedding) and not any(True for _ in module.children())
-
-
-def _single_tokens(num_tokens: int) -> Batch:
-    """A batch of so many sequences of one token."""
-    return Batch("", OutputKind.TOKENS, np.ones(num_tokens, np.int32), np.arange(num_tokens + 1, dtype=np.int32))
 
 
 class PaddedForward:
@@ -139,7 +132,6 @@ class PaddedForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
-        """See Forward."""
         indices, rows = [], []
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
         # rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none
@@ -179,7 +171,6 @@ class HidingForward:
         self.padded = padded
 
     def __call__(self, batch: Batch) -> Tensor:
-        """See Forward."""
         return (self.packed if batch.marked(EXPANSION_TOKEN) is None else self.padded)(batch)
 
 
@@ -225,20 +216,9 @@ def _index(cu_seqlens: NDArray[np.int32], group: list[int]) -> tuple[NDArray[np.
     return np.where(is_token, index, 0), is_token
 
 
-def _with_sequence(cu_seqlens: NDArray[np.int32], num_tokens: int) -> NDArray[np.int32]:
-    """Bounds with one more sequence of num_tokens, unless that is 0."""
-    return np.append(cu_seqlens, cu_seqlens[-1] + np.int32(num_tokens)) if num_tokens else cu_seqlens
-
-
-def _with_zeros(values: NDArray[Any], num_zeros: int) -> NDArray[Any]:
-    return np.append(values, np.zeros(num_zeros, values.dtype)) if num_zeros else values
-
-
 def _parts_for(model: PreTrainedModel) -> Callable[[Batch], dict[str, NDArray[np.int32]]]:
     """The parts of a batch that are inputs of the model, by its names for them; a number for each token [T]."""
-    # a model without a table of token types, such as GPT-2, would take their zeros for token 0
-    takes_types = takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
-    takes_adapters = takes(model, "adapters")
+    takes_types, takes_adapters = takes_token_types(model), takes(model, "adapters")
 
     def parts_of(batch: Batch) -> dict[str, NDArray[np.int32]]:
         zeros, parts = np.zeros_like(batch.token_ids), {}

@@ -26,7 +26,7 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
-from engine.rows_torch import Pooling, RowModules, load_modules
+from engine.rows_torch import Pooling, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import next_token_score, sequence_scores, token_scores
 from engine.transformers.reference import Reference
@@ -61,12 +61,18 @@ def makers_of(folder: ModelFolder, whole: PreTrainedModel, reference: Reference)
 
 
 def embeddings(pooling: Pooling) -> dict[OutputKind, Maker]:
-    """The makers of an embedding model: a row for each text, and one for each token."""
-    return {OutputKind.POOLED: _Pooled(pooling), OutputKind.TOKENS: _token_rows}
+    """The makers of an embedding model: a row for each text, before a final Normalize, and one for each token."""
+
+    def pooled(token_rows: Tensor, batch: Batch) -> Rows:
+        return Rows(pooling(token_rows, batch).cpu().numpy())
+
+    def of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
+        return Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
+
+    return {OutputKind.POOLED: pooled, OutputKind.TOKENS: of_tokens}
 
 
 def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference: Reference) -> tuple[Maker, str]:
-    """The maker of the head's output, and a note about it."""
     match head:
         case SequenceScores():
             return sequence_scores(whole, head, reference)
@@ -85,40 +91,18 @@ def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference:
             assert_never(head)
 
 
-class _Pooled:
-    """Makes one row a sequence, before a final Normalize."""
-
-    def __init__(self, pooling: Pooling) -> None:
-        self._pooling = pooling
-
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        return Rows(self._pooling(token_rows, batch).cpu().numpy())
-
-
-def _token_rows(token_rows: Tensor, batch: Batch) -> Rows:
-    return Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
-
-
 def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device) -> Maker:
-    """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch.
-
-    Raises ModelError if a file of the steps is wrong.
-    """
+    """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch. Raises ModelError if a file
+    of the steps is wrong."""
     size = output_size(head.steps, folder.hidden_size)
     assert size == head.dimensions, (size, head.dimensions)
-    return _TokenVectors(load_modules(folder.path, head.steps, device=device), normalizes=head.normalize)
-
-
-class _TokenVectors:
-    """May be called by several threads at the same time."""
-
-    def __init__(self, steps: RowModules, *, normalizes: bool) -> None:
-        self._steps = steps
-        self._normalizes = normalizes
+    modules = load_modules(folder.path, head.steps, device=device)
 
     @torch.inference_mode()
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        vectors = self._steps(token_rows).float()
-        if self._normalizes:
+    def of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
+        vectors = modules(token_rows).float()
+        if head.normalize:
             vectors = functional.normalize(vectors, dim=-1, eps=NORMALIZE_FLOOR)
         return Rows(vectors.cpu().numpy(), batch.cu_seqlens)
+
+    return of_tokens

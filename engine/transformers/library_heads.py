@@ -28,7 +28,7 @@ from engine.machine.failures import one_line
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores
 from engine.rows_torch import on_device, pool
 from engine.transformers.forward import Maker
-from engine.transformers.reference import Reference, Scores, answer_score, entries_of
+from engine.transformers.reference import Reference, Scores, answer_score, entries_of, some_rows
 from engine.types import Batch, ModelError, OutputKind, Rows
 
 _NO_ID = -1  # no token has it
@@ -44,18 +44,18 @@ class LibraryHead:
     def __init__(
         self, whole: PreTrainedModel, *, entries: Sequence[int] | None = None, dtype: torch.dtype | None = torch.float32
     ) -> None:
-        """entries: the vocabulary ids to score; L is then their number. None = all. dtype: None = the model's.
-
-        Raises ModelError if the class has no bare transformer inside, or no output embedding for the entries.
-        """
+        """entries: the vocabulary ids to score; L is then their number. None = all. dtype: None = the model's. Raises
+        ModelError if the class has no bare transformer inside, or no output embedding for the entries."""
         if whole.base_model is whole:
             raise ModelError(f"the library's {type(whole).__name__} has no bare transformer in it")
-        replaced: dict[int, Any] = _tensors_in(whole, dtype) | {id(whole.base_model): _StandIn(whole.base_model)}
+        held = (*whole.parameters(), *whole.buffers())
+        replaced: dict[int, Any] = {id(tensor): tensor for tensor in held if dtype in (None, tensor.dtype)}  # shared
+        replaced[id(whole.base_model)] = _StandIn(whole.base_model)
         if entries is not None:
             output = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
             if not isinstance(output, nn.Linear):
                 raise ModelError(f"the library's {type(whole).__name__} has no output embedding to take rows from")
-            replaced[id(output)] = _some_rows(output, entries)
+            replaced[id(output)] = some_rows(output, entries)
         self._model: PreTrainedModel = copy.deepcopy(whole, replaced)
         if dtype is not None:  # shared tensors have the dtype already, so the cast does not copy them
             self._model.to(dtype)  # type: ignore[arg-type]
@@ -87,35 +87,15 @@ class _StandIn(nn.Module):
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """inputs_embeds: rows [B, S, D], which become the last hidden states."""
         return BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=inputs_embeds,
-            pooler_output=self._pooled(inputs_embeds),
+            last_hidden_state=inputs_embeds, pooler_output=self._pooled(inputs_embeds)
         )
 
-    def _pooled(self, rows: Tensor) -> Tensor | None:
+    def _pooled(self, rows: Tensor) -> Any:
         if self.pooler is None:
             return None
-        pooled: Tensor
         if self.pooler_activation is None:
-            pooled = self.pooler(rows)
-        else:  # ALBERT's pooler is a single layer
-            pooled = self.pooler_activation(self.pooler(rows[:, 0]))
-        return pooled
-
-
-def _tensors_in(whole: PreTrainedModel, dtype: torch.dtype | None) -> dict[int, Tensor]:
-    """The tensors of this dtype (None = all) by `id`, for a copy to share."""
-    tensors = (*whole.parameters(), *whole.buffers())
-    return {id(tensor): tensor for tensor in tensors if dtype in (None, tensor.dtype)}
-
-
-def _some_rows(output: nn.Linear, entries: Sequence[int]) -> nn.Linear:
-    """A layer that scores only these vocabulary ids."""
-    index = torch.tensor(entries, device=output.weight.device)
-    some = nn.Linear(output.in_features, len(entries), bias=output.bias is not None, device="meta")
-    some.weight = nn.Parameter(output.weight.detach()[index], requires_grad=False)
-    if output.bias is not None:
-        some.bias = nn.Parameter(output.bias.detach()[index], requires_grad=False)
-    return some
+            return self.pooler(rows)
+        return self.pooler_activation(self.pooler(rows[:, 0]))  # ALBERT's pooler is a single layer
 
 
 _Way = Callable[[LibraryHead, Tensor, Batch], Tensor]  # token rows [T, D] to raw scores [B, L]
@@ -145,7 +125,8 @@ def sequence_scores(whole: PreTrainedModel, head: SequenceScores, reference: Ref
         )
     chosen = _choose(library_head, reference, scores)
     note = f"scores: the head of {library_head.name} on {chosen}; the self-test agrees"
-    return _SequenceScores(library_head, _WAYS.get(chosen, _on_all)), note
+    way = _WAYS.get(chosen, _on_all)
+    return lambda token_rows, batch: Rows(way(library_head, token_rows, batch).cpu().numpy()), note
 
 
 def _choose(head: LibraryHead, reference: Reference, expected: Tensor) -> str:
@@ -159,17 +140,6 @@ def _choose(head: LibraryHead, reference: Reference, expected: Tensor) -> str:
     return nearest if differences[nearest] <= _SAME * spread else _ALL
 
 
-class _SequenceScores:
-    """See Maker."""
-
-    def __init__(self, library_head: LibraryHead, way: _Way) -> None:
-        self._library_head = library_head
-        self._way = way
-
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        return Rows(self._way(self._library_head, token_rows, batch).cpu().numpy())
-
-
 def token_scores(whole: PreTrainedModel, head: TokenScores, reference: Reference) -> tuple[Maker, str]:
     """The maker of TOKEN_LOGITS, and a note about it. Raises ModelError.
 
@@ -177,7 +147,13 @@ def token_scores(whole: PreTrainedModel, head: TokenScores, reference: Reference
     """
     _check_labels(head, reference.scores[OutputKind.TOKEN_LOGITS])
     library_head = LibraryHead(whole)
-    return _TokenScores(library_head), f"scores: the head of {library_head.name} on each token's row"
+
+    def scores_of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
+        token_ids = on_device(batch.token_ids, token_rows.device)
+        scores = library_head(token_rows[None], token_ids[None])[0]
+        return Rows(scores.cpu().numpy(), batch.cu_seqlens)
+
+    return scores_of_tokens, f"scores: the head of {library_head.name} on each token's row"
 
 
 def _check_labels(head: SequenceScores | TokenScores, expected: Scores) -> None:
@@ -186,34 +162,16 @@ def _check_labels(head: SequenceScores | TokenScores, expected: Scores) -> None:
         raise ModelError(f"config.json names {len(head.labels)} labels, but the head gives {num_scores} scores")
 
 
-class _TokenScores:
-    """See Maker."""
-
-    def __init__(self, library_head: LibraryHead) -> None:
-        self._library_head = library_head
-
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        token_ids = on_device(batch.token_ids, token_rows.device)
-        scores = self._library_head(token_rows[None], token_ids[None])[0]
-        return Rows(scores.cpu().numpy(), batch.cu_seqlens)
-
-
-def _on_first(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
-    return _on_rows(head, token_rows[on_device(batch.cu_seqlens[:-1], token_rows.device)])
-
-
-def _on_last(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
-    return _on_rows(head, token_rows[on_device(_last(batch, head.pad_id), token_rows.device)])
-
-
-def _on_mean(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
-    return _on_rows(head, pool(token_rows, on_device(batch.cu_seqlens, token_rows.device), poolings=("mean",)))
-
-
 _WAYS: dict[str, _Way] = {
-    "the first token's row": _on_first,
-    "the last token's row": _on_last,
-    "the mean of the tokens' rows": _on_mean,
+    "the first token's row": lambda head, rows, batch: _on_rows(
+        head, rows[on_device(batch.cu_seqlens[:-1], rows.device)]
+    ),
+    "the last token's row": lambda head, rows, batch: _on_rows(
+        head, rows[on_device(_last(batch, head.pad_id), rows.device)]
+    ),
+    "the mean of the tokens' rows": lambda head, rows, batch: _on_rows(
+        head, pool(rows, on_device(batch.cu_seqlens, rows.device), poolings=("mean",))
+    ),
 }
 _ALL = "all tokens' rows, one sequence after the other"
 
@@ -252,17 +210,9 @@ def next_token_score(whole: PreTrainedModel, head: AnswerScore) -> tuple[Maker, 
     library_head = LibraryHead(whole, entries=entries)
     asked = " less ".join(map(str, entries))
     note = f"scores: token {asked} as {library_head.name} would go on after the last token"
-    return _AnswerScore(library_head), note
 
-
-class _AnswerScore:
-    """See Maker."""
-
-    def __init__(self, library_head: LibraryHead) -> None:
-        self._library_head = library_head
-
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+    def scores_of_answers(token_rows: Tensor, batch: Batch) -> Rows:
         last = on_device(batch.cu_seqlens[1:] - 1, token_rows.device)
-        token_ids = torch.zeros((batch.num_seqs, 1), dtype=torch.int64, device=token_rows.device)
-        scores = self._library_head(token_rows[last][:, None], token_ids)[:, -1]
-        return Rows(answer_score(scores).cpu().numpy())
+        return Rows(answer_score(_on_rows(library_head, token_rows[last])[:, -1]).cpu().numpy())
+
+    return scores_of_answers, note

@@ -10,7 +10,6 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.model.weights import StoredTensor, check_read, tensors_in
 from engine.store.tensor_file import on_meta
-from engine.transformers.configuration import own_model, quiet, read_config
+from engine.transformers.configuration import OWN, quiet, read_config
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
@@ -51,9 +50,6 @@ _CLASSES: dict[type[TransformersHead], tuple[type, str]] = {
     VocabularyWeights: (AutoModelForMaskedLM, "masked language modelling"),
 }
 
-# Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
-_UNUSED_PARTS = frozenset(("pooler", "contact_head"))
-_UNUSED_PARTS_OF_SEQUENCE_SCORES = frozenset(("contact_head",))
 _META = torch.device("meta")
 _NEEDS_NUMBERS = "meta tensor"  # in the messages of operations that can't run on that device
 
@@ -95,8 +91,7 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
-    own = own_model(folder.architecture)
-    if own is not None:
+    if own := OWN.get(folder.architecture):
         return own.class_for(folder)
     for head in folder.heads:
         if isinstance(head, TransformersHead):
@@ -124,19 +119,14 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The reading of weights that is to come."""
-
-    model: PreTrainedModel  # on the meta device
-    found: Mapping[str, Any]  # see check_found
-    failures: Mapping[str, str]  # the model's name of a weight that can't be made -> the library's report
-    sources: Sources
-
-
 def takes(model: PreTrainedModel, argument: str) -> bool:
     """Whether its forward has an argument of this name."""
     return argument in inspect.signature(model.forward).parameters
+
+
+def takes_token_types(model: PreTrainedModel) -> bool:
+    """A model without a table of token types, such as GPT-2, would take their zeros for token 0."""
+    return takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
 
 
 def check_headers(folder: ModelFolder, model_class: Any, config: PretrainedConfig) -> None:
@@ -146,15 +136,15 @@ def check_headers(folder: ModelFolder, model_class: Any, config: PretrainedConfi
     """
     stored = tensors_in(folder.weights_folder)
     try:
-        reading = _read(model_class, config, stored)
+        model, info, sources = _read(model_class, config, stored)
     except ModelError:
         raise
     except Exception as error:  # models and their conversions raise anything; the library's loading tells it better
         logger.info("the headers of %s can't be compared beforehand: %s", folder.weights_folder, one_line(error))
         return
-    _check_conversion(reading)
-    if not reading.failures:
-        check_found(folder, reading.model, reading.found, reading.sources)
+    _check_conversion(info.conversion_errors, sources)
+    if not info.conversion_errors:
+        check_found(folder, model, info.to_dict(), sources)
 
 
 def check_found(folder: ModelFolder, model: PreTrainedModel, found: Mapping[str, Any], sources: Sources) -> None:
@@ -167,7 +157,10 @@ def check_found(folder: ModelFolder, model: PreTrainedModel, found: Mapping[str,
     _check_read(folder, model, found["unexpected_keys"], sources)
 
 
-def _read(model_class: Any, config: PretrainedConfig, stored: Mapping[str, StoredTensor]) -> _Reading:
+def _read(
+    model_class: Any, config: PretrainedConfig, stored: Mapping[str, StoredTensor]
+) -> tuple[PreTrainedModel, Any, Sources]:
+    """The model on the meta device, the library's report of reading its weights, and what they are made of."""
     config = copy.deepcopy(config)
     with _META:
         is_automatic = hasattr(model_class, "from_config")
@@ -183,7 +176,7 @@ def _read(model_class: Any, config: PretrainedConfig, stored: Mapping[str, Store
     model.mark_tied_weights_as_initialized(info)
     model.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
     model._adjust_missing_and_unexpected_keys(info)
-    return _Reading(model, info.to_dict(), info.conversion_errors, sources)
+    return model, info, sources
 
 
 def _sources(model: PreTrainedModel, mapping: Iterable[Any], stored: Mapping[str, StoredTensor]) -> Sources:
@@ -209,12 +202,13 @@ def _sources(model: PreTrainedModel, mapping: Iterable[Any], stored: Mapping[str
     return sources
 
 
-def _check_conversion(reading: _Reading) -> None:
-    for name, report in sorted(reading.failures.items()):
+def _check_conversion(failures: Mapping[str, str], sources: Sources) -> None:
+    """failures: the model's name of a weight that can't be made -> the library's report."""
+    for name, report in sorted(failures.items()):
         if _NEEDS_NUMBERS not in report:
             reason = report.rpartition("\nError")[0].strip().rpartition("\n")[2]
             raise ModelError(
-                f"transformers can't make the weight {name!r} of {_of(reading.sources.get(name, []))}: {reason}; check "
+                f"transformers can't make the weight {name!r} of {_of(sources.get(name, []))}: {reason}; check "
                 "config.json, or fetch the model's files again"
             )
 
@@ -245,8 +239,9 @@ def _check_shapes(
 
 
 def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
+    # Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
     is_scored = any(isinstance(head, SequenceScores) for head in folder.heads)
-    unused = _UNUSED_PARTS_OF_SEQUENCE_SCORES if is_scored else _UNUSED_PARTS
+    unused = {"contact_head"} if is_scored else {"contact_head", "pooler"}
     missing = sorted(key for key in missing_keys if not unused.intersection(key.split(".")))
     if missing:
         which = f"{missing[0]} is" if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} others are"

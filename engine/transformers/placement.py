@@ -38,20 +38,16 @@ def place(options: LoadOptions) -> Placement:
     if dtype not in ("auto", *_DTYPES):
         raise ModelError(f"--dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     if device == CPU:
-        return Placement(torch.device(device), _dtype(dtype, None))
+        return Placement(torch.device(device), _DTYPES[dtype_of_auto(None) if dtype == "auto" else dtype])
     capability = _capability(device)
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} can't compute in it; float32 and float16 work")
     torch.cuda.set_device(device)  # otherwise pinning memory would use the first GPU
     torch.backends.cuda.enable_cudnn_sdp(False)  # see docs/decisions/0024-attention-by-our-kernel.md
-    placement = Placement(torch.device(device), _dtype(dtype, capability), options.memory_share)
-    if placement.memory_share < 1.0:
-        torch.cuda.set_per_process_memory_fraction(placement.memory_share, placement.device)
-    return placement
-
-
-def _dtype(name: str, capability: tuple[int, int] | None) -> torch.dtype:
-    return _DTYPES[dtype_of_auto(capability) if name == "auto" else name]
+    if options.memory_share < 1.0:
+        torch.cuda.set_per_process_memory_fraction(options.memory_share, torch.device(device))
+    named = _DTYPES[dtype_of_auto(capability) if dtype == "auto" else dtype]
+    return Placement(torch.device(device), named, options.memory_share)
 
 
 def _capability(device: str) -> tuple[int, int]:

@@ -11,7 +11,6 @@ whoever calls these layers with numbers of rows of all kinds should take those o
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +23,6 @@ _NUM_TRIALS = 3
 _MIN_GAIN = 1.1  # below this it is not worth an exchange
 _TOLERANCE = 1e-5  # largest difference over largest value: the order of the additions alone
 _CODES_PER_OCTAVE = 32  # numbers of rows between one power of two and the next: at most 3 % more rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """How one shape of weights does."""
-
-    gain: float  # seconds plain over seconds prepacked
-    is_equal: bool
-
-    @property
-    def is_passed(self) -> bool:
-        return self.is_equal and self.gain >= _MIN_GAIN
 
 
 class PrepackedLinear(nn.Module):
@@ -63,18 +50,24 @@ def prepack(model: nn.Module) -> str:
         return "linear layers: as torch computes them, as it is built without oneDNN"
     places = _places(model)
     num_linears, num_prepacked = len(places), 0
-    trials: dict[tuple[int, int], _Trial] = {}
+    gains: dict[tuple[int, int], float] = {}  # by the shape of weights
     while places:  # taken out one by one, so that only one layer's weights are there twice
         linear, where = places.popitem()
         shape = (linear.in_features, linear.out_features)
-        if shape not in trials:
-            trials[shape] = _try(linear)
-        if trials[shape].is_passed:
+        if shape not in gains:
+            gains[shape] = _gain(linear)
+        if gains[shape] >= _MIN_GAIN:
             packed = PrepackedLinear(linear)
             for parent, name in where:
                 setattr(parent, name, packed)
             num_prepacked += 1
-    return _note(num_linears, num_prepacked, list(trials.values()))
+    worth = [gain for gain in gains.values() if gain >= _MIN_GAIN]
+    if not worth:
+        return "linear layers: as torch computes them; prepacked for oneDNN none gains"
+    return (
+        f"linear layers: {num_prepacked} of {num_linears} prepacked for oneDNN, "
+        f"{min(worth):.1f} to {max(worth):.1f} times as fast as torch's own by measurement"
+    )
 
 
 def is_prepacked(model: nn.Module) -> bool:
@@ -101,14 +94,16 @@ def _places(model: nn.Module) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
 
 
 @torch.inference_mode()
-def _try(linear: nn.Linear) -> _Trial:
+def _gain(linear: nn.Linear) -> float:
+    """Seconds plain over seconds prepacked; below 0 where the rows differ."""
     packed = PrepackedLinear(linear)
     num_rows = int(_NUM_OPERATIONS / (2 * linear.in_features * linear.out_features))
     num_rows = max(_MIN_ROWS, min(num_rows, _NUM_ROWS))
     rows = torch.randn(1, num_rows, linear.in_features, generator=torch.Generator().manual_seed(0))
     expected, got = functional.linear(rows, linear.weight, linear.bias), packed(rows)
-    is_equal = bool((got - expected).abs().max() <= _TOLERANCE * expected.abs().max())
-    return _Trial(gain=_seconds(lambda: linear(rows)) / _seconds(lambda: packed(rows)), is_equal=is_equal)
+    if not (got - expected).abs().max() <= _TOLERANCE * expected.abs().max():
+        return -1.0
+    return _seconds(lambda: linear(rows)) / _seconds(lambda: packed(rows))
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
@@ -119,13 +114,3 @@ def _seconds(compute: Callable[[], Tensor]) -> float:
         compute()
         seconds.append(time.thread_time() - began)
     return max(min(seconds), 1e-9)
-
-
-def _note(num_linears: int, num_prepacked: int, trials: list[_Trial]) -> str:
-    gains = [trial.gain for trial in trials if trial.is_passed]
-    if not gains:
-        return "linear layers: as torch computes them; prepacked for oneDNN none gains"
-    return (
-        f"linear layers: {num_prepacked} of {num_linears} prepacked for oneDNN, "
-        f"{min(gains):.1f} to {max(gains):.1f} times as fast as torch's own by measurement"
-    )

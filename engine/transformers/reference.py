@@ -7,6 +7,7 @@ angles stay those of the longest sequence so far.
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -201,6 +202,16 @@ def _joined(scores: list[Scores]) -> Scores:
 def entries_of(head: AnswerScore) -> list[int]:
     """The vocabulary ids whose scores `answer_score` takes."""
     return [head.yes_id] if head.no_id is None else [head.yes_id, head.no_id]
+
+
+def some_rows(output: nn.Linear, entries: Sequence[int]) -> nn.Linear:
+    """A layer that scores only these vocabulary ids."""
+    index = torch.tensor(entries, device=output.weight.device)
+    some = nn.Linear(output.in_features, len(entries), bias=output.bias is not None, device="meta")
+    some.weight = nn.Parameter(output.weight.detach()[index], requires_grad=False)
+    if output.bias is not None:
+        some.bias = nn.Parameter(output.bias.detach()[index], requires_grad=False)
+    return some
 
 
 def answer_score(scores: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ from engine.transformers.prepack import prepack
 from engine.transformers.reference import Reference, Scores, State, run_alone
 from engine.types import ModelError, OutputKind, Rows
 from wire.dataclass_json import from_json, to_json
-from wire.frames import ProtocolError
 
 logger = logging.getLogger("embedline.engine")
 
@@ -58,7 +57,6 @@ _MAX_ENTRIES = 256  # of a file each
 # An entry's format. Raise it when the self-test would find out something else for the same model, or a SelftestResult
 # has other fields.
 _FORMAT = 1
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,8 @@ def choose_forward(
     """
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
-    is_told = _is_told_by_masks(model)
+    # whether its own attention obeys masks alone, so that no long sequence is needed to learn what it sees
+    is_told = bool(model._supports_sdpa and model._can_set_attn_implementation())
     tried = trial(
         folder,
         kind=whole.device.type,
@@ -173,12 +172,6 @@ def _try(
         return forward, ""
     model.set_attn_implementation(own)
     return None, f"{way} {problem}"
-
-
-def _is_told_by_masks(model: PreTrainedModel) -> bool:
-    """Whether the class's own attention obeys masks alone, so that no long sequence is needed to learn what it sees:
-    see engine.transformers.visibility."""
-    return bool(model._supports_sdpa and model._can_set_attn_implementation())
 
 
 def _is_reentrant(model: PreTrainedModel) -> bool:
@@ -278,15 +271,8 @@ class SelftestCache:
 
     def find(self) -> SelftestResult | None:
         """A finding; None where there is none that tried enough."""
-        entry = self._cache.find(self._key)
-        if entry is None:
-            return None
-        try:
-            found = from_json(SelftestResult, entry.facts)
-        except _MALFORMED as error:
-            self._cache.discard(self._key, why=one_line(error))
-            return None
-        return found if found.longest >= self._least_tried else None
+        found = self._cache.read(self._key, lambda entry: from_json(SelftestResult, entry.facts))
+        return found if found is not None and found.longest >= self._least_tried else None
 
     def put(self, found: SelftestResult) -> None:
         """Keep it, unless another process was first. What the disk refuses is warned of."""

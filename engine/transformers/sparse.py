@@ -22,7 +22,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights, VocabularyWeights
 from engine.model.weights import read_query_weights
 from engine.rows_numpy import largest_of_each_id
-from engine.rows_torch import RowModules, load_modules
+from engine.rows_torch import load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import LibraryHead
 from engine.types import Batch, OutputKind, Results, Rows
@@ -89,7 +89,6 @@ class _VocabularyWeights:
         return self._activated(scores) if self._sums else scores
 
     def _reduced(self, rows: Tensor) -> Tensor:
-        """Rows [P, V] reduced to one row [V]."""
         return rows.sum(dim=0) if self._sums else rows.amax(dim=0)
 
     def _activated(self, scores: Tensor) -> Tensor:
@@ -99,25 +98,17 @@ class _VocabularyWeights:
 
 
 def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device) -> Maker:
-    """Gives ragged rows [N, 2]: each token id of a sequence and its weight, in order of the ids.
-
-    Raises ModelError if the head's file is wrong.
-    """
-    return _TokenWeights(load_modules(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
-
-
-class _TokenWeights:
-    """May be called by several threads at the same time."""
-
-    def __init__(self, modules: RowModules, unused_ids: tuple[int, ...]) -> None:
-        self._modules = modules
-        self._unused_ids = np.array(unused_ids, np.int32)
+    """Gives ragged rows [N, 2]: each token id of a sequence and its weight, in order of the ids. Raises ModelError if
+    the head's file is wrong."""
+    modules = load_modules(folder.path, [head.step(folder.hidden_size)], device=device)
+    unused_ids = np.array(head.unused_ids, np.int32)
 
     @torch.inference_mode()
-    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        weights = self._modules(token_rows)[:, 0].cpu().numpy()
-        seqlens = np.diff(batch.cu_seqlens)
-        return Rows(*largest_of_each_id(weights, batch.token_ids, seqlens, unused_ids=self._unused_ids))
+    def of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
+        weights = modules(token_rows)[:, 0].cpu().numpy()
+        return Rows(*largest_of_each_id(weights, batch.token_ids, np.diff(batch.cu_seqlens), unused_ids=unused_ids))
+
+    return of_tokens
 
 
 Compute = Callable[[Batch], Results]
@@ -138,7 +129,9 @@ class QueryTable:
         is_query = is_marked[batch.cu_seqlens[:-1]]
         documents: Iterator[NDArray[np.float32]] = iter(())
         if not is_query.all():
-            documents = _each(compute(batch.taken(~is_query))[OutputKind.SPARSE])
+            rows = compute(batch.taken(~is_query))[OutputKind.SPARSE]
+            assert rows.offsets is not None
+            documents = iter(np.split(rows.values, rows.offsets[1:-1]))
         bounds = zip(is_query.tolist(), pairwise(batch.cu_seqlens.tolist()), strict=True)
         found = [self._of(batch.token_ids[start:end]) if own else next(documents) for own, (start, end) in bounds]
         offsets = np.cumsum([0, *map(len, found)], dtype=np.int32)
@@ -160,8 +153,3 @@ def query_table(folder: ModelFolder) -> QueryTable | None:
     if table is None:
         return None
     return QueryTable(read_query_weights(folder.path / table.folder), table.surrounding_ids)
-
-
-def _each(rows: Rows) -> Iterator[NDArray[np.float32]]:
-    assert rows.offsets is not None
-    yield from (rows.values[start:end] for start, end in pairwise(rows.offsets.tolist()))

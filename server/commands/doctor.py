@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +55,7 @@ _NOT_SO = 1  # exit code
 class Machine:
     """This machine: what the verdicts need, and what is shown."""
 
-    cuda: Cuda  # as the driver tells
-    own: Environment  # the server's
-    engines: Environment  # of engine processes: the same without --engine-python
+    engines: Environment  # of engine processes: the server's own without --engine-python
     findings: tuple[Finding, ...]
 
 
@@ -86,7 +84,10 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
     """
     machine = examine(settings)
     asked = settings.models[0]
-    model = _with_others(_model(asked, settings), settings.models[1:])
+    model = _model(asked, settings)
+    if others := [other.name for other in settings.models[1:]]:
+        unseen = Finding("others", others, "not looked at: ask about each by itself")
+        model = dataclasses.replace(model, findings=(*model.findings, unseen))
     python, cuda = machine.engines, find_cuda(settings)
     seen = ServingTarget(flags=asked, folder=model.folder, cuda=cuda, python=python.python, installed=python.versions)
     found = [verdict_of(row, seen) for row in registry.ENGINES.values() if row.packages]
@@ -114,14 +115,6 @@ def _model(asked: ModelSettings, settings: Settings) -> Model:
         return _read(here, asked, findings)
     except ModelError as error:
         return Model(findings=findings, trouble=str(error))
-
-
-def _with_others(model: Model, others: Sequence[ModelSettings]) -> Model:
-    """Say that only the first model was looked at."""
-    if not others:
-        return model
-    unseen = Finding("others", [other.name for other in others], "not looked at: ask about each by itself")
-    return dataclasses.replace(model, findings=(*model.findings, unseen))
 
 
 def _read(here: ResolvedModel, asked: ModelSettings, findings: Iterable[Finding]) -> Model:
@@ -176,7 +169,6 @@ def _named(engine: str, reason: str, found: list[Verdict]) -> Outcome:
 
 
 def _as_json(machine: Machine, model: Model, found: list[Verdict], outcome: Outcome) -> str:
-    """Facts by name, and who says so beside them."""
     value = {
         "machine": facts(machine.findings),
         "model": {**facts(model.findings), "trouble": model.trouble or None},
@@ -207,7 +199,6 @@ def _as_text(machine: Machine, model: Model, found: list[Verdict], outcome: Outc
 
 
 def _shown(finding: Finding) -> list[str]:
-    """One or more lines of text."""
     if not finding.value:
         return ["none"]
     if finding.name.endswith("_bytes"):
@@ -237,6 +228,7 @@ def examine(settings: Settings) -> Machine:
     own = doctor_probe.probe(modules())
     engines = own if settings.engine_python == sys.executable else _asked(settings.engine_python)
     found = cores.find()
+    driver = f"for CUDA {cuda.version[0]}.{cuda.version[1]}" if cuda.gpus else f"none: {cuda.why_none}"
     findings = [
         Finding("platform", f"{platform.platform()}, {platform.machine()}"),
         Finding("cpu", _cpu()),
@@ -244,12 +236,12 @@ def examine(settings: Settings) -> Machine:
         Finding("memory_bytes", host.memory(), "what this process may use"),
         *_shm(cuda),
         _cache(settings),
-        Finding("cuda_driver", _driver(cuda)),
+        Finding("cuda_driver", driver),
         Finding("gpus", [_gpu(gpu) for gpu in cuda.gpus]),
         *_of_python("python", own),
         *(_of_python("engine_python", engines) if engines is not own else ()),
     ]
-    return Machine(cuda, own, engines, tuple(findings))
+    return Machine(engines, tuple(findings))
 
 
 def _asked(python: str) -> Environment:
@@ -298,12 +290,7 @@ def _cache(settings: Settings) -> Finding:
     return Finding("compiled_cache", None, why)
 
 
-def _driver(cuda: Cuda) -> str:
-    return f"for CUDA {cuda.version[0]}.{cuda.version[1]}" if cuda.gpus else f"none: {cuda.why_none}"
-
-
 def _gpu(gpu: Gpu) -> str:
-    """One line: what it is, and what it computes in."""
     computes = [
         *(["bfloat16"] if devices.has_bfloat16(gpu.capability) else []),
         *(["FP8"] if devices.has_fp8(gpu.capability) else []),

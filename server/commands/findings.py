@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
-_LABEL_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +36,4 @@ def lines(findings: Iterable[Finding], shown: Callable[[Finding], list[str]]) ->
 
 def aligned(label: str, text: str) -> str:
     """One line: a label and what it labels."""
-    return f"  {label:<{_LABEL_WIDTH}} {text}"
+    return f"  {label:<16} {text}"

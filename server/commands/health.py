@@ -7,7 +7,6 @@ import os
 import sys
 from urllib.parse import urlsplit
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 _TIMEOUT = 2.0  # seconds; for the connection, and again for the answer
 
 
@@ -49,7 +48,7 @@ def _connection(url: str) -> http.client.HTTPConnection:
     import ssl  # costs milliseconds
 
     context = ssl.create_default_context()
-    if parts.hostname in _LOCAL:
+    if parts.hostname in ("127.0.0.1", "localhost", "::1"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     port = parts.port or http.client.HTTPS_PORT
     return http.client.HTTPSConnection(parts.hostname, port, timeout=_TIMEOUT, context=context)

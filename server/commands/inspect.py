@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from engine import registry
@@ -18,7 +19,6 @@ from engine.model.tasks import Dense, LateInteraction, LayerNorm, Normalize, Ste
 from engine.model.weights import WeightSizes, checkpoint_files, step_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
-from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_files import NotConvertedError, cache_folder
 from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
@@ -33,42 +33,39 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
     """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
     try:
         plan = plan_model(settings.models[0], settings, cuda=lambda: find_cuda(settings))
-    except NotConvertedError as error:
-        print(_unconverted(settings.models[0], error, as_json=as_json))
+    except NotConvertedError as error:  # the model's heads are in its weights
+        _print([Finding("name", settings.models[0].name), Finding("weights", str(error))], [], as_json=as_json)
         return 0
     folder = plan.folder
     weights = weights_of(folder.weights_folder, step_files(folder.path, (*folder.steps, *_beside(folder))))
-    found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
-    warned = warnings(plan, weights)
-    if as_json:
-        print(json.dumps({**facts(found), "warnings": warned}, indent=2, ensure_ascii=False))
-    else:
-        print(_as_text(plan, found, warned))
+    _print([*findings(plan, weights), *_of_this_machine(plan, settings)], warnings(plan, weights), as_json=as_json)
     return 0
 
 
-def _unconverted(model: ModelSettings, error: NotConvertedError, *, as_json: bool) -> str:
-    """The text for a model whose weights nobody has converted yet: its heads are in them."""
-    found = [Finding("name", model.name), Finding("weights", str(error))]
+def _print(found: list[Finding], warned: list[str], *, as_json: bool) -> None:
+    """The first finding is the model's name."""
     if as_json:
-        return json.dumps({**facts(found), "warnings": []}, indent=2, ensure_ascii=False)
-    return "\n".join([model.name, *lines(found[1:], _shown)])
+        print(json.dumps({**facts(found), "warnings": warned}, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join([found[0].value, *lines(found[1:], _shown), *(f"  warning: {one}" for one in warned)]))
 
 
 def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
     """The findings in the order in which they are shown."""
     folder = plan.folder
+    table_or_config = "a table alone" if folder.is_static else "config.json"
+    cuts = {"truncate_dim": folder.truncate_dim, "max_active_dims": folder.max_active_dims}  # unless a request says
     return [
         Finding("name", plan.name),
         Finding("folder", str(folder.path), plan.source),
         Finding("revision", plan.revision or None),
         Finding("fingerprint", dataclasses.asdict(plan.identity), "without the compute type, which the engine says"),
-        Finding("architecture", folder.architecture or None, _architecture_source(folder)),
+        Finding("architecture", folder.architecture or None, ", ".join(folder.architectures) or table_or_config),
         *_task_findings(folder),
         *_pooling_findings(folder),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
         Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
-        *_cut_findings(folder),
+        *(Finding(key, most, CONFIG) for key, most in cuts.items() if most is not None),
         Finding("vocab_size", folder.vocab_size, "config.json"),
         Finding("tokenizer", _tokenizer(plan), "tokenizer.json"),
         Finding("special_tokens", plan.special_tokens),
@@ -85,18 +82,7 @@ def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
     ]
 
 
-def _cut_findings(folder: ModelFolder) -> list[Finding]:
-    """The findings about how rows are cut where a request does not say."""
-    cuts = {"truncate_dim": folder.truncate_dim, "max_active_dims": folder.max_active_dims}
-    return [Finding(key, most, CONFIG) for key, most in cuts.items() if most is not None]
-
-
-def _architecture_source(folder: ModelFolder) -> str:
-    return ", ".join(folder.architectures) or ("a table alone" if folder.is_static else "config.json")
-
-
 def _task_findings(folder: ModelFolder) -> list[Finding]:
-    """The findings about the task, in the order in which they are shown; of an embedding model, its outputs too."""
     found = [
         Finding("task", str(folder.task), folder.task_source),
         Finding("outputs", [kind.name.lower() for kind in folder.outputs if kind.name]),
@@ -104,7 +90,8 @@ def _task_findings(folder: ModelFolder) -> list[Finding]:
     if folder.heads:
         found.append(Finding("heads", [head_in_words(head) for head in folder.heads]))
     if folder.labels:
-        found.append(Finding("labels", _first(folder.labels), f"config.json: {len(folder.labels)}"))
+        more = ["…"] if len(folder.labels) > _MAX_LABELS else []
+        found.append(Finding("labels", [*folder.labels[:_MAX_LABELS], *more], f"config.json: {len(folder.labels)}"))
     if folder.task in (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY):
         found.append(Finding("activation", str(folder.activation)))
     if folder.template:
@@ -131,12 +118,7 @@ def _late_in_words(late: LateInteraction) -> dict[str, Any]:
     return changed
 
 
-def _first(labels: tuple[str, ...]) -> list[str]:
-    return [*labels[:_MAX_LABELS], *(["…"] if len(labels) > _MAX_LABELS else [])]
-
-
 def _pooling_findings(folder: ModelFolder) -> list[Finding]:
-    """The findings of a model that gives a row for a text."""
     if OutputKind.POOLED not in folder.outputs:
         return []
     return [
@@ -153,22 +135,21 @@ def _beside(folder: ModelFolder) -> list[Step]:
 
 
 def _of_this_machine(plan: ModelPlan, settings: Settings) -> list[Finding]:
-    """The findings that a start here would add to the model's. Raises SettingsError where --compiled-cache can't be."""
     found = []
     if plan.engine == registry.AUTO and settings.engine_python == sys.executable:
-        tried = registry.tried_by_auto(plan.devices.kind)
-        found.append(Finding("engines", [_state(name, tried) for name in tried]))
+        found.append(Finding("engines", list(_states(registry.tried_by_auto(plan.devices.kind)))))
     if plan.engine != "fake":
         cache = cache_folder(settings.compiled_cache, os.environ)
         found.append(Finding("compiled_cache", cache, "--compiled-cache" if settings.compiled_cache else ""))
     return found
 
 
-def _state(engine: str, tried: dict[str, bool]) -> str:
-    if not tried[engine]:
-        return f"{engine}: not installed"
-    is_first = engine == next(name for name, is_installed in tried.items() if is_installed)
-    return f"{engine}: installed, tried {'first' if is_first else 'if none before it can serve the model'}"
+def _states(tried: dict[str, bool]) -> Iterator[str]:
+    when = "first"
+    for engine, is_installed in tried.items():
+        yield f"{engine}: installed, tried {when}" if is_installed else f"{engine}: not installed"
+        if is_installed:
+            when = "if none before it can serve the model"
 
 
 def warnings(plan: ModelPlan, weights: WeightSizes) -> list[str]:
@@ -191,7 +172,8 @@ def _too_small(plan: ModelPlan, num_bytes: int) -> str:
     if plan.devices.gpus:
         smallest = min(plan.devices.gpus, key=lambda gpu: gpu.num_bytes)
         return f"the memory of {smallest.device}" if num_bytes > smallest.num_bytes else ""
-    return "this machine's memory" if num_bytes * len(plan.devices.names) > _machine_bytes() else ""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return "this machine's memory" if num_bytes * len(plan.devices.names) > machine_bytes else ""
 
 
 def _dimensions_source(folder: ModelFolder) -> str:
@@ -227,16 +209,7 @@ def _memory(plan: ModelPlan, weights: WeightSizes) -> int:
     return sum(weights.num_parameters.values()) * _BYTES[_dtype(plan)]
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _as_text(plan: ModelPlan, found: list[Finding], warned: list[str]) -> str:
-    return "\n".join([plan.name, *lines(found[1:], _shown), *(f"  warning: {one}" for one in warned)])
-
-
 def _shown(finding: Finding) -> list[str]:
-    """One or more lines of text."""
     name, value = finding.name, finding.value
     if name.endswith("_bytes"):
         return [f"{value / MIB:,.0f} MiB"]

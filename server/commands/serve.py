@@ -16,8 +16,8 @@ from embedline.progress import Progress, Report, shown
 from engine.machine import cores
 from server.frontend.start import Access
 from server.http.access import HEALTH_PATHS, Hosts, Keys, answered_hosts, is_loopback
-from server.http.h1.server import HttpServer
 from server.http.paths import Paths
+from server.http.server import HttpServer
 from server.http.tls import copied
 from server.settings.api_keys import api_keys, key_file
 from server.settings.flag import PREFIX, SettingsError
@@ -60,14 +60,16 @@ class Prepared:
 
 
 def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared:
-    """Find the models, convert weights that are pickles, with `progress`, and bind the ports. Raises SettingsError and
-    ModelError."""
+    """Find the models, convert pickles, with `progress`, and bind the ports. Raises SettingsError and ModelError."""
     check_engine_python(settings.engine_python)
     _check_vertex_routes(settings)
     file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
     if settings.token_ids == "cl100k":
-        _check_vocabulary(settings.tiktoken_vocabulary)
+        try:
+            cl100k.vocabulary_for(settings.tiktoken_vocabulary)
+        except cl100k.VocabularyError as error:
+            raise SettingsError(f"--tiktoken-vocabulary: {error}") from None
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings, progress=progress)
     resources.check_open_files(num_processes=_most_processes(settings, models))
@@ -82,14 +84,6 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
     )
     access = Access(keys=keys, key_file=file, hosts=hosts, ssl_copies=ssl_copies)
     return Prepared(models, access, cache_dir, ports)
-
-
-def _check_vocabulary(path: str | None) -> None:
-    """Raises SettingsError."""
-    try:
-        cl100k.vocabulary_for(path)
-    except cl100k.VocabularyError as error:
-        raise SettingsError(f"--tiktoken-vocabulary: {error}") from None
 
 
 def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
@@ -125,27 +119,23 @@ def _log_variables(settings: Settings) -> None:
     """Log names alone: values may be secrets."""
     if settings.variables:
         logger.info("read of the environment: %s", ", ".join(settings.variables))
-    if settings.variables_passed_over:
-        names = ", ".join(settings.variables_passed_over)
+    if names := ", ".join(settings.variables_passed_over):
         logger.info("not read of the environment, as they lack the prefix %s: %s", PREFIX, names)
-    if settings.variables_unknown:
-        names = ", ".join(settings.variables_unknown)
+    if names := ", ".join(settings.variables_unknown):
         logger.warning("not read of the environment, as no flag has these names: %s", names)
 
 
 def _check_vertex_routes(settings: Settings) -> None:
     """Raises SettingsError for a path that Vertex AI would ask in vain."""
-    _check_vertex_route(settings, "AIP_HEALTH_ROUTE", {"/", *HEALTH_PATHS})
+    known = {"AIP_HEALTH_ROUTE": {"/", *HEALTH_PATHS}}
     if os.environ.get("AIP_PREDICT_ROUTE"):
         from server.dialects.table import ROUTES  # takes a third of a second
 
-        _check_vertex_route(settings, "AIP_PREDICT_ROUTE", {route.path for route in ROUTES})
-
-
-def _check_vertex_route(settings: Settings, variable: str, known: set[str]) -> None:
-    path = os.environ.get(variable)
-    if path and Paths(known, url_prefix=settings.url_prefix).find(path).path not in known:
-        raise SettingsError(f"the variable {variable} names a path that this server does not have")
+        known["AIP_PREDICT_ROUTE"] = {route.path for route in ROUTES}
+    for variable, paths in known.items():
+        path = os.environ.get(variable)
+        if path and Paths(paths, url_prefix=settings.url_prefix).find(path).path not in paths:
+            raise SettingsError(f"the variable {variable} names a path that this server does not have")
 
 
 def _on_stop_signal(handler: Callable[[int, object], None]) -> None:
@@ -178,7 +168,6 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 
 def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
-    """Log what is about to be served."""
     found = cores.find()
     logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.ports.http.address

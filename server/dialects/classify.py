@@ -4,26 +4,27 @@ The two answers can't be one: each item of `data` is an object in vLLM's, and a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from server.dialects.answers import Answer, openai_error
+from server.dialects.answers import Answer
 from server.dialects.fields.field import item_field
 from server.dialects.fields.request import ClassifyFields, ModelField, UserField, read_infinitys_raw_scores
 from server.dialects.fields.texts import SpecialTokensField, TruncationFields, read_cut
 from server.dialects.reading.inputs import SCHEMA, TextOrChatReader, read_items
-from server.dialects.route import Call, Route
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import ROWS, Usage, numbers_as_json, rows_alone
 from server.dialects.tei import Prediction, predictions, prompt_for
 from server.dialects.vllm import list_answer
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.limits import in_slices
 from server.requests.work import Embedded
+from wire.records import light_dataclass
 
 
 class ClassifyBody(TruncationFields, ModelField, UserField, SpecialTokensField, ClassifyFields, kw_only=True):
@@ -35,29 +36,29 @@ class ClassifyBody(TruncationFields, ModelField, UserField, SpecialTokensField, 
 _BODY = TextOrChatReader(ClassifyBody, field="input")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Request(ClassifyRequest):
     has_infinitys_form: bool
 
 
-def decode(call: Call, body: bytes, *, may_be_infinitys: bool = True) -> _Request:
-    """The request of a body. Raises RequestError, naming the field or index."""
+def _decode(call: Call, body: bytes, *, may_be_infinitys: bool = True) -> _Request:
     fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model)
     raw_scores, is_infinitys = read_infinitys_raw_scores(fields)
     call.set_form()
+    given = read_items(fields, chat, max_items=call.max_items)
     return _Request(
         **call.common(model),
+        **asdict(given),
+        add_special_tokens=fields.add_special_tokens,
         **read_cut(fields, model),
         raw_scores=raw_scores,
         has_infinitys_form=is_infinitys and may_be_infinitys,
-        **read_items(fields, chat, max_items=call.max_items),
         prompt=prompt_for(model) if chat is None else "",
     )
 
 
-async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode(call: Call, request: _Request, scored: Embedded) -> Answer:
     labels = labels_of(request.model, scored.rows.shape[1])
     if call.form.has_rows_alone:
         return await rows_alone(scored, call.form)
@@ -110,13 +111,10 @@ _SUMMARY = "Classify texts with vLLM's API"
 ROUTES = tuple(
     Route(
         path=path,
-        decode=partial(decode, may_be_infinitys=len(answers) > 1),
-        run=classify,
-        encode=encode,
-        error_shape=openai_error,
+        stages=Stages(partial(_decode, may_be_infinitys=len(answers) > 1), classify, _encode),
+        read=bytes,
         summary=summary,
         body=ClassifyBody,
-        example={"input": "The ferry leaves at seven."},
         answers=answers,
         raw_answer=ROWS,
         more_bodies=(_BODY.chat_body,),

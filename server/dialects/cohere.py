@@ -6,20 +6,20 @@ https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/token
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import asdict
 
-from server.dialects.answers import Answer, json_answer, openai_error
+from server.dialects.answers import Answer, json_answer
 from server.dialects.fields.field import item_field, option
 from server.dialects.fields.request import ModelField, PriorityField, read_class
 from server.dialects.fields.rows import OnErrorField, OutputDimensionField, read_allows_errors, read_output_dimension
 from server.dialects.fields.texts import PromptFields, read_cut, read_prompts
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, check_num_items, check_num_strings, read_ids, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
-from server.dialects.route import Call, Route, forms_of
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import (
     FLOATS,
     ROWS,
@@ -27,16 +27,18 @@ from server.dialects.row_answers import (
     Encoding,
     RowForm,
     as_list,
+    as_list_of,
     headers,
     rows_alone,
     rows_as_json,
 )
 from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.limits import TimeSlice, steps
+from server.requests.limits import in_slices, steps
 from server.requests.pipeline import Pipeline
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest
 from tokenizer_pool.tasks import Token
+from wire.records import light_dataclass
 
 _FORMS = {
     "float": FLOATS,
@@ -88,11 +90,7 @@ class CohereEmbedBody(PromptFields, ModelField, OutputDimensionField, PriorityFi
     ] = None
 
 
-_BODY = FieldsReader(CohereEmbedBody)
-_BODIES = forms_of(CohereEmbedBody, ["texts"], ["inputs"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CohereRequest(EmbedRequest):
     """The texts to be embedded, and how the answer looks."""
 
@@ -100,42 +98,39 @@ class CohereRequest(EmbedRequest):
     types: Sequence[str]  # names in _FORMS; () = rows without a name
 
 
-def _decode_embed(call: Call, body: bytes, *, version: int) -> CohereRequest:
-    """The request of a body. Raises RequestError, naming the field or index."""
-    fields = _BODY.read(body)
+def _decode_embed(call: Call, fields: CohereEmbedBody, *, version: int) -> CohereRequest:
     model = call.models.choose(fields.model, with_prompt=True)
     types = _read_types(fields.embedding_types, version=version)
     call.set_form(_form_of(types))
     allows_errors = read_allows_errors(fields, call)
-    field, given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
+    given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
     common = call.common(model)
     common["request_class"] = read_class(fields, call)
     return CohereRequest(
         **common,
-        texts=given.texts,
+        **asdict(given),
         **read_prompts(fields, model, name=call.models.asked_name(fields.model)),
         **read_cut(fields, model),
         dimensions=read_output_dimension(fields, model.dimensions),
-        field=field,
         allows_errors=allows_errors,
         version=version,
         types=types,
     )
 
 
-def _read_items(fields: CohereEmbedBody, *, max_items: int, may_be_empty: bool) -> tuple[str, Inputs]:
-    """The texts, and the name of their field. Raises InvalidRequest, EmptyInput and MalformedBody."""
+def _read_items(fields: CohereEmbedBody, *, max_items: int, may_be_empty: bool) -> Inputs[str]:
+    """The texts by either field. Raises InvalidRequest, EmptyInput and MalformedBody."""
     has_texts, has_inputs = is_given(fields.texts), is_given(fields.inputs)
     if has_texts == has_inputs:
         problem = "texts and inputs can't both be given" if has_texts else "texts is missing (or inputs)"
         raise InvalidRequest(problem, param="texts")
     if has_inputs:
         texts = read_contents(fields.inputs, "inputs", max_items=max_items, may_be_empty=may_be_empty)
-        return "inputs", Inputs(texts=texts)
+        return Inputs(texts, "inputs")
     given = read_texts(fields.texts, "texts", max_items=max_items, may_be_empty=may_be_empty)
     if given.is_single:
         raise InvalidRequest("texts must be a list of texts", param="texts")
-    return "texts", given
+    return given
 
 
 def read_contents(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> list[str]:
@@ -197,8 +192,7 @@ class _Meta(msgspec.Struct):
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET  # of texts that failed alone
 
 
-async def encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
     form, ranges = call.form, request.ranges
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges)
@@ -211,23 +205,12 @@ async def encode_embed(call: Call, request: CohereRequest, embedded: Embedded) -
         out += b"}"
     else:
         out += await rows_as_json(embedded)
-    out += b',"texts":['
-    await _add_texts(out, request.texts or ())
+    out += b',"texts":' + await as_list_of(msgspec.json.encode(text) async for text in in_slices(request.texts))
     failed = [error.message for error in (embedded.failed or {}).values()]
     num_tokens = _Tokens(embedded.num_tokens)
     meta = _Meta(ApiVersion(str(request.version)), num_tokens, num_tokens, failed or msgspec.UNSET)
-    out += b'],"meta":%b}' % msgspec.json.encode(meta)
+    out += b',"meta":%b}' % msgspec.json.encode(meta)
     return Answer(200, headers(embedded, form, ranges), out)
-
-
-async def _add_texts(out: bytearray, texts: Sequence[str]) -> None:
-    """Cohere's clients read them from the answer."""
-    time_slice = TimeSlice()
-    for index, text in enumerate(texts):
-        if index:
-            out += b","
-        out += msgspec.json.encode(text)
-        await time_slice.end_if_over()
 
 
 class EmbeddingsFloats(msgspec.Struct):
@@ -271,34 +254,23 @@ class CohereDetokenizeBody(ModelField, kw_only=True):
     tokens: Annotated[msgspec.Raw, item_field("the tokens", {"type": "array", "items": {"type": "integer"}})]
 
 
-_TOKENIZE = FieldsReader(CohereTokenizeBody)
-_DETOKENIZE = FieldsReader(CohereDetokenizeBody)
-
-
-def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
-    """POST /v1/tokenize. Raises RequestError, naming the field."""
-    fields = _TOKENIZE.read(body)
+def _decode_tokenize(call: Call, fields: CohereTokenizeBody) -> TokenizeRequest:
     model = call.models.choose(fields.model)
     given = read_texts(fields.text, "text", max_items=1)
     if not given.is_single:
         raise InvalidRequest("text must be a text", param="text")
-    texts = given.texts or ()
-    return TokenizeRequest(**call.common(model), texts=texts, add_special_tokens=False, field="text", is_single=True)
+    return TokenizeRequest(**call.common(model), **asdict(given), add_special_tokens=False)
 
 
-def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
-    """POST /v1/detokenize. Raises RequestError, naming the field."""
-    fields = _DETOKENIZE.read(body)
+def _decode_detokenize(call: Call, fields: CohereDetokenizeBody) -> DecodeRequest:
     model = call.models.choose(fields.model)
     given = read_ids(fields.tokens, "tokens", max_items=1)
     if not given.is_single:
         raise InvalidRequest("tokens must be a list of token ids", param="tokens")
-    ids = given.token_ids or ()
-    return DecodeRequest(**call.common(model), token_ids=ids, skip_special_tokens=False, field="tokens", is_single=True)
+    return DecodeRequest(**call.common(model), **asdict(given), skip_special_tokens=False)
 
 
-async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
     (own,) = tokens
     ids, texts = [], []
     async for part in steps(len(own), _NUMBERS_A_TOKEN):
@@ -307,8 +279,7 @@ async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[
     return json_answer(b'{"tokens":%b,"token_strings":%b,"meta":%b}' % (as_list(ids), as_list(texts), _META))
 
 
-async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
-    """POST /v1/detokenize."""
+async def _encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     return json_answer(b'{"text":%b,"meta":%b}' % (msgspec.json.encode(texts[0]), _META))
 
 
@@ -333,26 +304,19 @@ class TextAnswer(msgspec.Struct):
 
 TOKENIZE = Route(
     path="/v1/tokenize",
-    decode=decode_tokenize,
-    run=Pipeline.tokenize,
-    encode=encode_tokens,
-    error_shape=openai_error,
+    stages=Stages(_decode_tokenize, Pipeline.tokenize, _encode_tokens),
     summary="Show the tokens of a text with Cohere's API",
     body=CohereTokenizeBody,
-    example={"text": "The ferry leaves at seven."},
     answers=(TokensAnswer,),
 )
 ROUTES = (
     *(
         Route(
             path=f"/v{version}/embed",
-            decode=partial(_decode_embed, version=version),
-            run=embed_any,
-            encode=encode_embed,
-            error_shape=openai_error,
+            stages=Stages(partial(_decode_embed, version=version), embed_any, _encode_embed),
             summary=f"Embed texts with version {version} of Cohere's API",
-            body=_BODIES[0],
-            more_bodies=_BODIES[1:],
+            body=CohereEmbedBody,
+            one_of=(("texts",), ("inputs",)),
             example={"texts": ["The ferry leaves at seven."], "input_type": "search_document"},
             answers=(EmbeddingsFloats, EmbeddingsByType) if version == 1 else (EmbeddingsByType,),
             raw_answer=ROWS,
@@ -362,10 +326,7 @@ ROUTES = (
     TOKENIZE,
     Route(
         path="/v1/detokenize",
-        decode=decode_detokenize,
-        run=Pipeline.decode,
-        encode=encode_text,
-        error_shape=openai_error,
+        stages=Stages(_decode_detokenize, Pipeline.decode, _encode_text),
         summary="Make a text of token ids with Cohere's API",
         body=CohereDetokenizeBody,
         example={"tokens": [7592, 2088]},

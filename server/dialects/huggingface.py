@@ -8,10 +8,11 @@ similarity have TEI's shapes at Hugging Face, see tei/.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation, Task
@@ -28,9 +29,9 @@ from server.dialects.fields.request import (
 from server.dialects.fields.texts import TruncationFields, read_cut
 from server.dialects.reading.inputs import TEXTS, read_single_texts, read_texts
 from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given
-from server.dialects.route import Call, Route
+from server.dialects.route import Call, Stages
 from server.dialects.row_answers import FLOATS, RAGGED, RAGGED_ONLY, as_list, headers, numbers_as_json, ragged_answer
-from server.dialects.tei import Prediction, predictions, prompt_for, tei_error, timing_headers
+from server.dialects.tei import predictions, prompt_for, tei_route, timing_headers
 from server.requests.classify import (
     OUTSIDE,
     Aggregation,
@@ -44,9 +45,10 @@ from server.requests.classify import (
     spans,
 )
 from server.requests.errors import InvalidRequest
-from server.requests.limits import TimeSlice
+from server.requests.limits import in_slices
 from server.requests.work import Embedded
 from tokenizer_pool.tasks import Token
+from wire.records import light_dataclass
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _LONELY_TEXTS = {"type": "array", "items": {**_TEXTS, "minItems": 1, "maxItems": 1}}
@@ -87,25 +89,21 @@ class PredictTokensBody(TruncationFields, ModelField, RawScoresField, Aggregatio
     ]
 
 
-_BODY = FieldsReader(TaskBody)
 _TEXT_PARAMETERS = FieldsReader(_TextParameters)
 _TOKEN_PARAMETERS = FieldsReader(_TokenParameters)
-_PREDICT_TOKENS = FieldsReader(PredictTokensBody)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _TextRequest(ClassifyRequest):
     top_k: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _TokenRequest(ClassifyTokensRequest):
     aggregation: Aggregation
 
 
-def decode_texts(call: Call, body: bytes) -> _TextRequest:
-    """Decode a request for text classification. Raises RequestError, naming the field or index."""
-    fields = _BODY.read(body)
+def _decode_texts(call: Call, fields: TaskBody) -> _TextRequest:
     parameters = _read(_TEXT_PARAMETERS, fields.parameters)
     model = call.models.choose(fields.model)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
@@ -118,19 +116,15 @@ def decode_texts(call: Call, body: bytes) -> _TextRequest:
         raise InvalidRequest("parameters.top_k must be at least 1", param="parameters.top_k")
     return _TextRequest(
         **call.common(model),
-        texts=given.texts,
+        **asdict(given),
         prompt=prompt_for(model),
         truncation=model.truncation,
         activation=None if function is None else _FUNCTIONS[function],
-        field="inputs",
-        is_single=given.is_single,
         top_k=top_k,
     )
 
 
-def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
-    """Decode a request for token classification. Raises RequestError, naming the field or index."""
-    fields = _BODY.read(body)
+def _decode_tokens(call: Call, fields: TaskBody) -> _TokenRequest:
     parameters = _read(_TOKEN_PARAMETERS, fields.parameters)
     model = call.models.choose(fields.model)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
@@ -141,14 +135,7 @@ def decode_tokens(call: Call, body: bytes) -> _TokenRequest:
         )
     if parameters.stride is not None:
         raise InvalidRequest("parameters.stride is not supported; send shorter texts", param="parameters.stride")
-    return _TokenRequest(
-        **call.common(model),
-        texts=given.texts,
-        truncation=model.truncation,
-        field="inputs",
-        is_single=given.is_single,
-        aggregation=aggregation,
-    )
+    return _TokenRequest(**call.common(model), **asdict(given), truncation=model.truncation, aggregation=aggregation)
 
 
 def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw) -> _Parameters:
@@ -158,9 +145,7 @@ def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw) -> _Parame
     return reader.read(raw, "parameters")
 
 
-def decode_predict_tokens(call: Call, body: bytes) -> _TokenRequest:
-    """POST /predict_tokens. Raises RequestError, naming the field or index."""
-    fields = _PREDICT_TOKENS.read(body)
+def _decode_predict_tokens(call: Call, fields: PredictTokensBody) -> _TokenRequest:
     model = call.models.choose(fields.model)
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form(offers=RAGGED_ONLY)
@@ -169,7 +154,7 @@ def decode_predict_tokens(call: Call, body: bytes) -> _TokenRequest:
         raise wrong_aggregation("must be none if raw scores or raw bytes are requested")
     return _TokenRequest(
         **call.common(model),
-        texts=given.texts,
+        items=given.items,
         **cut,
         raw_scores=bool(fields.raw_scores),
         field="inputs",
@@ -178,21 +163,19 @@ def decode_predict_tokens(call: Call, body: bytes) -> _TokenRequest:
     )
 
 
-async def encode_texts(call: Call, request: _TextRequest, scored: Embedded) -> Answer:
-    """A list of labels for each text, also for a single one. Long work is done in slices."""
+async def _encode_texts(call: Call, request: _TextRequest, scored: Embedded) -> Answer:
+    """A list of labels for each text, also for a single one."""
     labels = labels_of(request.model, scored.rows.shape[1])
     items = await predictions(scored.rows, labels, top_k=request.top_k)
     return Answer(200, headers(scored), as_list(items))
 
 
-async def encode_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
-    """A list of entities for each text, or the one of a single text. Long work is done in slices."""
+async def _encode_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
     items = await _lists(request, labelled, _entities)
     return Answer(200, headers(labelled.scored), items[0] if request.is_single else as_list(items))
 
 
-async def encode_predict_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
-    """A list of tokens or spans for each text. Long work is done in slices."""
+async def _encode_predict_tokens(call: Call, request: _TokenRequest, labelled: ScoredTokens) -> Answer:
     timing = timing_headers(call.trace)
     if call.form.has_rows_alone:
         return await ragged_answer(labelled.scored, beside=timing)
@@ -220,14 +203,12 @@ async def _lists(
     """A list in JSON of the entries of each text."""
     rows, offsets = labelled.scored.rows, labelled.scored.offsets
     assert offsets is not None
-    labels, items, time_slice = labels_of(request.model, rows.shape[1]), [], TimeSlice()
+    labels, items = labels_of(request.model, rows.shape[1]), []
     places = pairwise(offsets.tolist())
-    for text, tokens, (start, stop) in zip(request.texts or (), labelled.tokens, places, strict=True):
-        found = []
-        for entry in entries(_Labelled(request, text, tokens, rows[start:stop], labels)):
-            found.append(entry)
-            await time_slice.end_if_over()
-        items.append(as_list(found))
+    each = zip(request.texts, labelled.tokens, places, strict=True)
+    async for text, tokens, (start, stop) in in_slices(each):
+        found = entries(_Labelled(request, text, tokens, rows[start:stop], labels))
+        items.append(as_list([entry async for entry in in_slices(found)]))
     return items
 
 
@@ -290,27 +271,10 @@ def _spans(of: _Labelled) -> Iterator[bytes]:
         yield msgspec.json.encode(TokenEntry(text, 0, span.start, span.stop, {span.label: span.score}))
 
 
-def _route(decode: Any, run: Any, encode: Any, answers: tuple[Any, ...]) -> Route:
-    return Route(
-        path="/",
-        decode=decode,
-        run=run,
-        encode=encode,
-        error_shape=tei_error,
-        summary="Classify texts or tokens in the shapes of Hugging Face's clients",
-        body=TaskBody,
-        example={"inputs": "The ferry leaves at seven."},
-        answers=answers,
-    )
-
-
 ROUTES = (
-    Route(
+    tei_route(
         path="/predict_tokens",
-        decode=decode_predict_tokens,
-        run=classify_tokens,
-        encode=encode_predict_tokens,
-        error_shape=tei_error,
+        stages=Stages(_decode_predict_tokens, classify_tokens, _encode_predict_tokens),
         summary="Label tokens, or spans of them, with Baseten's API",
         body=PredictTokensBody,
         example={"inputs": ["The ferry leaves at seven."]},
@@ -318,7 +282,17 @@ ROUTES = (
         raw_answer=RAGGED,
     ),
 )
-_OF_TEXTS = _route(decode_texts, classify, encode_texts, (list[list[Prediction]],))
-_OF_TOKENS = _route(decode_tokens, classify_tokens, encode_tokens, (list[Entity], list[list[Entity]]))
+_OF_TEXTS, _OF_TOKENS = (
+    tei_route(
+        path="/",
+        stages=stages,
+        summary="Classify texts or tokens in the shapes of Hugging Face's clients",
+        body=TaskBody,
+    )
+    for stages in (
+        Stages(_decode_texts, classify, _encode_texts),
+        Stages(_decode_tokens, classify_tokens, _encode_tokens),
+    )
+)
 # POST / chooses them, see invocations.py.
 BY_TASK = {Task.CLASSIFY: _OF_TEXTS, Task.RERANK: _OF_TEXTS, Task.TOKEN_CLASSIFY: _OF_TOKENS}

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -22,64 +23,33 @@ from server.dialects.fields.request import AggregationField, RawScoresField
 from server.dialects.fields.rows import ENCODING_FORMAT
 from server.dialects.fields.texts import TeisTruncationFields
 from server.dialects.reading.inputs import beside_texts, check_num_items
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
-from server.dialects.route import Call, Route
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, given_members, parse
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import NO_ROWS, ROWS, Container, as_list
 from server.dialects.tei import EmbedBody, SimilarityBody, tei_error, timing_headers
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
-from server.requests.row_memory import MemoryOfParts, RequestContext
-from server.requests.work import Trace
+from server.requests.row_memory import MemoryOfParts
+from server.requests.work import RequestContext, Trace
 from wire.vocabulary import RequestClass
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The request that another route made of the body."""
-
-    route: Route
-    request: Any
-
-
-def decode_as(route: Route, call: Call, body: bytes) -> Chosen:
-    """Decode as this route, in whose shape errors are. Raises RequestError."""
-    call.error_shape = route.error_shape
-    return Chosen(route, route.decode(call, body))
-
-
-async def run_chosen(pipeline: Pipeline, chosen: Chosen, trace: Trace) -> Any:
-    """Does what the route that was chosen does."""
-    return await chosen.route.run(pipeline, chosen.request, trace)
-
-
-async def encode_chosen(call: Call, chosen: Chosen, result: Any) -> Answer:
-    """Does what the route that was chosen does."""
-    return await chosen.route.encode(call, chosen.request, result)
-
-
-def other_error_shapes(routes: Iterable[Route]) -> tuple[ErrorShape, ...]:
-    """The shapes of all routes that may be chosen, each once."""
+def _error_shapes(routes: Iterable[Route]) -> tuple[ErrorShape, ...]:
     return tuple(dict.fromkeys(shape for route in routes for shape in route.all_error_shapes))
 
 
 def by_field(routes: Mapping[str, Route]) -> Route:
     """A route with the path of the first of `routes`: the first whose field the body has, else the first."""
     usual, *others = routes.values()
-    marks = [(name, msgspec.Raw, NOT_GIVEN) for name in routes]
-    decoder = msgspec.json.Decoder(msgspec.defstruct("Marks", marks))
 
-    def decode(call: Call, body: bytes) -> Chosen:
-        given = msgspec.structs.asdict(parse(decoder, body))
-        route = next((routes[name] for name, value in given.items() if is_given(value)), usual)
-        return decode_as(route, call, body)
+    def choose(call: Call, body: bytes) -> Route:
+        return next((routes[name] for name in given_members(body, tuple(routes))), usual)
 
     different = list({id(route): route for route in others}.values())
     return replace(
         usual,
-        other_error_shapes=other_error_shapes(different),
-        decode=decode,
-        run=run_chosen,
-        encode=encode_chosen,
+        other_error_shapes=_error_shapes(different),
+        choose=choose,
         summary="; ".join((usual.summary, *(route.summary for route in different))),
         more_bodies=(*usual.more_bodies, *(body for route in different for body in route.bodies)),
         answers=(*usual.answers, *(answer for route in different for answer in route.answers)),
@@ -113,13 +83,11 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     RootBody,
     SimilarityBody,
     *openai.ROUTES[0].bodies,
-    *rerank.BODIES,
-    *vllm.SCORE_BODIES,
+    *rerank.ROUTES[0].bodies,
+    *vllm.ROUTES[0].bodies,
 )
-_MARKS = ("inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
-_MARKS_DECODER = msgspec.json.Decoder(
-    msgspec.defstruct("Marks", [("model", str | None, None), *((name, msgspec.Raw, NOT_GIVEN) for name in _MARKS)])
-)
+_MARKS = ("model", "inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
+_MODEL = msgspec.json.Decoder(str | None)
 
 
 class _NoFields(msgspec.Struct):
@@ -129,18 +97,17 @@ class _NoFields(msgspec.Struct):
 _PARAMETERS = FieldsReader(_NoFields)
 
 ByTask = Mapping[Task, Route]  # what Hugging Face's clients ask of a model for this task
-Choose = Callable[[Call, bytes], Route]  # raises RequestError
 
 
-def _chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Choose:
+def _chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: bool) -> Callable[[Call, bytes], Route]:
     """A function that says which of the routes answers a body, perhaps with a single text as Hugging Face's clients
     send it."""
     by_path = {route.path: route for route in routes}
 
     def choose(call: Call, body: bytes) -> Route:
-        fields: dict[str, Any] = msgspec.structs.asdict(parse(_MARKS_DECODER, body))
-        task = call.models.choose(fields.pop("model"), with_prompt=True).task
-        given = {name: bytes(value) for name, value in fields.items() if is_given(value)}
+        given = {name: bytes(value) for name, value in given_members(body, _MARKS).items()}
+        model = parse(_MODEL, given.pop("model", b"null"), "model")
+        task = call.models.choose(model, with_prompt=True).task
         if _is_hugging_faces(given, call, takes_texts=takes_texts) and task in hugging_faces:
             return hugging_faces[task]
         return by_path[_path(task, given)]
@@ -172,29 +139,6 @@ def _path(task: Task, given: dict[str, bytes]) -> str:
     return _BY_TASK.get(task, "/embed")
 
 
-def root_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
-    """The two of them; `routes` are the others."""
-    return tuple(_root_route(path, routes, hugging_faces) for path in ("/", "/invocations"))
-
-
-def _root_route(path: str, routes: Iterable[Route], hugging_faces: ByTask) -> Route:
-    choose = _chooser(routes, hugging_faces, takes_texts=path == "/")
-    return Route(
-        path=path,
-        decode=lambda call, body: decode_as(choose(call, body), call, body),
-        run=run_chosen,
-        encode=encode_chosen,
-        error_shape=tei_error,
-        other_error_shapes=other_error_shapes(routes),
-        summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
-        body=BODIES[0],
-        more_bodies=BODIES[1:],
-        example={"inputs": "The ferry leaves at seven."},
-        answers=(list[Any], dict[str, Any]),
-        raw_answer=ROWS,
-    )
-
-
 _INSTANCES = {
     "type": "array",
     "items": {"anyOf": [{"$ref": f"#/components/schemas/{body.__name__}"} for body in BODIES]},
@@ -212,7 +156,6 @@ class VertexBody(Fields):
     ] = NOT_GIVEN
 
 
-_VERTEX_BODY = FieldsReader(VertexBody)
 _OBJECT_LIST = msgspec.json.Decoder(list[_NoFields])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -222,36 +165,38 @@ class _Instance:
     """One of the bodies, as a request of its own."""
 
     call: Call
-    chosen: Chosen
+    request: Any
     whole: RequestContext  # of the request that it is a part of
 
 
-def vertex_route(routes: Iterable[Route], hugging_faces: ByTask) -> Route:
-    """The route for instances; `routes` are those that instances can be for."""
-    choose = _chooser(routes, hugging_faces, takes_texts=False)
-
-    def decode(call: Call, body: bytes) -> list[_Instance]:
-        fields = _VERTEX_BODY.read(body)
-        if not _NO_PARAMETERS.fullmatch(bytes(fields.parameters)):
-            raise InvalidRequest(
-                "parameters is not supported; put what POST /invocations takes, such as dimensions and truncate, into "
-                "the instances",
-                param="parameters",
-            )
-        return _decode_all(call, _split(fields.instances, max_items=call.max_items), choose)
-
-    return Route(
+def invocation_routes(routes: Iterable[Route], hugging_faces: ByTask) -> tuple[Route, ...]:
+    """The routes that stand for `routes`: POST /, /invocations and /vertex."""
+    shapes = _error_shapes(routes)
+    root, invocations = (
+        Route(
+            path=path,
+            choose=_chooser(routes, hugging_faces, takes_texts=path == "/"),
+            error_shape=tei_error,
+            other_error_shapes=shapes,
+            summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
+            body=BODIES[0],
+            more_bodies=BODIES[1:],
+            answers=(list[Any], dict[str, Any]),
+            raw_answer=ROWS,
+        )
+        for path in ("/", "/invocations")
+    )
+    vertex = Route(
         path="/vertex",
-        decode=decode,
-        run=_run_all,
-        encode=_encode_all,
+        stages=Stages(partial(_decode_all, invocations), _run_all, _encode_all),
         error_shape=tei_error,
-        other_error_shapes=other_error_shapes(routes),
+        other_error_shapes=shapes,
         summary="Answer several bodies of POST /invocations at once, as Vertex AI sends them",
         body=VertexBody,
         example={"instances": [{"inputs": "The ferry leaves at seven."}]},
         answers=(VertexAnswer,),
     )
+    return root, invocations, vertex
 
 
 class VertexAnswer(msgspec.Struct):
@@ -272,25 +217,31 @@ def _split(instances: msgspec.Raw, *, max_items: int) -> list[msgspec.Raw]:
     return parse(_RAW_LIST, raw, "instances")
 
 
-def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> list[_Instance]:
+def _decode_all(invocations: Route, call: Call, fields: VertexBody) -> list[_Instance]:
     """Instances are of one class of work, as if they were the items of one request."""
-    is_bulk = len(bodies) > BULK_ITEMS
-    request_class = RequestClass.BULK if is_bulk else call.options.request_class
+    if not _NO_PARAMETERS.fullmatch(bytes(fields.parameters)):
+        raise InvalidRequest(
+            "parameters is not supported; put what POST /invocations takes, such as dimensions and truncate, into "
+            "the instances",
+            param="parameters",
+        )
+    bodies = _split(fields.instances, max_items=call.max_items)
+    request_class = RequestClass.BULK if len(bodies) > BULK_ITEMS else call.options.request_class
     options = replace(call.options, request_class=request_class, accepts=Container.JSON)
     found, num_items = list[_Instance](), 0
-    for index, body in enumerate(map(bytes, bodies)):
+    for index, body in enumerate(bodies):
         trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.context.key)
         own = replace(call, options=options, trace=trace, context=RequestContext(call.context.key), form=NO_ROWS)
         try:
-            instance = _Instance(own, decode_as(choose(own, body), own, body), call.context)
+            request = invocations.decode(own, bytes(body))
             if own.form.has_rows_alone:
                 raise InvalidRequest("encoding_format must not be bytes here", param=ENCODING_FORMAT)
             trace.encoding = own.context.encoding = own.form.label
         except RequestError as error:
             raise _of_instance(error, index) from None
-        num_items += instance.chosen.request.num_items
+        num_items += request.num_items
         check_num_items(num_items, "instances", max_items=call.max_items)
-        found.append(instance)
+        found.append(_Instance(own, request, call.context))
     return found
 
 
@@ -324,7 +275,7 @@ async def _run_all(pipeline: Pipeline, instances: list[_Instance], trace: Trace)
 async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
     context = instance.call.context
     try:
-        result = await run_chosen(pipeline, instance.chosen, instance.call.trace)
+        result = await instance.call.route.stages.run(pipeline, instance.request, instance.call.trace)
     except RequestError as error:
         raise _of_instance(error, index) from None
     if context.memory_of_parts is not None:  # it has computed nothing
@@ -353,7 +304,7 @@ async def _encode_all(call: Call, instances: list[_Instance], results: list[Any]
     """Long work is done in slices, so that other requests run in between."""
     found = []
     for instance, result in zip(instances, results, strict=True):
-        answer = await encode_chosen(instance.call, instance.chosen, result)
+        answer = await instance.call.route.stages.encode(instance.call, instance.request, result)
         found.append(bytes(answer.body))
     content = b'{"predictions":%b}' % as_list(found)
     truncated = (b"x-embedline-truncated-inputs", b"%d" % call.trace.num_truncated)

@@ -7,19 +7,21 @@ https://docs.ollama.com/api
 import datetime
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from embedline import __version__
 from server.dialects.answers import Answer, json_answer, text_error
 from server.dialects.fields.field import Fields, item_field, passed_over
-from server.dialects.fields.request import KeepAliveField, ModelField
+from server.dialects.fields.request import ModelField
 from server.dialects.fields.rows import DimensionsOrAllField, OnErrorField, read_allows_errors, read_dimensions
 from server.dialects.fields.texts import PromptFields, TruncateField, TruncationFields, read_cut, read_prompts
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader
-from server.dialects.route import Call, Response, Route
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, given_members
+from server.dialects.route import Call, Response, Route, Stages
 from server.dialects.row_answers import FLOATS, ROWS, as_json, headers, rows_alone, rows_as_json
 from server.requests import embeddings
 from server.requests.errors import InvalidRequest
@@ -36,7 +38,8 @@ class Options(Fields):
     num_ctx: Annotated[int | None, passed_over("the most tokens of each text", by="Ollama", least=1)] = None
 
 
-class _CommonFields(ModelField, KeepAliveField, kw_only=True):
+class _CommonFields(ModelField, kw_only=True):
+    keep_alive: Annotated[str | float | None, passed_over("without effect: models stay loaded", by="Ollama")] = None
     options: Annotated[Options | None, passed_over("options of the model", by="Ollama")] = None
 
 
@@ -56,48 +59,45 @@ class OllamaPromptBody(_CommonFields, kw_only=True):
 _TEXT_NAMES = ("input", "inputs", "prompt", "text", "texts")
 _EMBED = FieldsReader(OllamaEmbedBody)
 _EMBEDDINGS = FieldsReader(OllamaPromptBody)
-_TEXTS = msgspec.json.Decoder(msgspec.defstruct("Texts", [(name, msgspec.Raw, NOT_GIVEN) for name in _TEXT_NAMES]))
 
 
-def decode_embed(call: Call, body: bytes) -> EmbedRequest:
-    """POST /api/embed. As all decoders here raises RequestError, naming the field or index."""
+def _decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(FLOATS)
     allows_errors = read_allows_errors(fields, call)
-    given = Inputs(texts=[])
+    given = Inputs[str]([], "input")
     if _NOTHING.fullmatch(bytes(fields.input)):
         _check_no_text(body, "input")
     else:
         given = read_texts(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
     return replace(
-        _request(call, fields, given, model, truncate=fields.truncate, field="input"),
+        _request(call, fields, given, model, truncate=fields.truncate),
         dimensions=read_dimensions(fields.dimensions or None, model.dimensions),
         normalize=True,
         allows_errors=allows_errors,
     )
 
 
-def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
-    """POST /api/embeddings."""
+def _decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBEDDINGS.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(FLOATS)
-    given = Inputs(texts=[fields.prompt] if fields.prompt else [], is_single=True)
+    given = Inputs([fields.prompt] if fields.prompt else [], "prompt", is_single=True)
     if not fields.prompt:
         _check_no_text(body, "prompt")
-    return _request(call, fields, given, model, truncate=None, field="prompt")
+    return _request(call, fields, given, model, truncate=None)
 
 
 def _check_no_text(body: bytes, own: str) -> None:
     """Raises InvalidRequest where a body without a text has one by another route's name: it would get no row."""
-    for name, value in msgspec.structs.asdict(_TEXTS.decode(body)).items():
+    for name, value in given_members(body, _TEXT_NAMES).items():
         if _NOTHING.fullmatch(bytes(value)) is None:
             raise InvalidRequest(f"{name} is not supported on this route; its name here is {own}", param=name)
 
 
 def _request(
-    call: Call, fields: _CommonFields, given: Inputs, model: ServedModel, *, truncate: bool | None, field: str
+    call: Call, fields: _CommonFields, given: Inputs[str], model: ServedModel, *, truncate: bool | None
 ) -> EmbedRequest:
     prompts = read_prompts(PromptFields(), model, name=call.models.asked_name(fields.model))
     num_ctx = fields.options.num_ctx if fields.options is not None else None
@@ -105,20 +105,18 @@ def _request(
         raise InvalidRequest("options.num_ctx must be at least 1", param="options.num_ctx")
     return EmbedRequest(
         **call.common(model),
-        texts=given.texts,
+        **asdict(given),
         **prompts,
         **read_cut(TruncationFields(truncate=truncate, max_tokens=num_ctx), model),
-        field=field,
-        is_single=given.is_single,
     )
 
 
-async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+async def _embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """Rows; none for no text."""
-    return await embeddings.embed_any(pipeline, request, trace) if request.texts else no_rows(request)
+    return await embeddings.embed_any(pipeline, request, trace) if request.items else no_rows(request)
 
 
-async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+async def _encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """A list of rows. Durations are nanoseconds."""
     if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
@@ -131,8 +129,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     return Answer(200, headers(embedded), out)
 
 
-async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """The one row."""
+async def _encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     row = (await as_json(embedded.rows))[1:-1] or b"[]"
@@ -208,21 +205,15 @@ class OllamaVersion(msgspec.Struct):
     version: str
 
 
-_SHOW = FieldsReader(ShowBody)
-
-
-def decode_show(call: Call, body: bytes) -> ServedModel:
-    """POST /api/show."""
-    fields = _SHOW.read(body)
+def _decode_show(call: Call, fields: ShowBody) -> ServedModel:
     return call.models.choose(fields.name if fields.model is None else fields.model, with_prompt=True)
 
 
-async def show(pipeline: Pipeline, model: ServedModel, trace: Trace) -> ServedModel:
-    """Finds the model; nothing is computed."""
+async def _show(pipeline: Pipeline, model: ServedModel, trace: Trace) -> ServedModel:
     return model
 
 
-async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Answer:
+async def _encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Answer:
     """Writes what is known of the model, under llama.cpp's names."""
     family = _family(model)
     model_info = {
@@ -233,8 +224,7 @@ async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Ans
     return json_answer(Shown(_loaded_at(model), _details(model), model_info, ["embedding"]))
 
 
-async def tags(call: Call) -> Answer:
-    """The models that are loaded."""
+async def _tags(call: Call) -> Answer:
     models = call.state.models.models if call.state.models else []
     return json_answer(Tags([_tag(model) for model in models]))
 
@@ -244,7 +234,7 @@ def _tag(model: ServedModel) -> Tag:
     return Tag(model.name, model.name, _loaded_at(model), size=0, digest=revision, details=_details(model))
 
 
-async def version(call: Call) -> Answer:
+async def _version(call: Call) -> Answer:
     """Answers with our version: Ollama's own says nothing about this server."""
     return json_answer(OllamaVersion(__version__))
 
@@ -262,37 +252,31 @@ def _loaded_at(model: ServedModel) -> str:
     return datetime.datetime.fromtimestamp(model.facts["loaded_at"], datetime.UTC).isoformat()
 
 
+_route = partial(Route, error_shape=text_error)
 ROUTES = (
-    Route(
+    _route(
         path="/api/embed",
-        decode=decode_embed,
-        run=embed,
-        encode=encode_embed,
-        error_shape=text_error,
+        stages=Stages(_decode_embed, _embed, _encode_embed),
+        read=bytes,
         summary="Embed texts with Ollama's API",
         body=OllamaEmbedBody,
         example={"model": "all-minilm", "input": ["The ferry leaves at seven."]},
         answers=(OllamaEmbedAnswer,),
         raw_answer=ROWS,
     ),
-    Route(
+    _route(
         path="/api/embeddings",
-        decode=decode_embeddings,
-        run=embed,
-        encode=encode_embeddings,
-        error_shape=text_error,
+        stages=Stages(_decode_embeddings, _embed, _encode_embeddings),
+        read=bytes,
         summary="Embed one text with Ollama's older API",
         body=OllamaPromptBody,
         example={"model": "all-minilm", "prompt": "The ferry leaves at seven."},
         answers=(OllamaPromptAnswer,),
         raw_answer=ROWS,
     ),
-    Route(
+    _route(
         path="/api/show",
-        decode=decode_show,
-        run=show,
-        encode=encode_show,
-        error_shape=text_error,
+        stages=Stages(_decode_show, _show, _encode_show),
         summary="Tell of a model with Ollama's API",
         body=ShowBody,
         example={"model": "all-minilm"},
@@ -300,17 +284,10 @@ ROUTES = (
     ),
 )
 PLAIN_ROUTES = tuple(
-    Route(
-        method="GET",
-        path=path,
-        answer=answer,
-        error_shape=text_error,
-        summary=summary,
-        responses={200: Response("The answer", content)},
-    )
+    _route(method="GET", path=path, answer=answer, summary=summary, responses={200: Response("The answer", content)})
     for path, answer, summary, content in (
-        ("/api/tags", tags, "The models, as Ollama lists them", Tags),
-        ("/api/ps", tags, "The same: all are loaded", Tags),
-        ("/api/version", version, "The version of this server", OllamaVersion),
+        ("/api/tags", _tags, "The models, as Ollama lists them", Tags),
+        ("/api/ps", _tags, "The same: all are loaded", Tags),
+        ("/api/version", _version, "The version of this server", OllamaVersion),
     )
 )

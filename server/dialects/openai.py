@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import msgspec
 import orjson
+from msgspec.structs import asdict
 
-from server.dialects.answers import Answer, error_fields, openai_error
+from server.dialects.answers import Answer, error_fields
 from server.dialects.fields.field import item_field
 from server.dialects.fields.request import ModelField, UserField
 from server.dialects.fields.rows import (
@@ -33,7 +34,7 @@ from server.dialects.fields.texts import (
     read_prompts,
 )
 from server.dialects.reading.inputs import SCHEMA, TextOrChatReader, read_items
-from server.dialects.route import Call, Route
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import (
     EVERY_CONTAINER,
     ROWS,
@@ -58,14 +59,7 @@ EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
 class EmbeddingsBody(
-    PromptFields,
-    ModelField,
-    UserField,
-    EveryRowFields,
-    SpecialTokensField,
-    ChunkingFields,
-    OnErrorField,
-    kw_only=True,
+    PromptFields, ModelField, UserField, EveryRowFields, SpecialTokensField, ChunkingFields, OnErrorField, kw_only=True
 ):
     """The body of POST /v1/embeddings."""
 
@@ -86,19 +80,21 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(read_every_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
     allows_errors = read_allows_errors(fields, call)
-    items = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
-    are_texts = chat is None and items["token_ids"] is None
+    given = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
     before = NO_PROMPT
     if chat is None:
-        before = read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=not are_texts)
+        before = read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=given.has_ids)
     return EmbedRequest(
         **call.common(model),
+        **asdict(given),
+        add_special_tokens=fields.add_special_tokens,
         **read_cut(fields, model),
         dimensions=read_every_dimensions(fields, model.dimensions),
         normalize=read_normalize(fields),
         allows_errors=allows_errors,
-        chunking=read_chunking(fields, model=model, are_texts=are_texts, allows_errors=allows_errors),
-        **items,
+        chunking=read_chunking(
+            fields, model=model, are_texts=chat is None and not given.has_ids, allows_errors=allows_errors
+        ),
         **before,
     )
 
@@ -177,13 +173,10 @@ class EmbeddingsAnswer(msgspec.Struct):
 ROUTES = tuple(
     Route(
         path=path,
-        decode=decode,
-        run=embed_any,
-        encode=encode,
-        error_shape=openai_error,
+        stages=Stages(decode, embed_any, encode),
+        read=bytes,
         summary="Embed texts with OpenAI's API",
         body=EmbeddingsBody,
-        example={"input": "The ferry leaves at seven."},
         answers=(EmbeddingsAnswer,),
         raw_answer=ROWS,
         more_bodies=(_BODY.chat_body,),
@@ -200,12 +193,6 @@ async def _refuse(what: str, call: Call) -> Answer:
 
 # Infinity's routes for images and sound (https://github.com/michaelfeil/infinity), which has its others in this form.
 PLAIN_ROUTES = tuple(
-    Route(
-        path=path,
-        answer=partial(_refuse, what),
-        error_shape=openai_error,
-        summary=f"Refused: {what} can't be embedded",
-        is_listed=False,
-    )
+    Route(path=path, answer=partial(_refuse, what), summary=f"Refused: {what} can't be embedded", is_listed=False)
     for path, what in (("/embeddings_image", "images"), ("/embeddings_audio", "sound"))
 )

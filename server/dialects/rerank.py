@@ -22,10 +22,10 @@ from server.dialects.answers import Answer, ErrorShape, openai_error, text_error
 from server.dialects.fields.field import item_field, option
 from server.dialects.fields.request import ModelField, RankFields, read_instruction, read_raw_scores, read_top_n
 from server.dialects.fields.rows import read_one, read_score_form
-from server.dialects.fields.texts import TruncationFields, read_cut
+from server.dialects.fields.texts import TRUNCATION, TruncationFields, read_cut
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
-from server.dialects.route import Call, Route, forms_of
+from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, given_members, is_given, parse
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import ROWS, Usage, as_list, headers, numbers_as_json, rows_alone
 from server.dialects.tei import tei_error, tei_error_for_all, timing_headers
 from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
@@ -34,6 +34,7 @@ from server.requests.limits import in_slices
 from server.requests.models import ServedModel
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.work import Embedded
+from wire.records import light_dataclass
 
 DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
 _MAX_RANK_FIELDS = 64
@@ -41,7 +42,6 @@ _MAX_RANK_FIELDS = 64
 _TEXTS = msgspec.json.Decoder(list[str])
 _DOCUMENTS = msgspec.json.Decoder(list[str | TextObject])
 _OBJECTS = msgspec.json.Decoder(list[str | dict[str, msgspec.Raw]])
-_NAMES = msgspec.json.Decoder(list[str])
 _VALUE = msgspec.json.Decoder(str | int | float | bool | None)
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 PROPERTY = "property"
@@ -73,7 +73,7 @@ class Habits:
     version: int = 2  # of Cohere's API
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRequest(RerankRequest):
     """The texts to be ranked, and how the answer looks."""
 
@@ -114,45 +114,25 @@ class RerankBody(TruncationFields, ModelField, RankFields, kw_only=True):
     )  # Weaviate's, "" beside `documents`
 
 
-class _Marks(msgspec.Struct):
-    """The fields that show the family, with any value."""
-
-    texts: msgspec.Raw = NOT_GIVEN
-    documents: msgspec.Raw = NOT_GIVEN
-    input: msgspec.Raw = NOT_GIVEN
-    top_k: msgspec.Raw = NOT_GIVEN
-    truncation: msgspec.Raw = NOT_GIVEN
-    one_document: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"), name=PROPERTY)
-
-
 _BODY = FieldsReader(RerankBody)
-BODIES = forms_of(RerankBody, ["texts"], ["documents"], ["input"], ["one_document"])
-_MARKS = msgspec.json.Decoder(_Marks)
+_MARKS = ("texts", "documents", "input", "top_k", TRUNCATION, PROPERTY)
 
 
-def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
-    """Errors get the shape of the body's family, if it shows one. Raises RequestError, naming the field or index."""
-    try:
-        request = _decode(call, body, habits)
-    except RequestError:
-        family = family_of(body)
-        if family is not None:
-            call.error_shape = family.error_shape
-        raise
-    call.error_shape = request.family.error_shape
-    return request
-
-
-def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
+def _decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
+    """Errors get the shape of the body's family, if it shows one."""
+    family = family_of(body)
+    if family is not None:
+        call.error_shape = family.error_shape
     fields = _BODY.read(body)
-    family = _family(fields)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     _check_is_one_kind(fields)
     model = call.models.choose(fields.model)
     field = family.field
     if family is Family.WEAVIATE and not is_given(fields.documents):
-        field, documents = PROPERTY, _read_property(fields)
+        if not fields.one_document:
+            raise EmptyInput("documents must not be empty, or property must have a text", param="documents")
+        field, documents = PROPERTY, [fields.one_document]
     else:
         documents = _read_documents(fields, field, max_items=call.max_items)
     if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
@@ -190,24 +170,16 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
 def family_of(body: bytes) -> Family | None:
     """The family of a body that may be wrong; None if no field shows it."""
     try:
-        marks = parse(_MARKS, body)
+        given = given_members(body, _MARKS).keys()
     except RequestError:
         return None
-    return _family(marks)
-
-
-def _family(fields: RerankBody | _Marks) -> Family | None:
-    if _has(fields.texts):
+    if "texts" in given:
         return Family.TEI
-    if _has(fields.one_document):
+    if PROPERTY in given:
         return Family.WEAVIATE
-    if _has(fields.documents):
-        return Family.VOYAGE if _has(fields.top_k) or _has(fields.truncation) else Family.RESULTS
-    return Family.MIXEDBREAD if _has(fields.input) else None
-
-
-def _has(value: msgspec.Raw | str | float | None) -> bool:
-    return is_given(value) if isinstance(value, msgspec.Raw) else value is not None
+    if "documents" in given:
+        return Family.RESULTS if given.isdisjoint(("top_k", TRUNCATION)) else Family.VOYAGE
+    return Family.MIXEDBREAD if "input" in given else None
 
 
 def _check_is_one_kind(fields: RerankBody) -> None:
@@ -217,13 +189,6 @@ def _check_is_one_kind(fields: RerankBody) -> None:
         given.append(PROPERTY)
     if len(given) > 1:
         raise InvalidRequest(f"{given[1]} can't be given with {given[0]}", param=given[1])
-
-
-def _read_property(fields: RerankBody) -> Sequence[str]:
-    """The one document. Raises EmptyInput."""
-    if not fields.one_document:
-        raise EmptyInput("documents must not be empty, or property must have a text", param="documents")
-    return [fields.one_document]
 
 
 def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:
@@ -238,7 +203,7 @@ def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | N
     return limit if limit < model.max_seqlen else None
 
 
-def _read_documents(fields: RerankBody, field: str, *, max_items: int) -> Sequence[str]:
+def _read_documents(fields: RerankBody, field: str, *, max_items: int) -> list[str]:
     """The documents, of which any may be empty. Of an object its `text` is ranked, or what `rank_fields` names, each on
     a line of its own; TEI has texts alone.
 
@@ -249,7 +214,6 @@ def _read_documents(fields: RerankBody, field: str, *, max_items: int) -> Sequen
     if not raw.startswith(b"["):
         raise InvalidRequest(f"{field} must be a list of texts", param=field)
     check_num_strings(raw, field, max_items=max_items)
-    documents: Sequence[str]
     if field == Family.TEI.field:
         documents = parse(_TEXTS, raw, field)
     elif names := _read_rank_fields(fields.rank_fields):
@@ -273,7 +237,7 @@ def _read_rank_fields(value: msgspec.Raw) -> list[str]:
     if not is_given(value):
         return []
     raw = bytes(value)
-    names = parse(_NAMES, raw, "rank_fields") if num_strings(raw) <= _MAX_RANK_FIELDS else None
+    names = parse(_TEXTS, raw, "rank_fields") if num_strings(raw) <= _MAX_RANK_FIELDS else None
     if names is None or len(names) > _MAX_RANK_FIELDS:
         raise InvalidRequest(f"rank_fields must be at most {_MAX_RANK_FIELDS} names", param="rank_fields")
     return list(dict.fromkeys(names))
@@ -300,7 +264,7 @@ _PATHS = {
 }
 
 
-async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
+async def _encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
     """Raw scores in the request's order, with the shape documents,1; or results with the best first."""
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
     timing = timing_headers(call.trace) if request.family is Family.TEI else []
@@ -321,11 +285,7 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
     documents = request.documents if request.has_texts else None
     results = await _results(scores, chosen, family, documents)
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
-    usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
-        num_tokens,
-        num_tokens,
-        ranked.num_truncated,
-    )
+    usage = msgspec.json.encode(Usage(num_tokens, num_tokens, ranked.num_truncated))
     match request.family:
         case Family.TEI:
             return results
@@ -428,14 +388,13 @@ class MixedbreadAnswer(msgspec.Struct):
 ROUTES = tuple(
     Route(
         path=path,
-        decode=partial(decode, habits=habits),
-        run=rank,
-        encode=encode,
+        stages=Stages(partial(_decode, habits=habits), rank, _encode),
+        read=bytes,
         error_shape=tei_error_for_all if habits.family is Family.TEI else habits.family.error_shape,
         other_error_shapes=tuple(family.error_shape for family in Family),
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage, Mixedbread or Weaviate",
-        body=BODIES[0],
-        more_bodies=BODIES[1:],
+        body=RerankBody,
+        one_of=(("texts",), ("documents",), ("input",), ("one_document",)),
         example={"query": "When does the boat go?", habits.family.field: ["The ferry leaves at seven."]},
         answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer, WeaviateAnswer),
         raw_answer=ROWS,

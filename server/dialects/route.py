@@ -1,5 +1,4 @@
 """What a route is: a `Route` describes one method of one path, and a `Call` is one request as its route sees it.
-`forms_of` gives the forms of a body that needs one of several fields.
 
 Knows no dialect, and of HTTP only status codes and headers.
 """
@@ -7,25 +6,21 @@ Knows no dialect, and of HTTP only status codes and headers.
 import dataclasses
 import functools
 import math
-import operator
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
-from msgspec.structs import FieldInfo
 
-from server.dialects.answers import Answer, ErrorShape, Streamed
+from server.dialects.answers import Answer, ErrorShape, Streamed, openai_error
+from server.dialects.fields.field import forms_of, rows_of
+from server.dialects.reading.json_body import FieldsReader
 from server.dialects.row_answers import FLOATS, NO_ROWS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import RequestError
 from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import RequestContext
-from server.requests.work import Trace
+from server.requests.work import RequestContext, Trace
 from wire.vocabulary import RequestClass
-
-Forms = tuple[type[msgspec.Struct], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class Common(TypedDict):
 
 @dataclass(slots=True)
 class Call:
-    """One request. `form` and `error_shape` change while it is decoded: its decoder may set them.
+    """One request. `form`, `error_shape` and `route` change while it is decoded: its decoder may set them.
 
     options and models are those of a route that computes; others get neither, and so refuse no request because of them.
     """
@@ -66,6 +61,7 @@ class Call:
     options: RequestOptions = _NO_OPTIONS
     models: ModelTable = _NO_MODELS
     form: RowForm = NO_ROWS  # of the rows in the answer
+    route: "Route" = _NOTHING  # of HTTP's requests: the one that was asked, or that it chose for this body
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 
     def common(self, model: ServedModel) -> Common:
@@ -99,20 +95,35 @@ NOT_READY = Response("No engine can compute right now.", TEXT)
 Schema = dict[str, Any]
 
 
+class Stages(NamedTuple):
+    """How an answer is computed. Decoders raise RequestError, naming the field or index. Encoders do long work in
+    slices, so that other requests run in between."""
+
+    decode: Callable[[Any, Any], Any]  # a Call and its body, as the route reads it, to a request of server/requests
+    run: Callable[[Pipeline, Any, Trace], Awaitable[Any]]  # a request to its result
+    encode: Callable[[Call, Any, Any], Coroutine[Any, Any, Answer]]  # a request and its result to the answer
+
+
+@functools.cache
+def _reader_of(body: type[msgspec.Struct]) -> Callable[[bytes], Any]:
+    return FieldsReader(body).read
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One method of one path: of the path, names in braces stand for parts of it, and `{name:path}` for several.
 
-    A route that computes has `decode`, `run` and `encode`, and takes POST; every other one has `answer`. All functions
-    may raise RequestError.
+    A route that computes has `stages`, or chooses one that has, and takes POST; every other one has `answer`. All
+    functions may raise RequestError.
     """
 
     path: str
     method: str = "POST"
-    error_shape: ErrorShape
-    decode: Callable[[Any, bytes], Any] = _NOTHING  # a Call and its body to a request of server/requests
-    run: Callable[[Pipeline, Any, Trace], Awaitable[Any]] = _NOTHING  # a request to its result
-    encode: Callable[[Call, Any, Any], Awaitable[Answer]] = _NOTHING  # a request and its result to the answer
+    error_shape: ErrorShape = openai_error
+    stages: Stages = _NOTHING
+    read: Callable[[bytes], Any] = _NOTHING  # what `decode` gets of a body; by default the fields of `body`
+    body: type[msgspec.Struct] = _NOTHING  # a route whose body no type describes has `body_schema`
+    choose: Callable[[Call, bytes], "Route"] | None = None  # the route that answers this body in the place of this one
     answer: Callable[..., Awaitable[Answer | Streamed]] | None = None  # gets the Call
     takes_lines: bool = False  # whether a body may be lines (NDJSON), each of which is answered with a line
     other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
@@ -122,54 +133,40 @@ class Route:
     description: str | None = None
     operation_id: str = ""  # "" = made of method and path
     parameters: tuple[Schema, ...] = ()  # beside the names in the path
-    body: type[msgspec.Struct] = _NOTHING  # a route whose body no type describes has `body_schema`
+    one_of: tuple[tuple[str, ...], ...] = ()  # choices of fields: a body has all of one, and none of the others
     more_bodies: tuple[type[msgspec.Struct], ...] = ()  # other forms of the body
     body_schema: Schema | None = None
-    example: dict[str, Any] = dataclasses.field(default_factory=dict)  # a body that the route takes; tests send it
+    # a body that the route takes, of one that computes by default one text; tests send it
+    example: dict[str, Any] = dataclasses.field(default_factory=dict)
     answers: tuple[Any, ...] = ()  # of a route that computes: types that msgspec knows, the forms of the answer in JSON
     raw_answer: str = ""  # what the raw bytes are; "" = the route has none
     responses: Mapping[int, Response] = dataclasses.field(default_factory=dict)  # of every other route
     errors: tuple[type[RequestError], ...] = ()  # that it answers, beside those of all routes
 
+    def __post_init__(self) -> None:
+        """Makes the reader at once: a route refuses the fields of all others by their names."""
+        if self.answer is None and not self.example:
+            field = next((name for name, row in rows_of(self.body).items() if row.items is not None), "")
+            object.__setattr__(self, "example", {field: "The ferry leaves at seven."})
+        if self.stages is not None and self.read is None:
+            object.__setattr__(self, "read", _reader_of(self.body))
+
+    def decode(self, call: Call, body: bytes) -> Any:
+        """The request of a body. Raises RequestError, naming the field or index."""
+        if self.choose is None:
+            return self.stages.decode(call, self.read(body))
+        call.route = route = self.choose(call, body)
+        call.error_shape = route.error_shape
+        return route.decode(call, body)
+
     @property
     def bodies(self) -> tuple[type[msgspec.Struct], ...]:
         """Every form of the body."""
-        return (self.body, *self.more_bodies) if self.body is not None else ()
+        if self.body is None:
+            return ()
+        return (*(forms_of(self.body, self.one_of) if self.one_of else (self.body,)), *self.more_bodies)
 
     @property
     def all_error_shapes(self) -> tuple[ErrorShape, ...]:
         """The error shapes of the route, each once, its own first."""
         return tuple(dict.fromkeys((self.error_shape, *self.other_error_shapes)))
-
-
-def forms_of(body: type[msgspec.Struct], *choices: Collection[str]) -> Forms:
-    """The forms of a body: for each choice of fields one that must have them, and that lacks the fields of the
-    others."""
-    chosen = {name for names in choices for name in names}
-    return tuple(_form(body, names, without=chosen.difference(names)) for names in choices)
-
-
-def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Collection[str]) -> type[msgspec.Struct]:
-    own = [field for field in msgspec.structs.fields(body) if field.name not in without]
-    words = "".join(field.encode_name.title().replace("_", "") for field in own if field.name in required)
-    fields = [_field(field, is_required=field.name in required) for field in own]
-    return msgspec.defstruct(
-        f"{body.__name__}Of{words}",
-        fields,
-        kw_only=True,
-        module=body.__module__,
-        namespace={"__doc__": body.__doc__},
-    )
-
-
-def _field(field: FieldInfo, *, is_required: bool) -> tuple[str, Any, Any]:
-    if is_required:
-        return field.name, _without_null(field.type), msgspec.field(name=field.encode_name)
-    usual: Any = {"default": field.default, "default_factory": field.default_factory}  # one of them is NODEFAULT
-    return field.name, field.type, msgspec.field(name=field.encode_name, **usual)
-
-
-def _without_null(kind: Any) -> Any:
-    if get_origin(kind) not in (UnionType, Union):
-        return kind
-    return functools.reduce(operator.or_, (part for part in get_args(kind) if part is not NoneType))

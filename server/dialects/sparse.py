@@ -4,8 +4,9 @@ ours in its style: dense, sparse and late-interaction embeddings of each text fr
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
+from operator import or_
 from typing import Annotated
 
 import msgspec
@@ -16,8 +17,8 @@ from server.dialects.answers import Answer
 from server.dialects.fields.field import passed_over
 from server.dialects.fields.rows import NormalizeField
 from server.dialects.fields.texts import SideFields
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
-from server.dialects.route import Call, Route
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
+from server.dialects.route import Call, Stages
 from server.dialects.row_answers import (
     FLOATS,
     RAGGED_ONLY,
@@ -29,14 +30,7 @@ from server.dialects.row_answers import (
     sparse_bytes,
     sparse_headers,
 )
-from server.dialects.tei import (
-    InputsFields,
-    asks_queries,
-    read_request,
-    tei_error,
-    timing_headers,
-    token_rows_by_item,
-)
+from server.dialects.tei import InputsFields, asks_queries, read_request, tei_route, timing_headers, token_rows_by_item
 from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import rows_that_count
 from server.requests.limits import in_slices, steps
@@ -89,14 +83,10 @@ class HybridItem(msgspec.Struct):
     multi_vector: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 
-_EMBED_SPARSE = FieldsReader(InputsBody)
-_EMBED_HYBRID = FieldsReader(EmbedHybridBody)
 _KIND_NAMES = msgspec.json.Decoder(list[str])
 
 
-def decode_embed_sparse(call: Call, body: bytes) -> EmbedRequest:
-    """POST /embed_sparse. Raises RequestError, naming the field or index."""
-    fields = _EMBED_SPARSE.read(body)
+def _decode_embed_sparse(call: Call, fields: InputsBody) -> EmbedRequest:
     request = read_request(call, fields)
     call.set_form(offers=RAGGED_ONLY)
     return for_sparse(request, is_query=asks_queries(call, fields, request.model))
@@ -113,9 +103,7 @@ def for_sparse(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
     )
 
 
-def decode_embed_hybrid(call: Call, body: bytes) -> EmbedRequest:
-    """POST /embed_hybrid. Raises RequestError, naming the field or index."""
-    fields = _EMBED_HYBRID.read(body)
+def _decode_embed_hybrid(call: Call, fields: EmbedHybridBody) -> EmbedRequest:
     request = read_request(call, fields)
     call.form = FLOATS
     outputs = _read_outputs(fields.outputs, request.model)
@@ -131,14 +119,10 @@ def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
     names = parse(_KIND_NAMES, raw, "outputs") if len(raw) <= _MAX_OUTPUTS_BYTES else []
     if not 0 < len(names) <= _MAX_OUTPUTS or not KINDS.keys() >= set(names):
         raise InvalidRequest(f"outputs must be a list of one or more of {', '.join(KINDS)}", param="outputs")
-    outputs = OutputKind(0)
-    for name in names:
-        outputs |= KINDS[name]
-    return outputs
+    return reduce(or_, (KINDS[name] for name in names))
 
 
-async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     timing = timing_headers(call.trace)
     if call.form.has_rows_alone:
         return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
@@ -157,8 +141,7 @@ async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
         yield as_list(entries)
 
 
-async def encode_embed_hybrid(call: Call, request: EmbedRequest, computed: Computed) -> Answer:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode_embed_hybrid(call: Call, request: EmbedRequest, computed: Computed) -> Answer:
     by_kind = {
         name: await _rows_of_kind(kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs
     }
@@ -189,27 +172,19 @@ async def _hybrid_items(by_kind: dict[str, Embedded], num_items: int) -> AsyncIt
 
 
 ROUTES = (
-    Route(
+    tei_route(
         path="/embed_sparse",
-        decode=decode_embed_sparse,
-        run=Pipeline.embed,
-        encode=encode_embed_sparse,
-        error_shape=tei_error,
+        stages=Stages(_decode_embed_sparse, Pipeline.embed, _encode_embed_sparse),
         summary="Make sparse embeddings with TEI's API",
         body=InputsBody,
-        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[SparseEntry]],),
         raw_answer="uint32 offsets [items + 1], then uint32 indices, then as many float32 values",
     ),
-    Route(
+    tei_route(
         path="/embed_hybrid",
-        decode=decode_embed_hybrid,
-        run=Pipeline.compute,
-        encode=encode_embed_hybrid,
-        error_shape=tei_error,
+        stages=Stages(_decode_embed_hybrid, Pipeline.compute, _encode_embed_hybrid),
         summary="Make dense, sparse and late-interaction embeddings at once",
         body=EmbedHybridBody,
-        example={"inputs": "The ferry leaves at seven."},
         answers=(list[HybridItem],),
     ),
 )

@@ -37,11 +37,7 @@ _ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     *weaviate.ROUTES,
 )
-ROUTES = (
-    *_ROUTES,
-    *invocations.root_routes(_ROUTES, huggingface.BY_TASK),
-    invocations.vertex_route(_ROUTES, huggingface.BY_TASK),
-)
+ROUTES = (*_ROUTES, *invocations.invocation_routes(_ROUTES, huggingface.BY_TASK))
 PLAIN_ROUTES: tuple[Route, ...] = (
     *ollama.PLAIN_ROUTES,
     *weaviate.PLAIN_ROUTES,

@@ -6,11 +6,13 @@ several models, and so is how rows are written.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from engine.types import OutputKind
@@ -51,7 +53,7 @@ from server.dialects.reading.inputs import (
     read_texts_or_pairs,
 )
 from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given, parse
-from server.dialects.route import Call, Route
+from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import (
     EVERY_CONTAINER,
     FLOATS,
@@ -72,7 +74,7 @@ from server.dialects.row_answers import (
 )
 from server.requests import errors
 from server.requests.classify import ClassifyRequest, classify, labels_of
-from server.requests.embeddings import embed_any, embed_tokens
+from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.limits import in_slices, steps
 from server.requests.models import ServedModel
@@ -143,22 +145,15 @@ class EmbedAllBody(InputsFields, OnErrorField, FormFields, kw_only=True):
     """The body of POST /embed_all; how rows are written is ours."""
 
 
-_EMBED = FieldsReader(EmbedBody)
-_EMBED_ALL = FieldsReader(EmbedAllBody)
-
-
 def read_request(call: Call, fields: InputsFields, *, may_be_empty: bool = False) -> EmbedRequest:
     """Reads what is the same for all routes that embed. Raises RequestError, naming the field or index."""
     model = call.models.choose(fields.model, with_prompt=True)
     given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
     return EmbedRequest(
         **call.common(model),
-        texts=given.texts,
-        token_ids=given.token_ids,
-        **read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=given.token_ids is not None),
+        **asdict(given),
+        **read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=given.has_ids),
         **read_cut(fields, model),
-        field="inputs",
-        is_single=given.is_single,
     )
 
 
@@ -167,9 +162,7 @@ def asks_queries(call: Call, fields: InputsFields, model: ServedModel) -> bool:
     return read_is_query(fields, model, name=call.models.asked_name(fields.model))
 
 
-def decode_embed(call: Call, body: bytes) -> EmbedRequest:
-    """POST /embed. As all decoders here raises RequestError, naming the field or index."""
-    fields = _EMBED.read(body)
+def _decode_embed(call: Call, fields: EmbedBody) -> EmbedRequest:
     call.set_form(read_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
     allows_errors = read_allows_errors(fields, call)
     request = read_request(call, fields, may_be_empty=allows_errors)
@@ -179,14 +172,12 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
         normalize=fields.normalize is not False,
         allows_errors=allows_errors,
         chunking=read_chunking(
-            fields, model=request.model, are_texts=request.token_ids is None, allows_errors=allows_errors
+            fields, model=request.model, are_texts=list not in request.kinds, allows_errors=allows_errors
         ),
     )
 
 
-def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
-    """POST /embed_all."""
-    fields = _EMBED_ALL.read(body)
+def _decode_embed_all(call: Call, fields: EmbedAllBody) -> EmbedRequest:
     call.set_form(read_form(fields), offers=RAGGED_ONLY)
     allows_errors = read_allows_errors(fields, call, are_ragged=True)
     request = replace(read_request(call, fields, may_be_empty=allows_errors), allows_errors=allows_errors)
@@ -207,12 +198,7 @@ def for_tokens(request: EmbedRequest, *, is_query: Callable[[], bool]) -> EmbedR
     return replace(request, outputs=OutputKind.TOKENS, normalize=False)
 
 
-async def _embed_all(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
-    return await (embed_any if request.allows_errors else embed_tokens)(pipeline, request, trace)
-
-
-async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Write rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
+async def _encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     form, ranges, timing = call.form, request.ranges, timing_headers(call.trace)
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
@@ -222,8 +208,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     return Answer(200, own, await in_container(embedded.rows, form, ranges))
 
 
-async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Write rows of tokens."""
+async def _encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     timing = timing_headers(call.trace)
     if call.form.has_rows_alone:
         return await ragged_answer(embedded, call.form, beside=timing)
@@ -270,14 +255,12 @@ class SimilarityBody(ModelField, kw_only=True):
     ] = NOT_GIVEN
 
 
-_SIMILARITY = FieldsReader(SimilarityBody)
 _PARAMETERS = FieldsReader(PromptFields)
 _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 
 
-def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
-    """POST /similarity: the source sentence is the first of the request's texts."""
-    fields = _SIMILARITY.read(body)
+def _decode_similarity(call: Call, fields: SimilarityBody) -> EmbedRequest:
+    """The source sentence is the first of the request's texts."""
     model = call.models.choose(fields.model, with_prompt=True)
     inputs = parse(_SIMILARITY_INPUTS, fields.inputs, "inputs")
     given = read_texts(inputs.sentences, "inputs.sentences", max_items=call.max_items)
@@ -285,12 +268,11 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
         raise InvalidRequest("inputs.sentences must be a list of texts", param="inputs.sentences")
     if not inputs.source_sentence:
         raise EmptyInput("inputs.source_sentence must not be empty", param="inputs.source_sentence")
-    given_parameters = is_given(fields.parameters)
-    parameters = _PARAMETERS.read(fields.parameters, "parameters") if given_parameters else PromptFields()
+    parameters = _PARAMETERS.read(fields.parameters, "parameters") if is_given(fields.parameters) else PromptFields()
     call.form = FLOATS
     return EmbedRequest(
         **call.common(model),
-        texts=[inputs.source_sentence, *(given.texts or ())],
+        items=[inputs.source_sentence, *given.items],
         **read_prompts(parameters, model, name=call.models.asked_name(fields.model)),
         **read_cut(parameters, model),
         normalize=True,
@@ -299,8 +281,8 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
     )
 
 
-async def encode_similarity(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
-    """Write cosines of the first row with each of the others; all have length 1."""
+async def _encode_similarity(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Cosines of the first row with each of the others; all have length 1."""
     own = [*headers(embedded), *timing_headers(call.trace)]
     return Answer(200, own, numbers_as_json(np.einsum("nd,d->n", embedded.rows[1:], embedded.rows[0])))
 
@@ -325,26 +307,18 @@ class Prediction(msgspec.Struct):
     label: str
 
 
-_PREDICT = FieldsReader(PredictBody)
-
-
-def decode_predict(call: Call, body: bytes) -> ClassifyRequest:
-    """POST /predict."""
-    fields = _PREDICT.read(body)
+def _decode_predict(call: Call, fields: PredictBody) -> ClassifyRequest:
     model = call.models.choose(fields.model)
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form()
     return ClassifyRequest(
         **call.common(model),
-        texts=given.texts,
-        pair_texts=given.pair_texts,
-        alone=given.alone,
+        **asdict(given),
         prompt=prompt_for(model),
         **read_cut(fields, model),
         raw_scores=bool(fields.raw_scores),
         is_bounded=True,
         field="inputs",
-        is_single=given.is_single,
     )
 
 
@@ -353,8 +327,7 @@ def prompt_for(model: ServedModel) -> str:
     return model.default_prompt if model.instruction is None else model.instruction
 
 
-async def encode_predict(call: Call, request: ClassifyRequest, scored: Embedded) -> Answer:
-    """Write labels with their scores."""
+async def _encode_predict(call: Call, request: ClassifyRequest, scored: Embedded) -> Answer:
     timing = timing_headers(call.trace)
     if call.form.has_rows_alone:
         return await rows_alone(scored, call.form, beside=timing)
@@ -402,44 +375,28 @@ class TokenInText(msgspec.Struct):
     stop: int | None
 
 
-_TOKENIZE = FieldsReader(TokenizeBody)
-_DECODE = FieldsReader(DecodeBody)
-
-
-def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
-    """POST /tokenize."""
-    fields = _TOKENIZE.read(body)
+def _decode_tokenize(call: Call, fields: TokenizeBody) -> TokenizeRequest:
     model = call.models.choose(fields.model, with_prompt=True)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     name = call.models.asked_name(fields.model)
     return TokenizeRequest(
         **call.common(model),
-        texts=given.texts or (),
+        **asdict(given),
         prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), model, name=name),
         add_special_tokens=fields.add_special_tokens,
-        is_single=given.is_single,
     )
 
 
-def decode_decode(call: Call, body: bytes) -> DecodeRequest:
-    """POST /decode."""
-    fields = _DECODE.read(body)
+def _decode_decode(call: Call, fields: DecodeBody) -> DecodeRequest:
     model = call.models.choose(fields.model)
     given = read_ids(fields.ids, "ids", max_items=call.max_items)
-    token_ids = given.token_ids or ()
-    for index, ids in enumerate(token_ids):
+    for index, ids in enumerate(given.items):
         if not ids:
             raise EmptyInput(f"ids[{index}] must not be empty", param=f"ids[{index}]")
-    return DecodeRequest(
-        **call.common(model),
-        token_ids=token_ids,
-        skip_special_tokens=fields.skip_special_tokens,
-        is_single=given.is_single,
-    )
+    return DecodeRequest(**call.common(model), **asdict(given), skip_special_tokens=fields.skip_special_tokens)
 
 
-async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
-    """Write a list of tokens for each text."""
+async def _encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
     texts = []
     async for of_text in in_slices(tokens):
         parts = []
@@ -450,80 +407,58 @@ async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[
     return json_answer(as_list(texts))
 
 
-async def encode_texts(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
-    """Write a list of texts."""
+async def _encode_texts(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     return json_answer(texts)
 
 
+tei_route = partial(Route, error_shape=tei_error)
 EMBED_ROUTES = (
-    Route(
+    tei_route(
         path="/embed",
-        decode=decode_embed,
-        run=embed_any,
-        encode=encode_embed,
-        error_shape=tei_error,
+        stages=Stages(_decode_embed, embed_any, _encode_embed),
         summary="Embed texts with TEI's API",
         body=EmbedBody,
-        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[float] | str | None],),
         raw_answer=ROWS,
     ),
-    Route(
+    tei_route(
         path="/embed_all",
-        decode=decode_embed_all,
-        run=_embed_all,
-        encode=encode_embed_all,
-        error_shape=tei_error,
+        stages=Stages(_decode_embed_all, embed_any, _encode_embed_all),
         summary="Embed each token of texts with TEI's API",
         body=EmbedAllBody,
-        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[list[float] | str] | None],),
         raw_answer=RAGGED,
     ),
-    Route(
+    tei_route(
         path="/similarity",
-        decode=decode_similarity,
-        run=Pipeline.embed,
-        encode=encode_similarity,
-        error_shape=tei_error,
+        stages=Stages(_decode_similarity, Pipeline.embed, _encode_similarity),
         summary="Compare a sentence with others with TEI's API",
         body=SimilarityBody,
         example={"inputs": {"source_sentence": "When does the boat go?", "sentences": ["The ferry leaves at seven."]}},
         answers=(list[float],),
     ),
 )
-TOKENIZE = Route(
+TOKENIZE = tei_route(
     path="/tokenize",
-    decode=decode_tokenize,
-    run=Pipeline.tokenize,
-    encode=encode_tokens,
-    error_shape=tei_error,
+    stages=Stages(_decode_tokenize, Pipeline.tokenize, _encode_tokens),
     summary="Show the tokens of texts with TEI's API",
     body=TokenizeBody,
-    example={"inputs": "The ferry leaves at seven."},
     answers=(list[list[TokenInText]],),
 )
 ROUTES = (
-    Route(
+    tei_route(
         path="/decode",
-        decode=decode_decode,
-        run=Pipeline.decode,
-        encode=encode_texts,
-        error_shape=tei_error,
+        stages=Stages(_decode_decode, Pipeline.decode, _encode_texts),
         summary="Make texts of token ids with TEI's API",
         body=DecodeBody,
         example={"ids": [101, 7592, 102]},
         answers=(list[str],),
     ),
-    Route(
+    tei_route(
         path="/predict",
-        decode=decode_predict,
-        run=classify,
-        encode=encode_predict,
-        error_shape=tei_error,
+        stages=Stages(_decode_predict, classify, _encode_predict),
         summary="Classify texts or pairs with TEI's API",
         body=PredictBody,
-        example={"inputs": "The ferry leaves at seven."},
         answers=(list[Prediction], list[list[Prediction]]),
         raw_answer=ROWS,
     ),

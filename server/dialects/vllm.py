@@ -9,6 +9,7 @@ row_answers.py.
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
 from operator import itemgetter
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pybase64
+from msgspec.structs import asdict
 
 from embedline import __version__
 from engine.model.tasks import Activation, Task
@@ -45,14 +47,15 @@ from server.dialects.reading.inputs import (
     ID_LISTS,
     SCHEMA,
     TEXTS,
+    Inputs,
     TextOrChatReader,
     read_chats,
     read_ids,
     read_items,
     read_texts,
 )
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given
-from server.dialects.route import NOT_READY, Call, Response, Route, forms_of
+from server.dialects.reading.json_body import NOT_GIVEN, is_given
+from server.dialects.route import NOT_READY, Call, Response, Route, Stages
 from server.dialects.row_answers import (
     BYTES,
     RAGGED_ONLY,
@@ -73,14 +76,15 @@ from server.dialects.row_answers import (
     rows_or_null,
 )
 from server.requests.classify import ClassifyRequest, classify
-from server.requests.embeddings import embed_any, embed_tokens
+from server.requests.embeddings import embed_any
 from server.requests.errors import ERRORS, InvalidRequest, RequestError, UnsupportedTask
-from server.requests.limits import TimeSlice, in_slices
+from server.requests.limits import in_slices
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest, Trace, activated
-from tokenizer_pool.tasks import Token
+from tokenizer_pool.tasks import Chat, Token
+from wire.records import light_dataclass
 
 _ERROR_TYPES = {
     400: "BadRequestError",
@@ -135,17 +139,11 @@ class ScoreBody(TruncationFields, VllmRequestFields, ActivationField, Instructio
     text_2: _Side = NOT_GIVEN
 
 
-_SCORE = FieldsReader(ScoreBody)
-SCORE_BODIES = forms_of(ScoreBody, *_PAIRS)
-
-
-def decode_score(call: Call, body: bytes) -> RerankRequest:
-    """POST /score. As all decoders here raises RequestError, naming the field or index."""
-    fields = _SCORE.read(body)
+def _decode_score(call: Call, fields: ScoreBody) -> RerankRequest:
     model = call.models.choose(fields.model)
     first, second = _pair(fields)
     queries, documents = (
-        read_texts(getattr(fields, name), name, max_items=call.max_items).texts or () for name in (first, second)
+        read_texts(getattr(fields, name), name, max_items=call.max_items).items for name in (first, second)
     )
     if len(queries) not in (1, len(documents)):
         raise InvalidRequest(f"{first} must be one text, or as many as {second} has", param=first)
@@ -173,8 +171,8 @@ def _pair(fields: ScoreBody) -> tuple[str, str]:
     raise InvalidRequest(f"the body must have {names}, and nothing of another pair", param=wrong)
 
 
-async def encode_score(call: Call, request: RerankRequest, ranked: Ranked) -> Answer:
-    """Write scores in the request's order. As in all encoders, long work is done in slices."""
+async def _encode_score(call: Call, request: RerankRequest, ranked: Ranked) -> Answer:
+    """Scores are in the request's order."""
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
     if call.form.has_rows_alone:
         return await rows_alone(scores, call.form)
@@ -244,8 +242,7 @@ class _PoolingRequest:
         return self.work.num_items
 
 
-def decode_pooling(call: Call, body: bytes) -> _PoolingRequest:
-    """POST /pooling."""
+def _decode_pooling(call: Call, body: bytes) -> _PoolingRequest:
     fields, chat = _POOLING.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     outputs = _outputs(_BY_MODEL.get(model.task, "embed") if fields.task is None else fields.task, model)
@@ -254,24 +251,23 @@ def decode_pooling(call: Call, body: bytes) -> _PoolingRequest:
     allows_errors = read_allows_errors(fields, call)
     if allows_errors and outputs is not OutputKind.POOLED:
         raise wrong_on_error("can be null only with the task embed")
-    common, cut, name = call.common(model), read_cut(fields, model), call.models.asked_name(fields.model)
-    items, prompt = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors), ""
+    cut, name = read_cut(fields, model), call.models.asked_name(fields.model)
+    given, prompt = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors), ""
+    asked = dict[str, Any](
+        **call.common(model), **asdict(given), **cut, add_special_tokens=fields.add_special_tokens, outputs=outputs
+    )
     if chat is None:
-        prompt = read_prompt(PromptFields(), model, name=name, are_ids=items["token_ids"] is not None)
+        prompt = read_prompt(PromptFields(), model, name=name, are_ids=given.has_ids)
     if not outputs & _EMBEDDINGS:
         if outputs is not OutputKind.LOGITS:
             prompt = ""
         elif chat is None and model.instruction is not None:
             prompt = model.instruction
-        raw_scores = fields.use_activation is False
-        scored = ClassifyRequest(**common, **cut, **items, outputs=outputs, prompt=prompt, raw_scores=raw_scores)
+        scored = ClassifyRequest(**asked, prompt=prompt, raw_scores=fields.use_activation is False)
         return _PoolingRequest(scored, wanted)
     by_model = model.normalize if outputs is OutputKind.TOKENS else None  # vLLM scales rows of tokens too
     work = EmbedRequest(
-        **common,
-        **cut,
-        **items,
-        outputs=outputs,
+        **asked,
         prompt=prompt,
         adapter=read_adapter(PromptFields(), model, name=name),
         normalize=by_model if fields.use_activation is None else fields.use_activation,
@@ -295,7 +291,7 @@ async def _pool(pipeline: Pipeline, request: _PoolingRequest, trace: Trace) -> E
     """Compute rows of texts, or of their tokens with offsets."""
     work = request.work
     if isinstance(work, EmbedRequest):
-        return await (embed_any if work.outputs is OutputKind.POOLED else embed_tokens)(pipeline, work, trace)
+        return await embed_any(pipeline, work, trace)
     if work.outputs is OutputKind.LOGITS:
         return await classify(pipeline, work, trace)
     computed = await pipeline.compute(work, trace)
@@ -304,26 +300,24 @@ async def _pool(pipeline: Pipeline, request: _PoolingRequest, trace: Trace) -> E
     return Embedded(scores, computed.num_tokens, computed.tokens.truncated, rows.offsets)
 
 
-async def encode_pooling(call: Call, request: _PoolingRequest, embedded: Embedded) -> Answer:
-    """Write rows of texts, or of their tokens. Raises InvalidRequest."""
+async def _encode_pooling(call: Call, request: _PoolingRequest, embedded: Embedded) -> Answer:
     form, model = call.form, request.work.model
     if form.has_rows_alone:
         return await _rows_alone(call, request, embedded)
     values: AsyncIterator[bytes | bytearray]
     values = rows_or_null(embedded, form) if embedded.offsets is None else _token_rows(embedded, form)
-    items, time_slice, failed = list[bytes](), TimeSlice(), embedded.failed or {}
+    items, failed = list[bytes](), embedded.failed or {}
     async for value in values:
         error = failed.get(len(items))
         beside = b"" if error is None else b',"error":' + msgspec.json.encode(error_fields(error))
         items.append(b'{"index":%d,"object":"pooling","data":%b%b}' % (len(items), bytes(value), beside))
-        await time_slice.end_if_over()
     return list_answer(call, model, embedded, items, prefix="pool-")
 
 
 async def _token_rows(embedded: Embedded, form: RowForm) -> AsyncIterator[bytes | bytearray]:
     """A JSON value for the rows of each item: a list of rows, or the bytes of all of them."""
     assert embedded.offsets is not None
-    for start, stop in pairwise(embedded.offsets.tolist()):
+    async for start, stop in in_slices(pairwise(embedded.offsets.tolist())):
         rows = embedded.rows[start:stop]
         if form.encoding is Encoding.BASE64:
             yield b'"%b"' % pybase64.b64encode(as_bytes(await all_row_bytes(rows, form)))
@@ -386,57 +380,39 @@ class DetokenizeBody(ModelField, KeepSpecialTokensField, kw_only=True):
 
 
 _TOKENIZE = TextOrChatReader(PromptBody, field="prompt")
-_DETOKENIZE = FieldsReader(DetokenizeBody)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _TokenizeRequest(TokenizeRequest):
     has_strings: bool
 
 
-def decode_tokenize(call: Call, body: bytes) -> _TokenizeRequest:
-    """POST /tokenize."""
+def _decode_tokenize(call: Call, body: bytes) -> _TokenizeRequest:
     fields, chat = _TOKENIZE.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    common, has_strings = call.common(model), bool(fields.return_token_strs)
+    common, prompt = call.common(model), ""
+    given: Inputs[Chat] | Inputs[str]
     if chat is not None:
-        chats = read_chats(chat, max_items=call.max_items, opens_answer=True)
-        return _TokenizeRequest(
-            **common,
-            texts=chats.conversations,
-            chat=chats.chat,
-            add_special_tokens=chat.add_special_tokens,
-            field="messages",
-            is_single=chats.is_single,
-            has_strings=has_strings,
-        )
-    given = read_texts(fields.prompt, "prompt", max_items=call.max_items)
+        given = read_chats(chat, max_items=call.max_items, opens_answer=True)
+    else:
+        given = read_texts(fields.prompt, "prompt", max_items=call.max_items)
+        prompt = read_prompt(PromptFields(), model, name=call.models.asked_name(fields.model))
     return _TokenizeRequest(
         **common,
-        texts=given.texts or (),
-        prompt=read_prompt(PromptFields(), model, name=call.models.asked_name(fields.model)),
+        **asdict(given),
+        prompt=prompt,
         add_special_tokens=fields.add_special_tokens,
-        field="prompt",
-        is_single=given.is_single,
-        has_strings=has_strings,
+        has_strings=bool(fields.return_token_strs),
     )
 
 
-def decode_detokenize(call: Call, body: bytes) -> DecodeRequest:
-    """POST /detokenize."""
-    fields = _DETOKENIZE.read(body)
+def _decode_detokenize(call: Call, fields: DetokenizeBody) -> DecodeRequest:
     model = call.models.choose(fields.model)
     given = read_ids(fields.tokens, "tokens", max_items=call.max_items)
-    return DecodeRequest(
-        **call.common(model),
-        token_ids=given.token_ids or (),
-        skip_special_tokens=fields.skip_special_tokens,
-        field="tokens",
-        is_single=given.is_single,
-    )
+    return DecodeRequest(**call.common(model), **asdict(given), skip_special_tokens=fields.skip_special_tokens)
 
 
-async def encode_ids(call: Call, request: _TokenizeRequest, tokens: list[list[Token]]) -> Answer:
+async def _encode_ids(call: Call, request: _TokenizeRequest, tokens: list[list[Token]]) -> Answer:
     """One list of ids for one text, else a list of lists."""
     ids, strings = [], []
     async for each in in_slices(tokens):
@@ -454,7 +430,7 @@ async def encode_ids(call: Call, request: _TokenizeRequest, tokens: list[list[To
     return json_answer(content)
 
 
-async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
+async def _encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> Answer:
     """The text under vLLM's name and under SGLang's."""
     text = msgspec.json.encode(texts[0] if request.is_single else texts)
     return json_answer(b'{"prompt":%b,"text":%b}' % (text, text))
@@ -498,54 +474,43 @@ async def _ping(call: Call) -> Answer:
     return json_answer(Ping("ok")) if reason is None else not_ready_answer(reason)
 
 
-TOKENIZE = Route(
+_route = partial(Route, error_shape=vllm_error)
+TOKENIZE = _route(
     path="/tokenize",
-    decode=decode_tokenize,
-    run=Pipeline.tokenize,
-    encode=encode_ids,
-    error_shape=vllm_error,
+    stages=Stages(_decode_tokenize, Pipeline.tokenize, _encode_ids),
+    read=bytes,
     summary="Show the token ids of a text or of a chat with vLLM's API",
     body=PromptBody,
-    example={"prompt": "The ferry leaves at seven."},
     answers=(TokenIds,),
     more_bodies=(_TOKENIZE.chat_body,),
 )
 ROUTES = (
     *(
-        Route(
+        _route(
             path=path,
-            decode=decode_score,
-            run=rank,
-            encode=encode_score,
-            error_shape=vllm_error,
+            stages=Stages(_decode_score, rank, _encode_score),
             summary="Score pairs of texts with vLLM's API",
-            body=SCORE_BODIES[0],
-            more_bodies=SCORE_BODIES[1:],
+            body=ScoreBody,
+            one_of=_PAIRS,
             example={"queries": "When does the boat go?", "documents": ["The ferry leaves at seven."]},
             answers=(ScoresAnswer,),
             raw_answer=ROWS,
         )
         for path in ("/score", "/v1/score")
     ),
-    Route(
+    _route(
         path="/pooling",
-        decode=decode_pooling,
-        run=_pool,
-        encode=encode_pooling,
-        error_shape=vllm_error,
+        stages=Stages(_decode_pooling, _pool, _encode_pooling),
+        read=bytes,
         summary="Compute by the name of a task with vLLM's API",
         body=PoolingBody,
-        example={"input": "The ferry leaves at seven."},
         answers=(PoolingAnswer,),
         raw_answer="rows one after the other, of float32 or of the type that is asked for",
         more_bodies=(_POOLING.chat_body,),
     ),
-    Route(
+    _route(
         path="/detokenize",
-        decode=decode_detokenize,
-        run=Pipeline.decode,
-        encode=encode_text,
-        error_shape=vllm_error,
+        stages=Stages(_decode_detokenize, Pipeline.decode, _encode_text),
         summary="Make a text of token ids with vLLM's API",
         body=DetokenizeBody,
         example={"tokens": [101, 7592, 102]},
@@ -553,18 +518,16 @@ ROUTES = (
     ),
 )
 PLAIN_ROUTES = (
-    Route(
+    _route(
         method="GET",
         path="/version",
         answer=_version,
-        error_shape=vllm_error,
         summary="The version of this server, as vLLM tells its own",
         responses={200: Response("The answer", VllmVersion)},
     ),
-    Route(
+    _route(
         path="/ping",
         answer=_ping,
-        error_shape=vllm_error,
         summary="The same as GET /ping",
         responses={200: Response("The answer", Ping), 503: NOT_READY},
     ),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from server.dialects.answers import Answer, json_answer, not_ready_answer, text_error
 from server.dialects.fields.field import item_field, option, passed_over
@@ -17,11 +18,11 @@ from server.dialects.fields.request import ModelField
 from server.dialects.fields.rows import DimensionsField, read_dimensions
 from server.dialects.fields.texts import Prompts
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
-from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, is_given
-from server.dialects.route import NOT_READY, Call, Response, Route, forms_of
+from server.dialects.reading.json_body import NOT_GIVEN, is_given
+from server.dialects.route import NOT_READY, Call, Response, Route, Stages
 from server.dialects.row_answers import FLOATS, ROWS, as_json, headers, numbers_as_json, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.limits import TimeSlice
+from server.requests.limits import in_slices
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, adapter_named, prompt_for
@@ -56,13 +57,7 @@ class VectorsBody(ModelField, kw_only=True):
     config: Annotated[Config | None, passed_over("what Weaviate says of a class of objects", by="Weaviate")] = None
 
 
-_BODY = FieldsReader(VectorsBody)
-_BODIES = forms_of(VectorsBody, ["text"], ["texts"])
-
-
-def decode(call: Call, body: bytes) -> EmbedRequest:
-    """The request of a body. Raises RequestError, naming the field or index."""
-    fields = _BODY.read(body)
+def _decode(call: Call, fields: VectorsBody) -> EmbedRequest:
     config = fields.config or Config()
     model = call.models.choose(fields.model)
     given = _read_texts(fields, max_items=call.max_items)
@@ -74,16 +69,14 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     call.set_form(FLOATS)
     return EmbedRequest(
         **call.common(model),
-        texts=given.texts,
+        **asdict(given),
         **_read_task_type(config.task_type, model),
         truncation=model.truncation,
         dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
-        field="text" if given.is_single else "texts",
-        is_single=given.is_single,
     )
 
 
-def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
+def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs[str]:
     """The texts by either field. Raises InvalidRequest and EmptyInput."""
     is_list = is_given(fields.texts)
     if is_list is (fields.text is not None):
@@ -95,7 +88,7 @@ def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
         return given
     if not fields.text:
         raise EmptyInput("text must not be an empty string", param="text")
-    return Inputs(texts=[fields.text], is_single=True)
+    return Inputs([fields.text], "text", is_single=True)
 
 
 def _read_task_type(task_type: str | None, model: ServedModel) -> Prompts:
@@ -109,7 +102,7 @@ def _read_task_type(task_type: str | None, model: ServedModel) -> Prompts:
     return {"prompt": prompt_for(model, purpose) or "", "adapter": adapter}
 
 
-async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+async def _encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """The row with its text, or all rows."""
     if call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
@@ -117,7 +110,6 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
     rows, sizes = await as_json(embedded.rows), b'"dim":%d,"dims":%d' % (width, width)
     if not request.is_single:
         return Answer(200, headers(embedded), b"".join((b'{"vectors":', rows, b",", sizes, b"}")))
-    assert request.texts is not None
     text = msgspec.json.encode(request.texts[0])
     parts = (b'{"text":', text, b',"vector":', rows[1:-1], b",", sizes, b"}")
     return Answer(200, headers(embedded), b"".join(parts))
@@ -148,7 +140,7 @@ class Meta(msgspec.Struct):
     models: list[dict[str, Any]] = []
 
 
-async def meta(call: Call) -> Answer:
+async def _meta(call: Call) -> Answer:
     """Describes what is served; the first model is the one that requests without a name get."""
     models = call.state.models.models if call.state.models else []
     told = [
@@ -164,12 +156,11 @@ async def meta(call: Call) -> Answer:
     return json_answer(Meta(models[0].name if models else None, told))
 
 
-async def live(call: Call) -> Answer:
-    """Answers as long as the process does."""
+async def _live(call: Call) -> Answer:
     return Answer(204, [], b"")
 
 
-async def ready(call: Call) -> Answer:
+async def _ready(call: Call) -> Answer:
     """Answers as /readyz does."""
     reason = call.state.why_not_ready()
     return Answer(204, [], b"") if reason is None else not_ready_answer(reason)
@@ -178,14 +169,11 @@ async def ready(call: Call) -> Answer:
 ROUTES = (
     Route(
         path="/vectors",
-        decode=decode,
-        run=Pipeline.embed,
-        encode=encode,
+        stages=Stages(_decode, Pipeline.embed, _encode),
         error_shape=text_error,
         summary="Embed a text, or a list of texts, for Weaviate",
-        body=_BODIES[0],
-        more_bodies=_BODIES[1:],
-        example={"text": "The ferry leaves at seven."},
+        body=VectorsBody,
+        one_of=(("text",), ("texts",)),
         answers=(VectorAnswer, VectorsAnswer),
         raw_answer=ROWS,
     ),
@@ -194,9 +182,9 @@ _LIVE = {204: Response("The answer")}
 PLAIN_ROUTES = tuple(
     Route(method="GET", path=path, answer=answer, error_shape=text_error, summary=summary, responses=responses)
     for path, answer, summary, responses in (
-        ("/meta", meta, "What is served, as Weaviate asks", {200: Response("The answer", Meta)}),
-        ("/.well-known/live", live, "Whether this process answers, as Weaviate asks", _LIVE),
-        ("/.well-known/ready", ready, "The same as /readyz, as Weaviate asks", {**_LIVE, 503: NOT_READY}),
+        ("/meta", _meta, "What is served, as Weaviate asks", {200: Response("The answer", Meta)}),
+        ("/.well-known/live", _live, "Whether this process answers, as Weaviate asks", _LIVE),
+        ("/.well-known/ready", _ready, "The same as /readyz, as Weaviate asks", {**_LIVE, 503: NOT_READY}),
     )
 )
 
@@ -219,11 +207,12 @@ class WeaviateAnswer(msgspec.Struct):
 
 async def weaviate_answer(query: str, documents: Sequence[str], ranked: Ranked, top_n: int | None) -> bytes:
     """The best `top_n` of several documents. In slices, so that other requests run in between."""
-    time_slice, written = TimeSlice(), []
-    for index in sorted(ranked.best_first()[:top_n].tolist()):
-        document, score = msgspec.json.encode(documents[index]), numbers_as_json(ranked.scores[index : index + 1])[1:-1]
-        written.append(b'{"document":%b,"score":%b}' % (document, score))
-        await time_slice.end_if_over()
+    best = sorted(ranked.best_first()[:top_n].tolist())
+    numbers = zip(best, numbers_as_json(ranked.scores[best])[1:-1].split(b","), strict=True)
+    written = [
+        b'{"document":%b,"score":%b}' % (msgspec.json.encode(documents[index]), score)
+        async for index, score in in_slices(numbers)
+    ]
     return b'{"query":%b,"scores":[%b],"property":null,"score":null}' % (msgspec.json.encode(query), b",".join(written))
 
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 
 from batch_manager.client import BatchManagers
@@ -15,12 +16,11 @@ from server.features.table import FEATURES
 from server.frontend.parts import Off, Part, Shared
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.start import FrontendStart
-from server.http.acceptor import ConnectionCount
 from server.http.access import Hosts, Keys, with_cors
 from server.http.app import App
 from server.http.body import RequestBodies
-from server.http.h1.server import HttpServer
-from server.http.routes import MetricsSource, own_routes
+from server.http.routes import own_routes
+from server.http.server import ConnectionCount, HttpServer
 from server.http.tls import Certificate
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.given_ids import GivenIds, TokenIdsRule
@@ -135,18 +135,14 @@ def _parts(start: FrontendStart, shared: Shared) -> list[Part]:
     ]
 
 
-def _metrics(child: Child) -> MetricsSource:
+async def _metrics(child: Child) -> str:
     """The supervisor's page. Raises TimeoutError."""
-
-    async def metrics() -> str:
-        async with asyncio.timeout(_SUPERVISOR_SECONDS):
-            return str((await child.request(ControlRequest.METRICS))["text"])
-
-    return metrics
+    async with asyncio.timeout(_SUPERVISOR_SECONDS):
+        return str((await child.request(ControlRequest.METRICS))["text"])
 
 
 def _make_app(child: Child, start: FrontendStart, shared: Shared, parts: Sequence[Part]) -> App:
-    own = own_routes(_metrics(child), needs_key=bool(start.access.keys), metrics_auth=start.http.metrics_auth)
+    own = own_routes(partial(_metrics, child), needs_key=bool(start.access.keys), metrics_auth=start.http.metrics_auth)
     return App(
         shared,
         [*ROUTES, *PLAIN_ROUTES, *own, *(route for part in parts for route in part.routes)],

@@ -24,8 +24,7 @@ from server.http.paths import RouteTable
 from server.http.request import BodyDecoder, HttpRequest, SharedByRequests, read_options, request_id, request_ids
 from server.requests.errors import RequestError, stopping
 from server.requests.limits import Allowance, OpenRequest
-from server.requests.row_memory import RequestContext
-from server.requests.work import CLIENT_LEFT, Trace, failed
+from server.requests.work import CLIENT_LEFT, RequestContext, Trace, failed
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
 
@@ -60,6 +59,7 @@ class App:
         self._compress_answers = compress_answers
         self._hosts = hosts
         self._routes = RouteTable(routes, url_prefix=url_prefix)
+        self._known_routes = self._routes.known
         self._line_streams: LineStreams | None = None
         self._decoder = BodyDecoder()
         self._request_ids = request_ids()
@@ -68,7 +68,8 @@ class App:
         """One request."""
         headers = dict(scope["headers"])
         method, shared, whole = scope["method"], self._shared, scope.get(WHOLE_BODY)
-        route, place, values = self._routes.find(method, scope["path"])
+        path = scope["path"]
+        route, place, values = self._known_routes.get((method, path)) or self._routes.find(method, path)
         # the route is a label of the metrics, so there may be only as many as there are routes
         trace = Trace(method, route.path, request_id(headers) or next(self._request_ids))
         context, is_reported = RequestContext(), False
@@ -146,8 +147,9 @@ class App:
             return None
         work = await request.read(route.decode)
         trace.encoding = context.encoding = request.form.label
-        result = await route.run(self._shared.pipeline, work, trace)
-        answer = await route.encode(request, work, result)
+        stages = request.route.stages  # it may have chosen another route for this body
+        result = await stages.run(self._shared.pipeline, work, trace)
+        answer = await stages.encode(request, work, result)
         if self._compress_answers:
             answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
         context.hold_answer(self._admission.row_memory_of(context.request_class), to_hold(len(answer.body)))
@@ -200,7 +202,8 @@ class App:
             if len(answer.body) > most:
                 most = len(answer.body)
                 self._hold(request, answer.body)
-        await request.send({"type": "http.response.body", "body": b""})
+        if request.is_head or trace.num_bytes == answer.num_bytes:  # else the connection closes: it is not whole
+            await request.send({"type": "http.response.body", "body": b""})
 
     def _more_headers(self, request: HttpRequest) -> Headers:
         """The headers of every answer."""

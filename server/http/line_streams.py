@@ -32,8 +32,8 @@ from server.requests.errors import (
     stopping,
 )
 from server.requests.limits import InOrder, SharedSlice
-from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.work import CLIENT_LEFT, Embedded, EmbedRequest, Trace, failed
+from server.requests.row_memory import SMALL_BYTES
+from server.requests.work import CLIENT_LEFT, Embedded, EmbedRequest, RequestContext, Trace, failed
 from wire.vocabulary import RequestClass
 
 MAX_LINE_BYTES = 1 << 20
@@ -301,7 +301,7 @@ class LineStreams:
         work = route.decode(call, body)
         check_lines(lines, work, call.form)
         call.trace.encoding = call.context.encoding = call.form.label
-        return work, await route.run(self.shared.pipeline, work, call.trace)
+        return work, await route.stages.run(self.shared.pipeline, work, call.trace)
 
     def _report(self, group: Sequence[_Done]) -> None:
         """Report the traces of a group. Those without a status have lost their client."""

@@ -89,24 +89,25 @@ class Found(NamedTuple):
 
 
 class RouteTable:
-    """All routes of a server. Of those with names in their paths, the first that fits is taken."""
+    """All routes of a server. Of those with names in their paths, the first that fits is taken.
+
+    known  what is found for the methods and paths that are routes' own
+    """
 
     def __init__(self, routes: Iterable[Route], *, url_prefix: str = "") -> None:
         all_routes = list(routes)
-        self._known = {(route.method, route.path): Found(route) for route in all_routes if "{" not in route.path}
+        self.known = {(route.method, route.path): Found(route) for route in all_routes if "{" not in route.path}
         self._methods: dict[str, list[Found]] = {}  # by path
-        for (_, path), found in self._known.items():
+        for (_, path), found in self.known.items():
             self._methods.setdefault(path, []).append(found)
         self._patterns = [(_pattern(route.path), route) for route in all_routes if "{" in route.path]
         self._names = sorted({route.path for route in all_routes})
         self._paths = Paths(self._methods, url_prefix=url_prefix)
 
     def find(self, method: str, path: str) -> Found:
-        """The route of a request; where there is none, one that answers so. HEAD goes to the route of GET."""
-        found = self._known.get((method, path))
-        return self._other(method, self._paths.find(path)) if found is None else found
-
-    def _other(self, method: str, place: Place) -> Found:
+        """The route of a request that is not `known`; where there is none, one that answers so. HEAD goes to the route
+        of GET."""
+        place = self._paths.find(path)
         there = self._at(place.path)
         for found in there:
             if found.route.method == method or (found.route.method == "GET" and method == "HEAD"):

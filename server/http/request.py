@@ -16,9 +16,8 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from server.dialects.invocations import Chosen
 from server.dialects.reading.json_body import BLANK_BOM, BOM, LARGE_BYTES, check_large, pieces, wrong_value
-from server.dialects.route import Call, RequestOptions, Route
+from server.dialects.route import Call, RequestOptions
 from server.dialects.row_answers import Container
 from server.http.access import Keys
 from server.http.body import RequestBodies, Scope, Send, TimedReceive, decoded_bytes_of_large, next_piece
@@ -31,7 +30,7 @@ from server.requests.limits import OpenRequest, SharedSlice
 from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
 from server.requests.row_memory import SMALL_BYTES
-from server.requests.work import EmbedRequest, Trace
+from server.requests.work import EmbedRequest, Trace, text_of
 from wire.json_values import Value, is_wrong, marked, place_of, values, without_escapes
 from wire.vocabulary import RequestClass
 
@@ -125,11 +124,10 @@ class BodyDecoder:
 
 def num_marked(work: Any) -> int:
     """The marks in texts that may fail alone."""
-    request = work.request if isinstance(work, Chosen) else work
-    request = getattr(request, "work", request)  # as /pooling has it
+    request = getattr(work, "work", work)  # as /pooling has it
     if not isinstance(request, EmbedRequest) or not request.allows_errors:
         return 0
-    return sum(text.count(UNREADABLE) for text in request.texts or ())
+    return sum(text_of(item).count(UNREADABLE) for item in request.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +157,6 @@ class HttpRequest(Call):
     """
 
     shared: SharedByRequests
-    route: Route
     scope: Scope
     receive: TimedReceive
     send: Send

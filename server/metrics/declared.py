@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from wire.metrics import POWERS, RATIOS, SECONDS, Edges
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -158,6 +160,15 @@ def processes(roles: Iterable[str]) -> tuple[Declared, ...]:
         gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
     )
 # fmt: on
+
+
+def scalars(declared: Declared, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """The family of a counter or a gauge, with these values of its labels and numbers."""
+    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+    family = kind(declared.name, declared.help, labels=declared.labels)
+    for labels, value in samples:
+        family.add_metric(labels, float(value))
+    return family
 
 
 def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from embedline import __version__
-from server.metrics.declared import Declared, gauge
+from server.metrics.declared import Declared, gauge, scalars
 from wire.control import Json
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -82,8 +82,8 @@ class ServerGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Reads the numbers now."""
-        yield _family(_READY, [((), self._is_ready())])
-        yield _family(_BUILD, [((__version__,), 1)])
+        yield scalars(_READY, [((), self._is_ready())])
+        yield scalars(_BUILD, [((__version__,), 1)])
         page, now = self._page, time.monotonic()
         by_class = [
             (index, request_class, (model, request_class.name.lower()))
@@ -91,17 +91,17 @@ class ServerGauges(Collector):
             for request_class in RequestClass
         ]
         queued = page.queued_tokens.sum(axis=0)
-        yield _family(_QUEUED, [(labels, queued[index, its_class]) for index, its_class, labels in by_class])
-        yield _family(_OLDEST, [(labels, self._age(index, its_class, now)) for index, its_class, labels in by_class])
-        yield _family(
+        yield scalars(_QUEUED, [(labels, queued[index, its_class]) for index, its_class, labels in by_class])
+        yield scalars(_OLDEST, [(labels, self._age(index, its_class, now)) for index, its_class, labels in by_class])
+        yield scalars(
             _WAIT, [(labels, self._expected_wait(page, index, its_class)) for index, its_class, labels in by_class]
         )
         models = [(index, (model,)) for index, model in enumerate(self._model_names)]
-        yield _family(_MODEL_READY, [(labels, int(page.engines_ready[:, index].any())) for index, labels in models])
-        yield _family(_ENGINES, [(labels, page.engines_ready[:, index].sum()) for index, labels in models])
-        yield _family(_RATE, [(labels, page.tokens_per_second[:, index].sum()) for index, labels in models])
+        yield scalars(_MODEL_READY, [(labels, int(page.engines_ready[:, index].any())) for index, labels in models])
+        yield scalars(_ENGINES, [(labels, page.engines_ready[:, index].sum()) for index, labels in models])
+        yield scalars(_RATE, [(labels, page.tokens_per_second[:, index].sum()) for index, labels in models])
         last_at = page.last_batch_at.max(axis=0)
-        yield _family(_LAST, [(labels, now - last_at[index]) for index, labels in models if last_at[index]])
+        yield scalars(_LAST, [(labels, now - last_at[index]) for index, labels in models if last_at[index]])
 
     def _age(self, model: int, request_class: RequestClass, now: float) -> float:
         since = self._page.oldest_since[:, model, request_class]
@@ -117,22 +117,15 @@ class ModelGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         """Reads the numbers now."""
         entries = self._models()
-        yield _family(_INFO, [(_labels(entry), 1) for entry in entries])
+        yield scalars(_INFO, [(_labels(entry), 1) for entry in entries])
         infos = [entry["info"] for entry in entries]
-        yield _family(_PADDED, [((info["name"], info["engine"]), info["is_padded"]) for info in infos])
-        yield _family(_FALLBACK, [((info["name"], info["engine"]), info["num_fallback_products"]) for info in infos])
+        yield scalars(_PADDED, [((info["name"], info["engine"]), info["is_padded"]) for info in infos])
+        yield scalars(_FALLBACK, [((info["name"], info["engine"]), info["num_fallback_products"]) for info in infos])
 
 
 def _labels(entry: Json) -> tuple[str, ...]:
     info = entry["info"]
     return info["name"], info["engine"], info["dtype"], ",".join(entry["devices"]), entry["revision"] or ""
-
-
-def _family(declared: Declared, samples: Sequence[tuple[Sequence[str], float]]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(declared.name, declared.help, labels=declared.labels)
-    for labels, value in samples:
-        family.add_metric(labels, float(value))
-    return family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,13 +140,6 @@ class ProcessState:
     is_engine: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
-    resident_bytes: int
-    cpu_seconds: float
-    num_fds: int
-
-
 class ProcessGauges(Collector):
     """Gauges of all processes, the supervisor included."""
 
@@ -163,30 +149,21 @@ class ProcessGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         """Reads the numbers now."""
         children, now = self._children(), time.monotonic()
-        up, beat, busy = _gauge(_UP), _gauge(_BEAT), _gauge(_BUSY)
-        for child in children:
-            up.add_metric((child.title,), child.is_ready)
-            if child.pid is not None:
-                beat.add_metric((child.title,), max(0.0, now - child.last_beat))
-            if child.is_engine:
-                busy.add_metric((child.title,), 0.0 if child.busy_since is None else max(0.0, now - child.busy_since))
-        yield from (up, beat, busy)
-        pids = {"supervisor": os.getpid()} | {child.title: child.pid for child in children if child.pid is not None}
-        yield from _usages({title: usage for title, pid in pids.items() if (usage := _usage(pid)) is not None})
+        alive = {child.title: child.pid for child in children if child.pid is not None}
+        yield scalars(_UP, [((child.title,), child.is_ready) for child in children])
+        yield scalars(_BEAT, [((one.title,), max(0.0, now - one.last_beat)) for one in children if one.title in alive])
+        engines = [(child.title, child.busy_since) for child in children if child.is_engine]
+        yield scalars(_BUSY, [((title,), 0.0 if since is None else max(0.0, now - since)) for title, since in engines])
+        usages = [((title,), _usage(pid)) for title, pid in ({"supervisor": os.getpid()} | alive).items()]
+        for place, declared in enumerate((_RSS, _FDS, _CPU)):
+            yield scalars(declared, [(labels, usage[place]) for labels, usage in usages if usage is not None])
 
 
-def _usages(usages: dict[str, _Usage]) -> Iterator[Metric]:
-    resident, fds = _gauge(_RSS), _gauge(_FDS)
-    cpu = CounterMetricFamily(_CPU.name, _CPU.help, labels=_CPU.labels)
-    for title, usage in usages.items():
-        resident.add_metric((title,), usage.resident_bytes)
-        fds.add_metric((title,), usage.num_fds)
-        cpu.add_metric((title,), usage.cpu_seconds)
-    yield from (resident, fds, cpu)
+def _usage(pid: int) -> tuple[int, int, float] | None:
+    """Bytes in memory, open descriptors, and seconds of a CPU. proc(5) has the fields.
 
-
-def _usage(pid: int) -> _Usage | None:
-    """Returns None if the process has just ended, or we may not read it. proc(5) has the fields."""
+    None if the process has just ended, or we may not read it.
+    """
     folder = _PROC / str(pid)
     try:
         pages = int((folder / "statm").read_bytes().split()[1])
@@ -195,8 +172,4 @@ def _usage(pid: int) -> _Usage | None:
         num_fds = sum(1 for _ in os.scandir(folder / "fd"))
     except OSError:
         return None
-    return _Usage(pages * _PAGE_BYTES, (int(fields[11]) + int(fields[12])) / _TICKS, num_fds)
-
-
-def _gauge(declared: Declared) -> GaugeMetricFamily:
-    return GaugeMetricFamily(declared.name, declared.help, labels=declared.labels)
+    return pages * _PAGE_BYTES, num_fds, (int(fields[11]) + int(fields[12])) / _TICKS

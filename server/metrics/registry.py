@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from server.features.table import FEATURES
-from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, cumulative, processes
+from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, cumulative, processes, scalars
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
@@ -89,19 +89,11 @@ class Registry(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics that were counted and sent."""
         for declared in ALL:
-            name, labels = declared.name, declared.labels
-            if declared.kind == "counter":
-                counter = CounterMetricFamily(name, declared.help, labels=labels)
-                for values, value in self._sums[name].items():
-                    counter.add_metric(values, value)
-                yield counter
-            elif declared.kind == "gauge":
-                gauge = GaugeMetricFamily(name, declared.help, labels=labels)
-                for values, value in self._gauges[name].items():
-                    gauge.add_metric(values, value)
-                yield gauge
+            name = declared.name
+            if declared.kind != "histogram":
+                yield scalars(declared, (self._sums if declared.kind == "counter" else self._gauges)[name].items())
             else:
-                histogram = HistogramMetricFamily(name, declared.help, labels=labels)
+                histogram = HistogramMetricFamily(name, declared.help, labels=declared.labels)
                 for values, cells in self._cells[name].items():
                     buckets = cumulative(cells, declared.cells, shown=declared.edges)
                     histogram.add_metric(values, buckets, sum_value=cells[-1])

@@ -4,8 +4,9 @@ Names, labels and buckets are those of its router/src/prometheus.rs, so its dash
 and there is no label for the model. prometheus-client would add the suffix, so the few lines are written here.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, Kind, cumulative
 from wire.metrics import POWERS, SECONDS, Edges
@@ -54,15 +55,10 @@ def _lines(counted: Counted) -> Iterator[str]:
             yield f"{name}{rest} {value!r}\n"
 
 
-def _requests(counted: Counted) -> _Samples:
+def _requests(counted: Counted, *, outcomes: Sequence[str] = ("ok", "error")) -> _Samples:
     held = counted.sums["te_requests"]
     for method in ("single", "batch"):
-        yield f'{{method="{method}"}}', sum(held.get((method, outcome), 0) for outcome in ("ok", "error"))
-
-
-def _successes(counted: Counted) -> _Samples:
-    for method in ("single", "batch"):
-        yield f'{{method="{method}"}}', counted.sums["te_requests"].get((method, "ok"), 0)
+        yield f'{{method="{method}"}}', sum(held.get((method, outcome), 0) for outcome in outcomes)
 
 
 def _failures(counted: Counted) -> _Samples:
@@ -72,12 +68,8 @@ def _failures(counted: Counted) -> _Samples:
     yield '{err="dropped"}', sum(counted.sums["embedline_cancelled_total"].values())
 
 
-def _embedded(counted: Counted) -> _Samples:
-    yield "", counted.sums["te_inputs"].get(("embed",), 0)
-
-
-def _predicted(counted: Counted) -> _Samples:
-    yield "", counted.sums["te_inputs"].get(("predict",), 0)
+def _inputs(counted: Counted, task: str) -> _Samples:
+    yield "", counted.sums["te_inputs"].get((task,), 0)
 
 
 def _queue_size(counted: Counted) -> _Samples:
@@ -90,7 +82,7 @@ def _histogram(name: str, help: str, *, of: str, labels: tuple[str, ...] = (), s
     def samples(counted: Counted) -> _Samples:
         edges = _CELLS[of]
         held = [cells for its_labels, cells in counted.cells[of].items() if its_labels == labels or not labels]
-        cells = _summed(held, len(edges))
+        cells = [sum(numbers) for numbers in zip([0.0] * (len(edges) + 2), *held, strict=True)]
         for edge, count in cumulative(cells, edges, shown=shown):
             yield f'_bucket{{le="{edge}"}}', count
         yield "_sum", cells[-1]
@@ -99,19 +91,12 @@ def _histogram(name: str, help: str, *, of: str, labels: tuple[str, ...] = (), s
     return _Shown(Declared(name=name, kind="histogram", help=help), samples)
 
 
-def _summed(histograms: Iterable[Sequence[float]], num_edges: int) -> list[float]:
-    """Several histograms of the same edges as one."""
-    total = [0.0] * (num_edges + 2)
-    for cells in histograms:
-        for index, value in enumerate(cells):
-            total[index] += value
-    return total
-
-
 def _other(kind: Kind, name: str, help: str, samples: Callable[[Counted], _Samples], label: str = "") -> _Shown:
     return _Shown(Declared(name=name, kind=kind, help=help, labels=(label,) if label else ()), samples)
 
 
+_successes = partial(_requests, outcomes=("ok",))
+_embedded, _predicted = partial(_inputs, task="embed"), partial(_inputs, task="predict")
 _STAGES = "embedline_stage_duration_seconds"
 # fmt: off
 _ALL_SHOWN = (

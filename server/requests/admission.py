@@ -118,16 +118,11 @@ class ModelPage:
         return queued + self._kept_back[:, request_class].sum(axis=0) if needs_memory else queued
 
 
-@dataclass(frozen=True, slots=True)
-class WaitBudgets:
-    """The longest expected wait, in seconds, at which a request of each class is accepted."""
+class WaitBudgets(NamedTuple):
+    """The longest expected wait, in seconds, at which a request of each class is accepted; in the classes' order."""
 
     interactive: float
     bulk: float
-
-    def of(self, request_class: RequestClass) -> float:
-        """The budget of one class."""
-        return self.interactive if request_class is RequestClass.INTERACTIVE else self.bulk
 
 
 class Asked(NamedTuple):
@@ -169,7 +164,7 @@ class Admission:
         self.unread = OpenRequests(max_requests)  # of a library that goes on with calls whose clients do not read
         self._keys = KeyShares(keys, KeyPlaces(page))
         self._row_memory = {
-            request_class: self._new_row_memory(max_held_bytes * quarters // 4, budgets.of(request_class))
+            request_class: self._new_row_memory(max_held_bytes * quarters // 4, budgets[request_class])
             for request_class, quarters in _QUARTERS_OF_MEMORY.items()
         }
         self._clock = clock
@@ -279,7 +274,7 @@ class Admission:
         rate = ahead.tokens_per_second
         tokens = ahead.tokens(asked.request_class, part)
         wait = ahead.busy_seconds + tokens / rate
-        over = wait - self._budgets.of(asked.request_class)
+        over = wait - self._budgets[asked.request_class]
         is_tried = ahead.is_idle and self._models[asked.model].is_forecast_old(now)
         if now < asked.deadline < math.inf and not is_tried:
             in_one_batch = (tokens + asked.num_tokens) / rate
@@ -294,7 +289,7 @@ class Admission:
         line = (asked.model, asked.request_class, key.index)
         retry_after = over + self._return_times.take(line, asked.num_tokens / rate, now)
         wait = ahead.busy_seconds + ahead.tokens(asked.request_class, turn.ahead) / ahead.tokens_per_second
-        if wait <= self._budgets.of(asked.request_class):
+        if wait <= self._budgets[asked.request_class]:
             message, reason = "too much work is waiting to answer this request by its deadline", "deadline_wait"
         elif turn.is_over:
             message, reason = "too much work of this API key is waiting already", "key_share"

@@ -22,14 +22,15 @@ from server.requests.models import ServedModel
 from server.requests.pipeline import Group, Pipeline, tokenized
 from server.requests.work import Embedded, TokenizeRequest, Trace, Work, activated, bounded
 from tokenizer_pool.messages import Truncation
-from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
+from tokenizer_pool.tasks import Token, TokenizedTexts
+from tokenizer_pool.token_ids import check_token_ids
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 OUTSIDE = "O"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(Work):
     """Texts, pairs or lists of ids whose scores are wanted."""
 
@@ -44,7 +45,7 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
     """Computes scores, float32 [items, labels]. Raises RequestError; cancelling it drops the work everywhere."""
     has_pairs = bool(request.pair_texts)
     has_texts_alone = not has_pairs or bool(request.alone)
-    if has_texts_alone and request.model.instruction is not None and request.texts is not None:
+    if has_texts_alone and request.model.instruction is not None and request.kinds != {list}:
         raise InvalidRequest(
             f"{request.field} must be pairs: this model scores a query with a document", param=request.field
         )
@@ -66,16 +67,16 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
 
 def _texts_and_pairs(request: Work, without_partner: Collection[int]) -> list[Group]:
     """Two groups of a request that has both: the texts at these places, which have no partner, and the pairs."""
-    texts, pair_texts = request.texts or (), request.pair_texts
+    texts, pair_texts = request.texts, request.pair_texts
     alone = sorted(without_partner)
     paired = [index for index in range(len(texts)) if index not in without_partner]
     return [
-        (alone, replace(request, texts=[texts[index] for index in alone], pair_texts=())),
+        (alone, replace(request, items=[texts[index] for index in alone], pair_texts=())),
         (
             paired,
             replace(
                 request,
-                texts=[texts[index] for index in paired],
+                items=[texts[index] for index in paired],
                 pair_texts=[pair_texts[index] for index in paired],
             ),
         ),
@@ -87,7 +88,7 @@ def labels_of(model: ServedModel, num_scores: int) -> Sequence[str]:
     return model.labels or [f"LABEL_{number}" for number in range(num_scores)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyTokensRequest(Work):
     """Texts whose tokens' scores are wanted; never pairs or ids."""
 
@@ -111,9 +112,9 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
     tokens: list[Sequence[Token]] = []
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
-        whole = request.texts or ()
+        whole = request.texts
         texts = await pipeline.shorten(request, whole, request.max_seqlen, request_class)
-        asked = TokenizeRequest(model=request.model, texts=texts, context=request.context)
+        asked = TokenizeRequest(model=request.model, items=texts, context=request.context)
         found = await pipeline.token_details(asked, request_class)
         ids, time_slice = [], TimeSlice()
         is_cut = np.zeros(len(found), np.uint8)

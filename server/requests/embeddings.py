@@ -27,36 +27,37 @@ from server.requests.late_interaction import rows_that_count
 from server.requests.limits import TimeSlice
 from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error, text_error
-from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest, Trace, finish
+from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest, Trace, finish, text_of
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, join, offsets_of
+from tokenizer_pool.tasks import Token, TokenizedTexts, offsets_of
+from tokenizer_pool.token_ids import SLICE_IDS, join
+from wire.parts import Part
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 # Stands in the place of a text that no decoder takes. No client knows it.
 UNREADABLE = secrets.token_hex(16)
 _LEAST_COSINE = 0.999  # between the mean of all tokens and the row: engines may round to bfloat16 in between
 _Ids = NDArray[np.int32]
-_Marks = NDArray[np.uint8]
 
 
 def embed_any(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
-    """Rows for any request for embeddings. Raises RequestError; cancelling it drops the work everywhere."""
+    """Rows for any request for embeddings. Raises RequestError; cancelling it drops the work everywhere.
+
+    Rows of tokens are ragged float32 [N, D] with offsets [S + 1]. With MULTI_VECTOR they are of those that count for
+    late interaction: the first request.num_queries texts are queries, the others documents. They get the model's
+    markers and lengths; ids are taken as they are.
+    """
     if request.chunking is Chunking.WINDOWS:
         return embed_in_windows(pipeline, request, trace)
     if request.chunking is Chunking.LATE:
         return embed_late_chunks(pipeline, request, trace)
+    if request.outputs is OutputKind.MULTI_VECTOR:
+        return _embed_for_late_interaction(pipeline, request, trace)
     return _embed_what_can_be(pipeline, request, trace) if request.allows_errors else pipeline.embed(request, trace)
 
 
-async def embed_tokens(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
-    """Ragged float32 rows [N, D] of tokens, with offsets [S + 1]: of those that count, for late interaction.
-
-    With MULTI_VECTOR the first request.num_queries texts are queries, the others documents. They get the model's
-    markers and lengths; ids are taken as they are. Raises RequestError.
-    """
-    if request.outputs is not OutputKind.MULTI_VECTOR:
-        return await pipeline.embed(request, trace)
+async def _embed_for_late_interaction(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     return await rows_that_count(await pipeline.compute(request, trace), request)
 
 
@@ -64,7 +65,7 @@ class _NothingLeft(Exception):
     """Every item has an error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Part(EmbedRequest):
     """A request of which only the items at some places are computed. Both are filled in when it is tokenized."""
 
@@ -108,12 +109,11 @@ def _without_rows(part: _Part) -> Embedded:
 
 async def _tokenize_part(pipeline: Pipeline, part: _Part, request_class: RequestClass) -> TokenizedTexts:
     """Make ids of the items that can be computed. Raises TextRefused for what concerns no single item."""
-    texts, ids = part.texts, part.token_ids
-    for place in range(part.num_items):
-        param, text = EmbedRequest.name_of(part, place), texts[place] if texts is not None else ""
-        if UNREADABLE in text:
+    for place, item in enumerate(part.items):
+        param = EmbedRequest.name_of(part, place)
+        if UNREADABLE in text_of(item):
             part.failed[place] = MalformedBody(f"{param} {IS_NO_TEXT}", param=param)
-        elif not text and not (ids is not None and ids[place]):
+        elif not item:
             part.failed[place] = EmptyInput(f"{param} must not be empty", param=param)
     places = [place for place in range(part.num_items) if place not in part.failed]
     # Texts that are too long are found by what would be cut off: a refusal names only one of them.
@@ -132,9 +132,7 @@ async def _tokenize_places(
     """Make ids of the items at these places. If one is refused, the others are tried again in two halves."""
     if not places:
         return []
-    texts = [part.texts[place] for place in places] if part.texts is not None else []
-    ids = [part.token_ids[place] for place in places] if part.token_ids is not None else []
-    asked = replace(part, texts=texts if any(texts) else None, token_ids=ids if any(ids) else None)
+    asked = replace(part, items=[part.items[place] for place in places])
     try:
         return [await pipeline.token_ids(asked, request_class)]
     except TextRefused as refused:
@@ -167,16 +165,16 @@ def _without_long(part: _Part, tokens: TokenizedTexts) -> TokenizedTexts:
     return tokens.taken(np.flatnonzero(is_whole))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class InSequences(EmbedRequest):
     """A request whose texts are computed in other sequences than one for each."""
 
-    items: list[int]  # of which item a sequence is a part, -1 = of all; filled in when the request is tokenized
+    item_of: list[int]  # of which item a sequence is a part, -1 = of all; filled in when the request is tokenized
 
     @classmethod
     def of(cls, request: EmbedRequest, **changes: Any) -> Self:
         """A request of this class with the fields of another."""
-        return cls(**{field.name: getattr(request, field.name) for field in fields(EmbedRequest)} | changes, items=[])
+        return cls(**{field.name: getattr(request, field.name) for field in fields(EmbedRequest)} | changes, item_of=[])
 
     @property
     def max_num_tokens(self) -> int:
@@ -185,7 +183,7 @@ class InSequences(EmbedRequest):
 
     def name_of(self, index: int) -> str:
         """The name of a sequence; of an item while it is not tokenized."""
-        return EmbedRequest.name_of(self, self.items[index] if self.items and index >= 0 else index)
+        return EmbedRequest.name_of(self, self.item_of[index] if self.item_of and index >= 0 else index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +232,7 @@ async def embed_in_windows(pipeline: Pipeline, request: EmbedRequest, trace: Tra
     )
     rows = computed.results[OutputKind.POOLED].values
     if len(rows) > request.num_items:
-        rows = averages(rows, np.array(sequences.items), np.array(weights))
+        rows = averages(rows, np.array(sequences.item_of), np.array(weights))
     return Embedded(finish(rows, request), computed.num_tokens, np.zeros(request.num_items, np.uint8))
 
 
@@ -252,27 +250,31 @@ async def _tokenize_windows(
     """The ids of all windows; whose they are and what they count is added to the lists. Raises TextRefused."""
     cut = await pipeline.token_ids(replace(request, truncation=Truncation.RIGHT), request_class)
     whole = await _long_texts(pipeline, request, np.flatnonzero(cut.truncated).tolist(), request_class)
-    all_marks = np.zeros(len(cut.token_ids), np.uint8) if cut.marks is None else cut.marks
-    ids, marks, items = list[_Ids](), list[_Marks](), list[int]()
+    ids, items = list[_Ids](), list[int]()
+    parts: dict[Part, list[NDArray[Any]]] = {part: [] for part in cut.parts}
     time_slice = TimeSlice()
     for item, (start, stop) in enumerate(pairwise(cut.offsets.tolist())):
-        its_ids, its_marks, its_weights = [cut.token_ids[start:stop]], [all_marks[start:stop]], [1]
+        its_ids, its_weights = [cut.token_ids[start:stop]], [1]
+        its_parts = {part: [values[start:stop]] for part, values in cut.parts.items()}
         if (text := whole.get(item)) is not None:
             contents = _contents(text, item, max_seqlen=request.max_seqlen)
             its_weights = list(map(len, contents))
             its_ids = [np.concatenate((text.head, content, text.tail)) for content in contents]
-            its_marks = [_marks(text, all_marks[start:stop], length) for length in its_weights]
+            its_parts = {
+                part: [_around(text, values, length) for length in its_weights] for part, (values,) in its_parts.items()
+            }
         ids += its_ids
-        marks += its_marks
+        for part, of_windows in its_parts.items():
+            parts[part] += of_windows
         weights += its_weights
         items += [item] * len(its_weights)
         await time_slice.end_if_over()
-    request.items.extend(items)
+    request.item_of.extend(items)
     return TokenizedTexts(
         np.concatenate(ids),
         offsets_of(np.fromiter(map(len, ids), np.int32, len(ids))),
         np.zeros(len(ids), np.uint8),
-        marks=None if cut.marks is None else np.concatenate(marks),
+        {part: np.concatenate(of_windows) for part, of_windows in parts.items()},
     )
 
 
@@ -280,12 +282,11 @@ async def _long_texts(
     pipeline: Pipeline, request: InSequences, items: list[int], request_class: RequestClass
 ) -> dict[int, Framed]:
     """The tokens of these items, all of them. Raises RequestError."""
-    assert request.texts is not None, "ids are refused at the edge"
     if not items:
         return {}
     asked = TokenizeRequest(
         model=request.model,
-        texts=[request.texts[item] for item in items],
+        items=[request.texts[item] for item in items],
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
         field=request.field,
@@ -307,10 +308,11 @@ def _contents(text: Framed, item: int, *, max_seqlen: int) -> list[_Ids]:
     return [text.content[start : start + room] for start in range(0, len(text.content), room)]
 
 
-def _marks(text: Framed, of_cut: _Marks, length: int) -> _Marks:
-    """The marks of a window with so many tokens of the text: around them as they are where the text is only cut."""
+def _around(text: Framed, of_cut: NDArray[Any], length: int) -> NDArray[Any]:
+    """A part of a window with so many tokens of the text: around them as it is where the text is only cut. The text's
+    own tokens have none, as marks of prompts and the types of a single text are."""
     before, after = of_cut[: len(text.head)], of_cut[len(of_cut) - len(text.tail) :]
-    return np.concatenate((before, np.zeros(length, np.uint8), after))
+    return np.concatenate((before, np.zeros(length, of_cut.dtype), after))
 
 
 async def embed_late_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
@@ -358,19 +360,18 @@ async def _tokenize_chunks(
             param=request.field,
         )
     offsets.extend((offsets_of(np.array(lengths)) + len(first.head)).tolist())
-    request.items.append(-1)
+    request.item_of.append(-1)
     return TokenizedTexts(ids, np.array([0, len(ids)], np.int32), np.zeros(1, np.uint8))
 
 
 async def _chunks(pipeline: Pipeline, request: InSequences, request_class: RequestClass) -> list[Framed]:
     """The chunks of all texts; the first one has the prompt before it. Raises TextRefused."""
-    assert request.texts is not None, "ids are refused at the edge"
     found: list[Framed] = []
     for texts, prompt in ((request.texts[:1], request.prompt), (request.texts[1:], "")):
         if texts:
             asked = TokenizeRequest(
                 model=request.model,
-                texts=texts,
+                items=texts,
                 prompt=prompt,
                 add_special_tokens=request.add_special_tokens,
                 context=request.context,

@@ -19,7 +19,8 @@ _PROBLEM = re.compile(
     r"|(?P<too_deep>is nested)"
     r"|(?P<not_valid>is not valid)"
     r"|(?P<out_of_range>must be (?:at least|at most|from)|is not from|must not be negative)"
-    r"|(?P<not_one_of>must (?:be|name) one of|is not one|: invalid)"
+    r"|(?P<not_one_of>must (?:be|name) one of|is not one|: invalid"
+    r"|must be (?!(?:an?|the|pairs|texts|two|ids)\b|.* on this route)\w+(?:, \w+)* or \w+)"
     r"|(?P<wrong_type>: expected|must be (?:a|an|the|pairs|texts|two|ids)\b)"
     r"|(?P<not_allowed>must be|can't be|does not take)"
 )

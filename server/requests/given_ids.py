@@ -105,17 +105,16 @@ class GivenIds:
 
     async def _decoded(self, request: _Work) -> _Work:
         assert self._vocabulary is not None, "there is no start without it"
-        given = request.token_ids or ()
-        texts, time_slice = list(request.texts or [""] * len(given)), TimeSlice()
-        for index, token_ids in enumerate(given):
-            if texts[index]:
+        items, time_slice = list(request.items), TimeSlice()
+        for index, token_ids in enumerate(items):
+            if not isinstance(token_ids, list):
                 continue
             if not token_ids and isinstance(request, EmbedRequest) and request.allows_errors:
-                continue  # it fails alone, as an empty text
+                continue  # it fails alone
             if not token_ids:
                 raise EmptyInput(f"{request.name_of(index)} has no tokens", param=request.name_of(index))
             try:
-                texts[index] = text_of(
+                items[index] = text_of(
                     self._vocabulary,
                     token_ids,
                     max_bytes=MAX_TEXT_BYTES,
@@ -125,12 +124,12 @@ class GivenIds:
                 name = request.name_of(index)
                 raise InvalidRequest(f"{name} has an id that is not one of cl100k_base", param=name) from None
             await time_slice.end_if_over()
-        return replace(request, texts=texts, token_ids=None)
+        return replace(request, items=items)
 
 
 def _check_surroundings(request: Work, known: SurroundingIds) -> None:
-    for index, token_ids in enumerate(request.token_ids or ()):
-        if not known.fits(token_ids):
+    for index, token_ids in enumerate(request.items):
+        if isinstance(token_ids, list) and not known.fits(token_ids):
             name = request.name_of(index)
             raise InvalidRequest(
                 f"{name} has ids without the special tokens that this model's tokenizer puts around a text, so "

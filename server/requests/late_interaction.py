@@ -15,7 +15,8 @@ from engine.model.tasks import LateInteraction
 from engine.types import OutputKind, Rows
 from server.requests.limits import NUMBERS_A_STEP, TimeSlice, steps
 from server.requests.work import Computed, Embedded, Work
-from tokenizer_pool.token_ids import TokenizedTexts, join
+from tokenizer_pool.tasks import TokenizedTexts
+from tokenizer_pool.token_ids import join
 from wire.parts import EXPANSION_TOKEN, QUERY_TOKEN
 
 

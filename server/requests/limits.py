@@ -307,6 +307,8 @@ class KeyShares:
         self._places = places
         self._by_name: dict[str, KeyShare] = {}
         self._weights: NDArray[np.float64] = np.ones(places.num_places)  # by place
+        # whether there may be anything to share; never changes, so that what was counted is uncounted too
+        self.are_several = places.num_places > 1
         if keys:
             self.renew(keys)
 
@@ -319,11 +321,6 @@ class KeyShares:
         }
         for share in self._by_name.values():
             self._weights[share.index] = share.weight
-
-    @property
-    def are_several(self) -> bool:
-        """Whether there may be anything to share. Never changes, so that what was counted is uncounted too."""
-        return len(self._weights) > 1
 
     def of(self, name: str) -> KeyShare:
         """The share of the key with this name; "" where none is needed."""

@@ -27,14 +27,14 @@ from server.requests.work import Computed, Request, TokenizeRequest, Trace, Work
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
-from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import Token, TokenizedTexts
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 _MAX_INSTRUCTION_CHARS = 250  # for each token of a text: it is tokenized with each document again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest(Request):
     """A query and at least one document, or as many queries as documents; any may be empty, but not both of a pair."""
 
@@ -106,7 +106,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
     instruction = model.instruction if request.instruction is None else request.instruction
     work = _work(
         request,
-        texts=list(request.queries) * (len(documents) // len(request.queries)),
+        items=list(request.queries) * (len(documents) // len(request.queries)),
         pair_texts=documents,
         prompt=model.default_prompt if instruction is None else instruction,
         outputs=OutputKind.LOGITS,
@@ -164,7 +164,7 @@ def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
     """
     return _work(
         request,
-        texts=[*request.queries, *request.documents],
+        items=[*request.queries, *request.documents],
         prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
         num_queries=len(request.queries),
         query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
@@ -219,7 +219,7 @@ async def tokenize_cut(
 
     Raises TextRefused with the index in the request.
     """
-    texts = list(request.texts or ())
+    texts = list(request.texts)
     first = 0 if request.pair_texts else request.num_queries  # the place of the first document
     documents = list(request.pair_texts) or texts[first:]
     is_cut = np.zeros(len(documents), np.uint8)
@@ -236,7 +236,7 @@ async def tokenize_cut(
     if request.pair_texts:
         request = replace(request, pair_texts=documents)
     else:
-        request = replace(request, texts=[*texts[:first], *documents])
+        request = replace(request, items=[*texts[:first], *documents])
     tokens = await pipeline.token_ids(request, request_class)
     truncated = tokens.truncated.copy()
     truncated[first:] |= is_cut
@@ -277,7 +277,7 @@ async def _cut(
     pipeline: Pipeline, request: Work, documents: Sequence[str], max_tokens: int, request_class: RequestClass
 ) -> list[str]:
     """The part that stays of each document. Raises TextRefused with the index in `documents`."""
-    asked = TokenizeRequest(model=request.model, texts=documents, add_special_tokens=False, context=request.context)
+    asked = TokenizeRequest(model=request.model, items=documents, add_special_tokens=False, context=request.context)
     found = await pipeline.token_details(asked, request_class)
     is_left = request.truncation is Truncation.LEFT
     return [_kept(text, tokens, max_tokens, is_left=is_left) for text, tokens in zip(documents, found, strict=True)]

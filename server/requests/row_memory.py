@@ -6,10 +6,8 @@ answer.
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
 
 from server.requests.errors import NotReady
-from wire.vocabulary import RequestClass
 
 MAX_HELD_BYTES = 128 * 1024 * 1024  # of all frontends
 SMALL_BYTES = 64 * 1024  # of a request's body or rows: so few are not counted, nor refused because of others
@@ -166,36 +164,3 @@ class MemoryOfParts:
         self._num_silent -= 1
         if not self._num_silent:
             self._all_have_said.set()
-
-
-@dataclass(slots=True)
-class RequestContext:
-    """The facts of one request by which its rows and its answer are counted, and what it holds of the row memory."""
-
-    key: str = ""  # the name of the API key, "" if none is needed
-    request_class: RequestClass | None = None  # once it is known
-    encoding: str = ""  # of the rows in the answer: float, base64, bytes
-    held: HeldMemory | None = None  # large rows, then the large answer
-    memory_of_parts: MemoryOfParts | None = None  # of a part of a request, until it has asked there; the whole holds it
-
-    async def hold(self, memory: RowMemory, num_bytes: int) -> None:
-        """Wait for room for large rows and the answer. Raises NotReady."""
-        parts, self.memory_of_parts = self.memory_of_parts, None
-        if parts is not None:
-            await parts.take(memory, num_bytes, self.key)
-            return
-        if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
-            self.held.release()
-        self.held = await memory.take(num_bytes, self.key)
-
-    def hold_answer(self, memory: RowMemory, num_bytes: int) -> None:
-        """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
-        if num_bytes and self.held is None:
-            self.held = HeldMemory(memory, self.key)
-        if self.held is not None:
-            self.held.change(num_bytes)
-
-    def release(self) -> None:
-        """Hold no rows and no answer any more."""
-        if self.held is not None:
-            self.held.release()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import field as dataclass_field
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,10 @@ from engine.types import ROWS_OF_TOKENS, OutputKind, Results, Rows
 from server.requests.errors import ERRORS, EngineFailed, InvalidRequest, RequestError
 from server.requests.limits import TimeSlice, steps
 from server.requests.models import ServedModel
-from server.requests.row_memory import SMALL_BYTES, RequestContext
+from server.requests.row_memory import SMALL_BYTES, HeldMemory, MemoryOfParts, RowMemory
 from tokenizer_pool.messages import Truncation
-from tokenizer_pool.tasks import Chat
-from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
+from tokenizer_pool.tasks import Chat, TokenizedTexts, offsets_of
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
@@ -36,12 +37,46 @@ MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are f
 MAX_COMPARISONS = 1 << 34  # products of two numbers to compare token rows: about a second of a frontend
 _EMBEDDED_TOKENS = OutputKind.TOKENS | OutputKind.MULTI_VECTOR
 _ANSWER_BYTES = {"float": 12, "msgpack": 9, "base64": 6, "bytes": 4, "npy": 4}  # of a number, at most, about
+_LEAST_NORM = np.float32(1e-12)  # torch's normalize has the same, so a row of zeros stays zero
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
 CLIENT_LEFT = 499  # nginx's status, in logs, for a client that has left; nobody receives it
 logger = logging.getLogger("embedline.server")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class RequestContext:
+    """The facts of one request by which its rows and its answer are counted, and what it holds of the row memory."""
+
+    key: str = ""  # the name of the API key, "" if none is needed
+    request_class: RequestClass | None = None  # once it is known
+    encoding: str = ""  # of the rows in the answer: float, base64, bytes
+    held: HeldMemory | None = None  # large rows, then the large answer
+    memory_of_parts: MemoryOfParts | None = None  # of a part of a request, until it has asked there; the whole holds it
+
+    async def hold(self, memory: RowMemory, num_bytes: int) -> None:
+        """Wait for room for large rows and the answer. Raises NotReady."""
+        parts, self.memory_of_parts = self.memory_of_parts, None
+        if parts is not None:
+            await parts.take(memory, num_bytes, self.key)
+            return
+        if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
+            self.held.release()
+        self.held = await memory.take(num_bytes, self.key)
+
+    def hold_answer(self, memory: RowMemory, num_bytes: int) -> None:
+        """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
+        if num_bytes and self.held is None:
+            self.held = HeldMemory(memory, self.key)
+        if self.held is not None:
+            self.held.change(num_bytes)
+
+    def release(self) -> None:
+        """Hold no rows and no answer any more."""
+        if self.held is not None:
+            self.held.release()
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """The fields that all requests have in common."""
 
@@ -56,7 +91,7 @@ class Request:
 
     @property
     def num_items(self) -> int:
-        """The number of texts or lists of ids."""
+        """The number of items."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
@@ -67,20 +102,47 @@ class Request:
         return self.field if index < 0 or self.is_single else f"{self.field}[{index - num_before}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work(Request):
-    """A request for rows that an engine computes. Where texts and token_ids are given, each item has one and the other
-    is empty."""
+Item = str | list[int] | Chat  # a text, token ids, or a conversation
 
-    texts: Sequence[str] | None = None
+
+def text_of(item: Item) -> str:
+    """The text of an item, which is in JSON if it is a conversation; none of token ids."""
+    return item.messages if isinstance(item, Chat) else item if isinstance(item, str) else ""
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsRequest(Request):
+    """A request about items, in the client's order; they are of several kinds where a route takes them so."""
+
+    items: Sequence[Item]
+
+    @property
+    def num_items(self) -> int:
+        """The number of items; a pair is one."""
+        return len(self.items)
+
+    @property
+    def kinds(self) -> set[type[Item]]:
+        """The kinds of its items."""
+        return set(map(type, self.items))
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The items of a request that has texts alone."""
+        assert self.kinds <= {str}, "other items are refused at the edge, or made texts"
+        return cast(Sequence[str], self.items)
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Work(ItemsRequest):
+    """A request for rows that an engine computes."""
+
     pair_texts: Sequence[str] = ()  # as many second texts, for pairs
-    token_ids: Sequence[Sequence[int]] | None = None
     prompt: str = ""  # put before each text, not before ids; for pairs in a template, the instruction
     num_queries: int = 0  # the first texts, so many, are queries; the others are documents
     query_prompt: str = ""  # put before queries instead of `prompt`
     adapter: int = 0  # which of the model's adapters computes the texts: see server.requests.prompts
     query_adapter: int = 0  # the same of queries
-    chat: Chat | None = None  # `texts` are conversations, as tokenizer_pool.tasks has them; None = they are texts
     truncation: Truncation = Truncation.RIGHT
     max_tokens: int | None = None  # of each text, pair or list of ids; None = as many as the model takes
     add_special_tokens: bool = True  # to texts; never to pairs or ids
@@ -100,13 +162,8 @@ class Work(Request):
 
     @property
     def num_characters(self) -> int:
-        """The characters of all texts, without what goes before them."""
-        return sum(map(len, self.texts or ())) + sum(map(len, self.pair_texts))
-
-    @property
-    def num_items(self) -> int:
-        """The number of texts, pairs or lists of ids."""
-        return len(self.texts if self.texts is not None else self.token_ids or ())
+        """The characters of all texts and conversations, without what goes before them."""
+        return sum(map(len, map(text_of, self.items))) + sum(map(len, self.pair_texts))
 
 
 class Chunking(enum.Enum):
@@ -117,7 +174,7 @@ class Chunking(enum.Enum):
     LATE = "one of all, in which each text is a chunk"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(Work):
     """An embedding request. `outputs` is POOLED, TOKENS or SPARSE."""
 
@@ -145,37 +202,26 @@ def no_rows(request: EmbedRequest) -> "Embedded":
     return Embedded(np.empty((0, width), np.float32), 0, np.empty(0, np.uint8))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest(Request):
-    """A request for the tokens of texts, at least one."""
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest(ItemsRequest):
+    """A request for the tokens of texts or conversations, at least one."""
 
-    texts: Sequence[str]
+    items: Sequence[str | Chat]
     prompt: str = ""  # put before each text
     add_special_tokens: bool = True
-    chat: Chat | None = None  # as in Work
     field: str = "inputs"
 
-    @property
-    def num_items(self) -> int:
-        """The number of texts."""
-        return len(self.texts)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRequest(Request):
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRequest(ItemsRequest):
     """Lists of ids whose texts are wanted, at least one list."""
 
-    token_ids: Sequence[Sequence[int]]
+    items: Sequence[list[int]]
     skip_special_tokens: bool = True
     field: str = "ids"
 
-    @property
-    def num_items(self) -> int:
-        """The number of lists of ids."""
-        return len(self.token_ids)
 
-
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Computed:
     """The rows that were computed, as the engine gave it."""
 
@@ -188,7 +234,7 @@ class Computed:
         return len(self.tokens.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Embedded:
     """The finished rows of a request."""
 
@@ -316,8 +362,7 @@ def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float
     by_model = request.model.normalize and request.outputs is OutputKind.POOLED
     if by_model if request.normalize is None else request.normalize:
         norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
-        # torch's normalize has the same floor, so a row of zeros stays zero
-        rows = rows / np.maximum(norms, np.float32(1e-12))[:, None]
+        rows = rows / np.maximum(norms, _LEAST_NORM)[:, None]
     return rows
 
 

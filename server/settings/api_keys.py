@@ -17,7 +17,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[!-~]+")  # what fits into a header
 _HASHED = "sha256="
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_MAX_BYTES = 10_000_000
 _MAX_KEYS = 65_000  # each has an index of 16 bits between processes
 _MIN_WEIGHT, _MAX_WEIGHT = 0.001, 1000.0
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -91,7 +90,7 @@ def _of_flags(keys: Sequence[str]) -> list[ApiKey]:
 
 
 def _from_file(path: str) -> list[ApiKey]:
-    keys = list(_lines(read_text(path, name="--api-key-file", max_bytes=_MAX_BYTES)))
+    keys = list(_lines(read_text(path, name="--api-key-file", max_bytes=10_000_000)))
     if not keys:
         raise SettingsError("--api-key-file has no key in it")
     if len(keys) > _MAX_KEYS:

@@ -18,8 +18,7 @@ LOOK_SECONDS = 1.0
 
 
 def read_text(path: str, *, name: str, max_bytes: int) -> str:
-    """The text, without a byte order mark. `name` is what messages call the file. Raises SettingsError, which repeats
-    nothing of the file."""
+    """The text, without a byte order mark. Raises SettingsError, which calls the file `name` and repeats nothing."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(max_bytes + 1)

@@ -11,7 +11,6 @@ from server.settings.flag import SettingsError, flag
 from server.settings.origins import spelled_origin
 
 MAX_PORT = 65535
-_ANY_HOST = "*"
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
@@ -251,5 +250,5 @@ def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return text == _ANY_HOST or bool(_HOST.fullmatch(text))
+        return text == "*" or bool(_HOST.fullmatch(text))
     return True

@@ -23,7 +23,6 @@ CONFIG = f"{PREFIX}CONFIG"  # the file, where --config is not given; CONFIG alon
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 SAGEMAKER_WORD = "serve"  # SageMaker runs `docker run IMAGE serve`
 _SAGEMAKER_PORT = "SAGEMAKER_BIND_TO_PORT"
-_SAGEMAKER_USUAL_PORT = "8080"
 _SAGEMAKER_MODEL = Path("/opt/ml/model")  # where it unpacks the artifacts of a model that has some
 _SAGEMAKER_NAMES = {"PORT": _SAGEMAKER_PORT, "MODEL_ID": "HF_MODEL_ID", "REVISION": "HF_MODEL_REVISION"}
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
@@ -33,7 +32,6 @@ _VERTEX_ARTIFACTS = "AIP_STORAGE_URI"  # gs://…, which the start refuses, or a
 # every pod beside it this PROMETHEUS_PORT, and one that is called embedline gives it several names with our prefix.
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 _SERVICE_NAME = re.compile(r".*_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SECURITY = "Security"
 RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
 _MODEL = "model"
 _MAX_CONFIG_BYTES = 1_000_000  # more is not a config file
@@ -60,7 +58,7 @@ def settings_from(
 ) -> Settings:
     """Words of the command line by the names of fields; `config` is a file's path, `spelled` has what a platform calls
     some of the variables. Raises SettingsError."""
-    environment = without_services(environment)
+    environment = {name: value for name, value in environment.items() if not _is_a_services(name, value)}
     file = read_config(config) if config else ConfigFile()
     server, model = server_flags(), flags_of(ModelSettings)
     every = [*server, *model]
@@ -107,7 +105,6 @@ def _texts(word: str | bool | Sequence[str] | None) -> Sequence[str]:
 def _repeated(
     own: Sequence[Mapping[str, Any]], file: ConfigFile, given: Mapping[str, Any], flags: Sequence[Flag]
 ) -> tuple[ModelSettings, ...]:
-    """A model for each --model-id of the command line."""
     for flag in flags:
         if flag.is_own and flag.name != _MODEL_ID and (flag.name in given or flag.name in file.values):
             raise SettingsError(f"{flag.long_name} is for one model; give it once for each --model-id")
@@ -115,7 +112,6 @@ def _repeated(
 
 
 def _tables(file: ConfigFile, given: Mapping[str, Any], flags: Sequence[Flag]) -> tuple[ModelSettings, ...]:
-    """A model for each table of the file."""
     for flag in flags:
         if flag.is_own and (flag.name in given or flag.name in file.values):
             raise SettingsError(f"{flag.long_name} is for one model, and {file.path} has [[model]] tables")
@@ -152,8 +148,7 @@ def _from_command_line(flags: Sequence[Flag], words: Words) -> dict[str, Any]:
 def _from_environment(
     flags: Sequence[Flag], words: Words, environment: Mapping[str, str], spelled: Mapping[str, str]
 ) -> list[tuple[Flag, str, Any]]:
-    """The values from the environment that the command line leaves open: the flag, its variable and the value. An empty
-    variable is none."""
+    """What the command line leaves open: the flag, its variable and the value. An empty variable is none."""
     values: list[tuple[Flag, str, Any]] = []
     for flag in flags:
         variable = next((name for name in flag.variables if environment.get(name)), None)
@@ -243,7 +238,7 @@ def of_platform(
         return _renamed(environment, names)
     if not is_sagemaker:
         return environment, {}
-    environment = {**environment, _SAGEMAKER_PORT: environment.get(_SAGEMAKER_PORT) or _SAGEMAKER_USUAL_PORT}
+    environment = {**environment, _SAGEMAKER_PORT: environment.get(_SAGEMAKER_PORT) or "8080"}
     if has_model:
         return _renamed(environment, {"PORT": _SAGEMAKER_PORT})
     environment, spelled = _renamed(environment, _SAGEMAKER_NAMES)
@@ -258,12 +253,8 @@ def _renamed(environment: Mapping[str, str], names: Mapping[str, str]) -> tuple[
     return {**environment, **{ours: environment[theirs] for ours, theirs in spelled.items()}}, spelled
 
 
-def without_services(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment less the addresses of other services of a Kubernetes namespace."""
-    return {name: value for name, value in environment.items() if not _is_a_services(name, value)}
-
-
 def _is_a_services(name: str, value: str) -> bool:
+    """Whether it is of the address of another service of a Kubernetes namespace."""
     is_address = name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
     return is_address or _SERVICE_NAME.fullmatch(name) is not None
 
@@ -276,7 +267,7 @@ def passed_over(flags: list[Flag], environment: Mapping[str, str]) -> list[str]:
         for name in flag.variables:
             plain = name.removeprefix(PREFIX)
             if plain not in flag.variables and environment.get(plain):
-                if flag.group == _SECURITY and not environment.get(name):
+                if flag.group == "Security" and not environment.get(name):
                     raise SettingsError(f"the variable {plain} is not read: call it {name}, or unset it")
                 found.append(plain)
     return found

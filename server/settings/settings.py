@@ -167,8 +167,12 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
     def __post_init__(self) -> None:
         """Raises SettingsError for the first setting that can't be."""
         check_flags(self)
-        self._check_models()
-        self._check_threads()
+        assert self.models, "there is a default model"
+        if len({model.name for model in self.models}) < len(self.models):
+            raise SettingsError("--served-model-name must differ between models")
+        found = cores.find()
+        if self.cpu_threads is not None and self.cpu_threads > found.most_threads:
+            raise SettingsError(f"--cpu-threads must be at most {found.most_threads} here: {found}")
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
@@ -185,17 +189,6 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
         """The features that the flags ask for, each with what its own flag is given."""
         given = [(one, getattr(self.of(one.flags), one.switch[0])) for one in FEATURES if one.flags is not None]
         return [(feature, value) for feature, value in given if value is not None]
-
-    def _check_threads(self) -> None:
-        found = cores.find()
-        if self.cpu_threads is not None and self.cpu_threads > found.most_threads:
-            raise SettingsError(f"--cpu-threads must be at most {found.most_threads} here: {found}")
-
-    def _check_models(self) -> None:
-        assert self.models, "there is a default model"
-        names = [model.name for model in self.models]
-        if len(set(names)) < len(names):
-            raise SettingsError("--served-model-name must differ between models")
 
 
 def server_flags() -> list[Flag]:

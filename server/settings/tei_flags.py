@@ -37,8 +37,7 @@ def warn_of_flags_without_effect(settings: Settings) -> None:
 
 
 def check_dense_path(asked: str | None, folder: ModelFolder) -> None:
-    """Check TEI's --dense-path: as there, it counts where modules.json has one Dense module. Raises ModelError where it
-    names another one."""
+    """Check TEI's --dense-path: as there, it counts where there is one Dense module. Raises ModelError."""
     if asked is None:
         return
     found = [PurePosixPath(step.folder) for step in folder.steps if isinstance(step, Dense)]

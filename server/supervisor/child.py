@@ -22,7 +22,6 @@ from wire.control import Json, ProcessStart
 # each product, two engine threads that compute at the same time take three and a half times as long.
 # A process that dies before it can ask for its stack, while it imports a library say, shows it too.
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-_MAX_OOM_SCORE = 1000
 _KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
 _DUMP_SECONDS = 1.0  # for a process to say what it holds
 _LAUNCH = "launch"  # the stage before a process has named one: the interpreter starts, and imports its module
@@ -158,10 +157,6 @@ class ChildProcess:
         )
         run.connection.send(control.START, 0, control.encode_start(common, plan.start))
 
-    def note_seen(self, number: int) -> None:
-        """It knows the STATE of this number."""
-        self.seen = number
-
     def excuse_silence(self, now: float) -> None:
         """Count its silence from `now`: the supervisor itself was asleep before."""
         self.last_beat = max(self.last_beat, now)
@@ -229,7 +224,8 @@ class ChildProcess:
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             process = self._spawn(theirs.fileno())
-            undo.callback(_end, process)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
             pidfd = os.pidfd_open(process.pid)
             undo.callback(os.close, pidfd)
             run = _Run(process, pidfd)
@@ -282,7 +278,7 @@ class ChildProcess:
             self.is_ready, self.stage = True, None
             self._events.child_ready(self, fields)
         elif kind == control.SEEN:
-            self.note_seen(frame_id)
+            self.seen = frame_id
             self._events.state_seen(self)
         elif kind == control.FAILED:
             self.failure = fields["message"]
@@ -293,16 +289,10 @@ class ChildProcess:
             connection.send(control.REPLY, frame_id, control.encode(self._events.answer(self, fields["what"])))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what was started and can't be watched."""
-    process.kill()
-    process.wait()
-
-
 def _offer_to_oom_killer(pid: int, score: int) -> None:
     """Let the kernel kill it before this process. Whoever may start a process may raise its score."""
     try:
         own = int(Path("/proc/self/oom_score_adj").read_text())
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(_MAX_OOM_SCORE, own + score)))
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, own + score)))
     except OSError as error:
         logger.debug("process %d keeps its oom_score_adj: %s", pid, error.strerror)

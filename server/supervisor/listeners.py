@@ -42,8 +42,6 @@ _BACKLOG = 2048
 _HIGH_PORT = 8080  # any from 1024 on would do
 _CONNECT_SECONDS = 1.0  # to learn which process listens at the path already
 MONITOR_NAME = "monitor"  # FileDescriptorName= of the unit of the second port; all others are the main port's
-_FIRST_FD = 3
-_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class Listeners:
@@ -194,7 +192,7 @@ def host_and_port(bound: socket.socket) -> str:
     return f"[{host}]:{port}" if bound.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def inherited(environment: MutableMapping[str, str], *, first: int = _FIRST_FD) -> dict[str, Listeners]:
+def inherited(environment: MutableMapping[str, str], *, first: int = 3) -> dict[str, Listeners]:
     """The sockets that systemd's socket units pass in (`man sd_listen_fds`), by port: "" is the main one.
 
     Empty where none were passed in, or they are another process's.
@@ -202,7 +200,7 @@ def inherited(environment: MutableMapping[str, str], *, first: int = _FIRST_FD) 
     Takes the variables out of the environment, so that no child reads them. Raises SettingsError for what is no
     listening TCP socket.
     """
-    pid, number, names = (environment.pop(name, "") for name in _VARIABLES)
+    pid, number, names = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
     if pid != str(os.getpid()) or not number.isdecimal():
         return {}
     named = names.split(":") if names else []
@@ -217,12 +215,17 @@ def inherited(environment: MutableMapping[str, str], *, first: int = _FIRST_FD) 
 
 def _queue_length(listener: socket.socket) -> int:
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    (length,) = _TCP_INFO_UNACKED.unpack_from(info)
-    return int(length)
+    return int(_TCP_INFO_UNACKED.unpack_from(info)[0])
 
 
 def _refused(error: OSError, port: int, flag: str) -> SettingsError:
-    return SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}")
+    remedy = ""
+    if error.errno == errno.EACCES:  # Docker lets an ordinary user have every port of a container's own network
+        remedy = (
+            f"; only root may use low ports here: use {flag} {_HIGH_PORT}, or lower "
+            "net.ipv4.ip_unprivileged_port_start (docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
+        )
+    return SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{remedy}")
 
 
 def _resolved(hostname: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
@@ -232,16 +235,6 @@ def _resolved(hostname: str, port: int) -> tuple[socket.AddressFamily, tuple[Any
     except OSError as error:
         raise SettingsError(f"--hostname is not an address of this machine: {error.strerror}") from None
     return family, address
-
-
-def _remedy(error: OSError, flag: str) -> str:
-    """Docker lets an ordinary user have every port of a container's own network; other hosts may not."""
-    if error.errno != errno.EACCES:
-        return ""
-    return (
-        f"; only root may use low ports here: use {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
-        f"(docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
-    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -254,8 +247,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _check_free(path: Path, predecessor: int | None) -> None:
-    """Raises SettingsError for what must not be replaced: a file that is no socket, and a socket that another process
-    serves."""
+    """Raises SettingsError for a file that is no socket, and for a socket that another process serves."""
     try:
         mode = path.lstat().st_mode
     except OSError:

@@ -5,6 +5,7 @@ that are pickles. The cache folder keeps these and what engines compile; it is m
 the ranges that rows as int8 and uint8 are cut into: the one of --int8-ranges, or the model's own.
 """
 
+import base64
 import codecs
 import dataclasses
 import itertools
@@ -32,10 +33,8 @@ from server.settings.settings import Settings
 from wire.files import remedy
 from wire.placeholder import placeholder
 
-_OFF = "off"
 _WRITTEN_TO = "compiled"  # the folder in it that engines make and use
 _CACHES = (_WRITTEN_TO, "fused")  # all that engine.store.cache keeps; the folder around them may hold a user's files
-_NEVER = "never"
 _INT8_RANGES_FILES = ("int8_ranges.npy", "int8_ranges.json")  # in the model's folder
 _MAX_RANGES_BYTES = 4 << 20  # far more than the numbers of any model
 
@@ -53,7 +52,7 @@ def find_files(
     cache_dir = Path(folder) if folder else None
     options: dict[str, Any] = {"cache_dir": cache_dir, "token": token, "needs_modules": model.needs_modules}
     found = resolve(model.model_id, model.revision, **options)
-    if not needs_weights or model.convert == _NEVER:
+    if not needs_weights or model.convert == "never":
         return found
     wanted = (loaded(feature.fetches)(found.path) for feature in FEATURES if feature.fetches)
     if found.source.startswith("hub") and (more := tuple(itertools.chain.from_iterable(wanted))):
@@ -78,7 +77,7 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
 
     Raises SettingsError where the one that was asked for can't be written to.
     """
-    if asked == _OFF:
+    if asked == "off":
         return None
     try:
         folder = Path(asked).expanduser() if asked else _default(environment)
@@ -119,6 +118,10 @@ class Int8Ranges:
 
     source: str  # the flag, or the file in the model's folder
     numbers: bytes  # float32 [2, dimensions], little-endian
+
+    def as_json(self) -> dict[str, str]:
+        """Both, for frontends."""
+        return {"source": self.source, "numbers": base64.b64encode(self.numbers).decode()}
 
 
 def find_int8_ranges(file: str | None, folder: Path, dimensions: int) -> Int8Ranges | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from embedline.progress import Progress
 from engine import registry
 from engine.machine import cuda_driver, devices
-from engine.machine.cuda_driver import Cuda, Gpu
+from engine.machine.cuda_driver import Cuda
 from engine.machine.devices import Devices, Work
 from engine.messages import LoadOptions
 from engine.model import known_prompts, model_folder, quantization
@@ -72,8 +72,7 @@ class ModelPlan:
 
 
 def plan_models(settings: Settings, *, progress: Progress | None = None) -> list[ModelPlan]:
-    """The plans of all models, in their order, with `progress` as in `plan_model`. Raises SettingsError and ModelError
-    with one line."""
+    """The plans of all models; `progress` as in `plan_model`. Raises SettingsError and ModelError with one line."""
     cuda = functools.cache(functools.partial(find_cuda, settings))
     plans = [plan_model(model, settings, cuda=cuda, progress=progress) for model in settings.models]
     num_engines = sum(len(plan.devices.names) for plan in plans)
@@ -226,7 +225,6 @@ def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
 
 
 def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
-    """The ranges for int8 rows. Raises SettingsError and ModelError."""
     if OutputKind.POOLED in folder.outputs:
         whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
         return find_int8_ranges(model.int8_ranges, folder.path, min(whole, folder.truncate_dim or whole))
@@ -307,14 +305,9 @@ def engine_options(
         cache_dir=cache_dir,
         max_cache_bytes=max_cache_bytes,
         memory_share=memory_share,
-        gpu=_gpu(model, device),
+        gpu=next((gpu for gpu in model.devices.gpus if gpu.device == device), None),
         own={name: to_json(offer_of(name).options.of(settings, folder)) for name in engines},
     )
-
-
-def _gpu(model: ModelPlan, device: str) -> Gpu | None:
-    """The GPU as the driver describes it; None for the CPU."""
-    return next((gpu for gpu in model.devices.gpus if gpu.device == device), None)
 
 
 def check_engine_python(python: str) -> None:

@@ -34,21 +34,18 @@ def make_monitor(
 ) -> ASGIApp:
     """The application with /metrics, /livez and /readyz."""
 
-    def metrics_page(method: str, path: str, headers: Mapping[bytes, bytes]) -> Answer:
-        try:
-            hosts.check(method, path, headers)
-            keys.check(method, path, headers)
-        except (Forbidden, Unauthorized) as error:
-            return openai_error(error)
-        return text_answer(metrics(), kind=METRICS_TYPE)
-
     def answer(method: str, path: str, headers: Mapping[bytes, bytes]) -> Answer:
         if path not in ("/metrics", "/livez", "/readyz"):
             return text_answer("Not Found", 404)
         if method not in ("GET", "HEAD"):
             return text_answer("Method Not Allowed", 405, [(b"allow", b"GET, HEAD")])
         if path == "/metrics":
-            return metrics_page(method, path, headers)
+            try:
+                hosts.check(method, path, headers)
+                keys.check(method, path, headers)
+            except (Forbidden, Unauthorized) as error:
+                return openai_error(error)
+            return text_answer(metrics(), kind=METRICS_TYPE)
         reason = why_not_ready() if path == "/readyz" else None
         return text_answer(reason or "ok", 503 if reason else 200)
 

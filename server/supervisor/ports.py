@@ -5,6 +5,7 @@ before this one everything is open at once, else as soon as the models are loade
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from engine import registry
 from engine.machine.devices import kind_of
-from server.http.h1.server import HttpServer
+from server.http.server import HttpServer
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor import takeover
@@ -36,51 +37,28 @@ class Ports:
     # By the name of a feature: keeps its port, and alone does not listen.
     features: Mapping[str, socket.socket] = field(default_factory=dict)
 
-    def close(self) -> None:
-        """Close our copies."""
-        for listeners in filter(None, (self.http, self.monitor)):
-            listeners.close()
-        if self.uds is not None:
-            self.uds.close()
-        for kept in self.features.values():
-            kept.close()
-        if self.predecessor is not None:
-            self.predecessor.connection.close()
-
 
 def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
     """Opens the ports. `devices` are those of all engines that this server will have. Raises SettingsError."""
     running = _running_server(settings) if settings.takeover else None
-    try:
-        uds = _unix_port(settings, running)
-    except SettingsError:
+    with contextlib.ExitStack() as undo:
         if running is not None:
-            running.close()
-        raise
-    try:
-        return replace(_open_tcp(settings, running, devices), uds=uds)
-    except BaseException:
-        if uds is not None:
-            uds.close()
-        raise
-
-
-def _unix_port(settings: Settings, running: Predecessor | None) -> UnixPort | None:
-    if settings.uds is None:
-        return None
-    return UnixPort(settings.uds, predecessor=None if running is None else running.pid)
+            undo.callback(running.close)
+        uds = None
+        if settings.uds is not None:
+            uds = UnixPort(settings.uds, predecessor=None if running is None else running.pid)
+            undo.callback(uds.close)
+        ports = _open_tcp(settings, running, devices)
+        undo.pop_all()
+    return replace(ports, uds=uds)
 
 
 def _open_tcp(settings: Settings, running: Predecessor | None, devices: Sequence[str]) -> Ports:
     passed = inherited(os.environ)
     if running is not None:
-        try:
-            monitor = _monitor(settings, running.monitor)
-            features = _of_features(settings, may_be_shared=True)
-            _make_room(running, devices)  # the last thing that may fail: the running server may have ended then
-        except SettingsError:
-            running.close()
-            raise
+        monitor = _monitor(settings, running.monitor)
+        features = _of_features(settings, may_be_shared=True)
+        _make_room(running, devices)  # the last thing that may fail: the running server may have ended then
         return Ports(running.http, monitor, running, features=features)
     if passed:
         return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)), features=_of_features(settings))
@@ -111,7 +89,6 @@ def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:
 
 
 def _running_server(settings: Settings) -> Predecessor | None:
-    """The one to take over from."""
     try:
         running = takeover.find(place(*address_of(settings.hostname, settings.port)))
     except NoPlace as error:

@@ -3,7 +3,6 @@
 The server counts as ready only once its frontends know it: no request after that is refused.
 """
 
-import base64
 import dataclasses
 import logging
 import time
@@ -13,7 +12,6 @@ from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import head_in_words
 from server.supervisor.child import ChildProcess, Need
-from server.supervisor.model_files import Int8Ranges
 from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
@@ -94,7 +92,7 @@ class Readiness:
 
     def state_for(self, child: ChildProcess) -> Json:
         """The state for a frontend that asks before it accepts requests; `why_not_ready` counts it from now on."""
-        child.note_seen(self._number)
+        child.seen = self._number
         return self.state()
 
     def send(self) -> None:
@@ -135,22 +133,21 @@ class Readiness:
         if self._is_stopping:
             return "the server is stopping"
         for role in self._roles:
-            children = list(self._of(role))
-            if self._is_needed(role, children) and not any(child.is_ready for child in children):
-                return f"no {role} is ready{self._last_ends(children)}"
-        for index, model in enumerate(self._models):
-            engines = list(self._engines(index))
-            if not any(engine.is_ready for engine in engines):
-                return f"no engine for {model.name} is ready{self._last_ends(engines)}"
-        return None
+            children = self._of(role)
+            need = children[0].plan.to_be_ready
+            is_needed = need is Need.ALWAYS or (need is Need.ONCE and role not in self._were_ready)
+            if is_needed and (reason := self._why_none(role, children)):
+                return reason
+        reasons = (
+            self._why_none(f"engine for {model.name}", self._engines(index)) for index, model in enumerate(self._models)
+        )
+        return next(filter(None, reasons), None)
 
-    def _is_needed(self, role: str, children: Sequence[ChildProcess]) -> bool:
-        need = children[0].plan.to_be_ready
-        return need is Need.ALWAYS or (need is Need.ONCE and role not in self._were_ready)
-
-    def _last_ends(self, children: Iterable[ChildProcess]) -> str:
+    def _why_none(self, what: str, children: Sequence[ChildProcess]) -> str | None:
+        if any(child.is_ready for child in children):
+            return None
         ends = [f"{child.plan.title} ended: {self._ends[child]}" for child in children if child in self._ends]
-        return f" ({'; '.join(ends)})" if ends else ""
+        return f"no {what} is ready" + (f" ({'; '.join(ends)})" if ends else "")
 
     def _loaded(self) -> list[Json]:
         """The models whose first engine has been ready; what it said then stays true while it restarts."""
@@ -177,7 +174,7 @@ class Readiness:
                         "default_adapter": model.default_adapter,
                         "truncate_dim": model.folder.truncate_dim,
                         "max_active_dims": model.folder.max_active_dims,
-                        "int8_ranges": _int8_ranges(model.int8_ranges),
+                        "int8_ranges": model.int8_ranges.as_json() if model.int8_ranges else None,
                         **_task(model.folder),
                         "truncation": model.truncation,
                         "devices": [info["info"]["device"] for info in infos],
@@ -185,20 +182,16 @@ class Readiness:
                 )
         return entries
 
-    def _of(self, role: str) -> Iterable[ChildProcess]:
-        return (child for child in self._children if child.plan.role == role)
+    def _of(self, role: str) -> list[ChildProcess]:
+        return [child for child in self._children if child.plan.role == role]
 
-    def _engines(self, model: int) -> Iterable[ChildProcess]:
-        return (child for child in self._of("engine") if child.plan.model == model)
+    def _engines(self, model: int) -> list[ChildProcess]:
+        return [child for child in self._of("engine") if child.plan.model == model]
 
 
 def roles_of(children: Iterable[ChildProcess]) -> list[str]:
     """The roles of a server in the order of starting. There are no tokenizers where frontends do their work."""
     return list(dict.fromkeys(child.plan.role for child in children))
-
-
-def _int8_ranges(ranges: Int8Ranges | None) -> Json | None:
-    return {"source": ranges.source, "numbers": base64.b64encode(ranges.numbers).decode()} if ranges else None
 
 
 def _task(folder: ModelFolder) -> Json:

@@ -47,7 +47,6 @@ def check_memory(models: Sequence[ModelPlan]) -> None:
 
 
 def _bytes_on_cpu(model: ModelPlan) -> int:
-    """The bytes of the weights of all its engines on the CPU."""
     num_engines = 0 if model.engine == registry.FAKE else model.devices.names.count(registry.CPU)
     if not num_engines:
         return 0
@@ -92,7 +91,6 @@ def memory_shares(models: Sequence[ModelPlan]) -> MemoryShares:
 def _share_out(
     device: str, engines: Sequence[int], models: Sequence[ModelPlan], shares: Sequence[dict[str, float]]
 ) -> None:
-    """Shares out one GPU among the engines of these models."""
     asked = [models[index].settings.gpu_memory_share for index in engines]
     left = _WHOLE - sum(share for share in asked if share is not None)
     num_auto = asked.count(None)

@@ -31,8 +31,7 @@ class ListeningSocket:
 
 
 class SocketFolder:
-    """A folder that is made at start and removed at stop. What a killed server left behind is removed by the next
-    one."""
+    """A folder made at start and removed at stop. What a killed server left behind is removed by the next one."""
 
     def __init__(self) -> None:
         """Raises SettingsError where there is no place for it."""

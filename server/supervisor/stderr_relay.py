@@ -16,7 +16,6 @@ from typing import TextIO
 from server.frontend.request_log import LogWriter
 
 _PIPE_BYTES = 1 << 20  # what processes may write while the supervisor is stopped; the most that anybody may ask for
-_READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024  # more is cut, so that what never ends a line does not pile up
 
 
@@ -49,15 +48,14 @@ class StderrRelay:
         return os.fdopen(os.dup(self.original), "w") if os.isatty(self.original) else None
 
     def close(self, seconds: float = 2.0) -> None:
-        """Put standard error back. Returns when all was written; a process that still runs, or no reader, costs
-        `seconds`."""
+        """Put standard error back, once all is written; a process that still runs, or no reader, costs `seconds`."""
         os.dup2(self.original, self._fd)
         self._thread.join(seconds)
         self._writer.close(seconds)
 
     def _run(self, read_end: int) -> None:
         rest = b""
-        while data := os.read(read_end, _READ_BYTES):
+        while data := os.read(read_end, 64 * 1024):
             lines = (rest + data).splitlines(keepends=True)
             is_cut = not lines[-1].endswith(b"\n") and len(lines[-1]) < _MAX_LINE_BYTES
             rest = lines.pop() if is_cut else b""

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,7 +158,7 @@ class Supervisor:
         """End in order, without delay: another server accepts on the same sockets from now on."""
         logger.info("process %d has taken over", pid)
         self._begin_to_stop(Ending(0))
-        self._shutdown.hurry()
+        self._shutdown.hurry.set()
 
     def stop(self) -> None:
         """End in order, without delay: nobody needs the server any more."""
@@ -235,12 +235,9 @@ class Supervisor:
 
     def _has_stand_in(self, child: ChildProcess) -> bool:
         """Whether another process does the same work, or is still being restarted."""
-        same = [
-            other
-            for other in self._children
-            if (other.plan.role, other.plan.model) == (child.plan.role, child.plan.model)
-        ]
-        return any(other is not child and not self._restarts.has_given_up(other) for other in same)
+        work = child.plan.role, child.plan.model
+        others = (other for other in self._children if other is not child)
+        return any((o.plan.role, o.plan.model) == work and not self._restarts.has_given_up(o) for o in others)
 
     async def _start_again(self, child: ChildProcess, delay: float) -> None:
         if delay:
@@ -310,7 +307,7 @@ class Shutdown:
         self.ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._children = children
         self._http = http
-        self._hurry = asyncio.Event()
+        self.hurry = asyncio.Event()  # nobody needs the server to go on accepting
 
     @property
     def has_begun(self) -> bool:
@@ -324,27 +321,22 @@ class Shutdown:
         self.ending.set_result(ending)
         return True
 
-    def hurry(self) -> None:
-        """End sooner: nobody needs the server to go on accepting."""
-        self._hurry.set()
-
     def kill(self) -> None:
         """End all processes at once."""
         self.restarted_roles.clear()
-        self.hurry()
+        self.hurry.set()
         for child in self._children:
             child.kill()
 
     async def drain(self, delay: float, *, was_ready: bool) -> None:
         """Serve on for so long, as balancers go on sending for a while. Then let nobody in any more."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), delay)
+            await asyncio.wait_for(self.hurry.wait(), delay)
         if was_ready:
             await empty_queues(self._http, is_worth_waiting=lambda: "frontend" in self.restarted_roles)
 
     async def stop_frontends(self, seconds: float) -> None:
-        """Stop frontends, which have so long to finish their requests. Until then the processes that compute them are
-        restarted."""
+        """Stop frontends, which have so long to finish. Until then the processes that compute are restarted."""
         for port in self._http:  # a port closes with the last frontend that serves it
             port.close()
         self.restarted_roles.discard("frontend")
@@ -422,11 +414,8 @@ class Watchdog:
         return None
 
     def _longest_batch(self, child: ChildProcess) -> float:
-        """The seconds that a batch may take at most. The page has the rate of a batch manager's engines together; the
-        slowest manager's counts.
-
-        A batch has one stream of its engine's.
-        """
+        """In seconds, by the slowest batch manager. The page has the rate of a manager's engines together, and a batch
+        has one stream of its engine's."""
         assert child.busy is not None
         model = slice(None) if child.plan.model is None else child.plan.model
         rates = self._page.tokens_per_second[:, model] / np.maximum(self._page.engines_ready[:, model], 1)
@@ -486,7 +475,8 @@ async def dump(children: Sequence[ChildProcess], page: Page) -> None:
     logger.warning("SIGUSR1: stacks and queues of this process and of %d others follow", len(children))
     logger.warning("supervisor holds %s", json.dumps({"page": _page(page), "tasks": waiting_tasks()}))
     # Written in Python: the interpreter lets go of its lock, so the thread that reads standard error goes on.
-    sys.stderr.write("".join(_stacks()))
+    stacks = {number: "".join(traceback.format_stack(frame)) for number, frame in sys._current_frames().items()}
+    sys.stderr.write("".join(f"Thread {n:#x} (most recent call last):\n{text}" for n, text in stacks.items()))
     for child in children:
         logger.warning("%s: %s; its stacks:", child.plan.title, _condition(child))
         held = await child.dump()
@@ -500,13 +490,6 @@ def _condition(child: ChildProcess) -> str:
     age = time.monotonic() - child.last_beat
     condition = "dying" if child.is_dying else "ready" if child.is_ready else "starting"
     return f"process {child.pid}, {condition}, last heartbeat {age:.1f} s ago"
-
-
-def _stacks() -> Iterator[str]:
-    """The stacks of all threads of this process."""
-    for number, frame in sys._current_frames().items():
-        yield f"Thread {number:#x} (most recent call last):\n"
-        yield from traceback.format_stack(frame)
 
 
 def _page(page: Page) -> dict[str, object]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.machine.host import free_memory
-from server.http.acceptor import Acceptor
+from server.http.server import Acceptor
 from server.settings.flag import SettingsError
 from server.supervisor.listeners import Listeners
 from server.supervisor.socket_folder import runtime_folder
@@ -37,16 +37,11 @@ LISTENER = 0x0510
 OFFER = 0x0511
 REFUSED = 0x0512
 _MAX_PATH_BYTES = 107  # of a Unix socket
-_KIB = 1024
 _MIB = 1 << 20
 # Pages of files, such as mapped weights, are not in it: both servers share them.
 _OWN = frozenset({"Pss_Anon:", "Pss_Shmem:"})
 _ANSWER_SECONDS = 60.0  # it measures its memory, and may be busy
 _BACKLOG = 8  # servers that want to take over at the same time
-# Why a successor is refused; each goes on after "the running server says: ".
-_BUSY = "another server is taking over already"
-_LOADING = "it is still loading; start again once it is ready"
-_STOPPING = "it is stopping; start again once it has ended"
 
 _Message = TypeVar("_Message")
 
@@ -156,8 +151,7 @@ def find(path: Path) -> Predecessor | None:
 
 
 def _ask(connection: DescriptorConnection) -> Predecessor:
-    """The running server, by its answer. Raises SettingsError, ProtocolError, EOFError and TimeoutError; the connection
-    is closed then."""
+    """Raises SettingsError, ProtocolError, EOFError and TimeoutError; the connection is closed then."""
     try:
         if connection.peer.uid != os.getuid():
             raise SettingsError("--takeover: the running server is another user's")
@@ -277,12 +271,11 @@ class Handover:
         self._offering = self._loop.create_task(self._offer(connection))
 
     def _why_not(self) -> str | None:
-        """The reason why a successor gets nothing."""
         if self._is_stopping:
-            return _STOPPING
+            return "it is stopping; start again once it has ended"
         if self._successor is not None:
-            return _BUSY
-        return None if self._server.is_loaded() else _LOADING
+            return "another server is taking over already"
+        return None if self._server.is_loaded() else "it is still loading; start again once it is ready"
 
     async def _offer(self, connection: DescriptorConnection) -> None:
         server = self._server
@@ -356,4 +349,4 @@ def _memory(pid: int) -> int:
     except OSError:  # it has ended
         return 0
     fields = (line.split() for line in text.splitlines())
-    return sum(int(words[1]) * _KIB for words in fields if words[0] in _OWN)
+    return sum(int(words[1]) * 1024 for words in fields if words[0] in _OWN)

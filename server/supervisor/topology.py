@@ -150,13 +150,16 @@ class Topology:
         )
 
     def _manager(self, index: int, listening: ListeningSocket) -> Plan:
+        asked = {model.settings.max_batch_tokens for model in self._models}
         start = ManagerStart(
             listener_fd=listening.fd,
             page_fd=self.page.fd,
             models=[model.name for model in self._models],
             engines=self._engines_of(index),
             policy=Policy(
-                max_batch_tokens=self._max_batch_tokens, engine_restart_grace=self._settings.engine_restart_grace
+                # the limit that all models share; where they differ each engine keeps its own
+                max_batch_tokens=asked.pop() if len(asked) == 1 else None,
+                engine_restart_grace=self._settings.engine_restart_grace,
             ),
         )
         return Plan(
@@ -167,12 +170,6 @@ class Topology:
             start=start,
             oom_score=200,
         )
-
-    @property
-    def _max_batch_tokens(self) -> int | None:
-        """The limit that all models share. Where they differ it is None, and each engine keeps its own."""
-        asked = {model.settings.max_batch_tokens for model in self._models}
-        return asked.pop() if len(asked) == 1 else None
 
     def _engines_of(self, manager: int) -> list[EngineAddress]:
         """The managers split the engines between them; each has at least one."""
@@ -198,8 +195,7 @@ class Topology:
         return [listener.fileno() for listener in (*self._http, self._uds) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
-        """The paths of tokenizers. Each frontend begins with another one: where all are idle, frontends don't choose
-        the same."""
+        """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
         paths = [listening.path for listening in self._tokenizers]
         if not self._settings.tokenization_workers:
             return [paths[frontend]]
@@ -207,11 +203,14 @@ class Topology:
         return [*paths[first:], *paths[:first]]
 
     def _frontend_start(self, index: int) -> FrontendStart:
-        settings = self._settings
+        settings, limits = self._settings, self._settings.part(LimitFlags)
+        share = -(-limits.max_concurrent_requests // settings.frontends)  # the server's limit is shared out
+        most_connections = resources.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
         managers = [
             ManagerAddress(listening.path, tuple(sorted({engine.model for engine in self._engines_of(manager)})))
             for manager, listening in enumerate(self._managers)
         ]
+        open_payloads = max(_GIB, _OPEN_PAYLOAD_FACTOR * settings.payload_limit)
         return FrontendStart(
             listener_fds=self._listener_fds,
             page_fd=self.page.fd,
@@ -221,11 +220,11 @@ class Topology:
             managers=managers,
             http=settings.part(HttpFlags),
             access=self._access,
-            limits=self._limits,
+            limits=dataclasses.replace(limits, max_concurrent_requests=share),
             log=settings.part(LogFlags),
-            max_connections=self._max_connections,
+            max_connections=most_connections // (1 + len(self._feature_ports)),  # of each port
             max_held_bytes=MAX_HELD_BYTES // settings.frontends,
-            open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
+            open_payload_limit=max(settings.payload_limit, open_payloads // settings.frontends),
             shutdown_timeout=settings.shutdown_timeout,
             features=[self._feature_start(feature.name) for feature in self._features],
         )
@@ -234,23 +233,6 @@ class Topology:
         sockets = self._sockets_of.get(name)
         process = ProcessAddress(sockets.calls.path, sockets.secret, sockets.http.fd) if sockets else None
         return FeatureStart(name, process, self._feature_ports.get(name))
-
-    @property
-    def _limits(self) -> LimitFlags:
-        """The limits of the whole server, shared out among its frontends."""
-        limits = self._settings.part(LimitFlags)
-        share = -(-limits.max_concurrent_requests // self._settings.frontends)
-        return dataclasses.replace(limits, max_concurrent_requests=share)
-
-    @property
-    def _max_connections(self) -> int:
-        """The most connections of each port of a frontend."""
-        found = resources.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
-        return found // (1 + len(self._feature_ports))
-
-    @property
-    def _open_payload_limit(self) -> int:
-        return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
 
 
 def _listen(folder: SocketFolder, role: str, num: int) -> list[ListeningSocket]:

@@ -42,7 +42,7 @@ INFO = ModelInfo(
     engine="scripted",
     reason="",
     outputs=OutputKind.POOLED | OutputKind.TOKENS,
-    dimensions=6,
+    dimensions=4,
     max_seqlen=100,
     vocab_size=30_000,
     pooling="mean",
@@ -76,15 +76,10 @@ def rows_of(batch: Batch) -> Results:
     ids = batch.token_ids.astype(np.float32)
     zeros = np.zeros(len(batch.token_ids), np.int32)
     types = (zeros if batch.token_type_ids is None else batch.token_type_ids).astype(np.float32)
-    marks = zeros if batch.marks is None else batch.marks
-    adapters = zeros if batch.adapters is None else batch.adapters
-    bounds = list(itertools.pairwise(batch.cu_seqlens))
+    bounds = itertools.pairwise(batch.cu_seqlens)
     results = {}
     if OutputKind.POOLED in batch.outputs:
-        rows = [
-            [ids[a], ids[b - 1], b - a, types[a:b].sum(), marks[a:b].sum(), adapters[number]]
-            for number, (a, b) in enumerate(bounds)
-        ]
+        rows = [[ids[a], ids[b - 1], b - a, types[a:b].sum()] for a, b in bounds]
         results[OutputKind.POOLED] = Rows(np.array(rows, np.float32))
     if OutputKind.TOKENS in batch.outputs:
         results[OutputKind.TOKENS] = Rows(np.stack([ids, -ids], axis=1), batch.cu_seqlens)
@@ -94,12 +89,11 @@ def rows_of(batch: Batch) -> Results:
 def expected(one: Submission) -> Results:
     """What the request's answer must be."""
     ids = np.frombuffer(one.token_ids, np.int32)
-    parts: dict[str, Any] = {
-        part.name.lower(): np.frombuffer(values, np.uint8 if part is Part.MARKS else np.int32)
-        for part, values in one.parts.items()
-    }
+    types = one.parts.get(Part.TOKEN_TYPE_IDS)
     cu_seqlens = np.cumsum([0, *one.seqlens], dtype=np.int32)
-    return rows_of(Batch("tiny", one.outputs, ids, cu_seqlens, **parts))
+    return rows_of(
+        Batch("tiny", one.outputs, ids, cu_seqlens, None if types is None else np.frombuffer(types, np.int32))
+    )
 
 
 def assert_same(answer: RequestResults | RequestRefused, wanted: Results) -> None:
@@ -132,6 +126,7 @@ class Engine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.limits = LIMITS
+        self.compute: Callable[[Batch], Results] = rows_of
         self.is_automatic = False
         self.num_batches = 0
         self.was_served_well = True  # every frame was a whole batch
@@ -172,7 +167,7 @@ class Engine:
     async def answer_next(self, seconds: float = 0.001) -> Batch:
         """Rows for the batch that comes next, which is returned."""
         frame_id, batch = await self.batches.get()
-        self.answer(frame_id, rows_of(batch), seconds)
+        self.answer(frame_id, self.compute(batch), seconds)
         return batch
 
     def fail(self, frame_id: int, kind: EngineErrorKind) -> None:
@@ -192,7 +187,7 @@ class Engine:
                 if token_id is None or token_id in batch.token_ids:
                     act(frame_id, batch)
                 else:
-                    self.answer(frame_id, rows_of(batch))
+                    self.answer(frame_id, self.compute(batch))
 
         self._script = asyncio.create_task(go_on())
         return self._script
@@ -215,7 +210,7 @@ class Engine:
         self.was_served_well &= kind == engine_messages.BATCH and len(sizes) == 1
         self.num_batches += 1
         if self.is_automatic:
-            self.answer(frame_id, rows_of(batch))
+            self.answer(frame_id, self.compute(batch))
         else:
             self.batches.put_nowait((frame_id, batch))
 
@@ -258,15 +253,15 @@ class Frontend:
 class ManagerRole:
     """A batch manager with scripted engines."""
 
-    def __init__(self, folder: Path, num_engines: int, policy: Policy) -> None:
+    def __init__(self, folder: Path, num_engines: int, policy: Policy, page: Page | None, index: int) -> None:
         self.path = folder / "manager"
-        self.page = Page.create(num_frontends=1, num_managers=2, num_models=1)
+        self.page = page or Page.create(num_frontends=1, num_managers=2, num_models=1)
         self.engines = [Engine(folder / f"engine {at}") for at in range(num_engines)]
         self.child = Child()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen()
-        self.child.process = ProcessStart(title="batch manager 1", index=1, log_level="info")
+        self.child.process = ProcessStart(title=f"batch manager {index}", index=index, log_level="info")
         self.start = ManagerStart(
             listener_fd=os.dup(self.listener.fileno()),
             page_fd=self.page.fd,
@@ -287,11 +282,17 @@ class ManagerRole:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *, num_engines: int = 1, has_engines: bool = True, **policy: Any
+    folder: Path,
+    *,
+    num_engines: int = 1,
+    has_engines: bool = True,
+    page: Page | None = None,
+    index: int = 1,
+    **policy: Any,
 ) -> AsyncIterator[ManagerRole]:
     """The batch manager's role between these peers. On leaving it is told to stop and must come to an end."""
     async with asyncio.timeout(PATIENCE):
-        manager = ManagerRole(folder, num_engines, Policy(**policy))
+        manager = ManagerRole(folder, num_engines, Policy(**policy), page, index)
         if has_engines:
             for engine in manager.engines:
                 await engine.open()

@@ -31,8 +31,6 @@ def test_another_model_or_other_types_are_another_input() -> None:
     assert quarantine.find(asked(2), 1.0) is None
     assert quarantine.find(asked(2, model=1, token_type_ids=bytes(8), adapters=bytes(4)), 1.0) == 0, "zero is none"
     assert quarantine.find(asked(2, model=1, token_type_ids=bytes(7) + b"\1"), 1.0) is None
-    assert quarantine.find(asked(2, model=1, marks=b"\0\x08"), 1.0) is None
-    assert quarantine.find(asked(2, model=1, adapters=b"\1\0\0\0"), 1.0) is None
 
 
 def test_it_ends_after_its_time() -> None:

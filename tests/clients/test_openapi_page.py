@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from server.http.h1.server import HttpServer
+from server.http.server import HttpServer
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, state_with_everything
 from tests.server_e2e.running import ROOT

@@ -30,6 +30,7 @@ from tests.server_e2e.running import PATIENCE
 from wire import control
 from wire.connection import BlockingConnection
 from wire.control import ProcessStart
+from wire.parts import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,6 +133,22 @@ def test_batches_in_rows_out_and_a_stop(start: Any) -> None:
     manager.close()
     engine.supervisor.send(control.STOP, 0, control.encode({}))
     assert engine.process.wait(PATIENCE) == 0
+
+
+WITH_SPARE_MARKS = messages.encode_batch(OutputKind.POOLED, [1], [bytes(4)], {Part.MARKS: [b"12"]})
+
+
+@pytest.mark.parametrize("payload", [b"", b"?" * 12, b"".join(WITH_SPARE_MARKS)])
+def test_a_malformed_batch_costs_the_connection_and_not_the_process(start: Any, payload: bytes) -> None:
+    engine = start()
+    engine.wait_for(control.READY)
+    manager = engine.connect()
+    manager.send(messages.BATCH, 1, [payload])
+    with pytest.raises(EOFError):
+        receive(manager)
+    again = engine.connect()
+    send_batch(again, 2, [1, 2])
+    assert receive(again)[:2] == (messages.RESULT, 2)
 
 
 def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:

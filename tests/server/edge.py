@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+import wire.parts
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestResults, Submission
 from engine.types import OutputKind, Rows
@@ -28,14 +29,12 @@ from server.requests.admission import Admission, WaitBudgets
 from server.requests.limits import OpenRequest
 from server.requests.models import ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import RequestContext
-from server.requests.work import Trace
+from server.requests.work import RequestContext, Trace
 from server.settings.api_keys import ApiKey
 from tokenizer_pool import shortening
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import Chat, Token, TokenizedTexts
 from wire.control import Json
 from wire.metrics import Recorder
 from wire.page import Page
@@ -97,10 +96,15 @@ def state_with_everything() -> Json:
     return state_with(OutputKind(sum(OutputKind)))
 
 
+def route_of(path: str) -> Route:
+    """The route of this path that computes."""
+    (route,) = (route for route in ROUTES if route.path == path)
+    return route
+
+
 def good_body(path: str) -> bytes:
     """One that the route of this path takes."""
-    (example,) = (route.example for route in ROUTES if route.path == path)
-    return json.dumps(example).encode()
+    return json.dumps(route_of(path).example).encode()
 
 
 def decoded(path: str, options: RequestOptions | None = None, models: ModelTable | None = None, **fields: Any) -> Any:
@@ -108,13 +112,11 @@ def decoded(path: str, options: RequestOptions | None = None, models: ModelTable
 
     Where a route chooses another one, it is that one's.
     """
-    (route,) = (route for route in ROUTES if route.path == path)
     body = json.loads(good_body(path)) | fields
     if path == "/vertex":
         body = {"instances": [body["instances"][0] | fields]}
-    request = route.decode(new_call(options, models=models), json.dumps(body).encode())
-    request = request[0].chosen if isinstance(request, list) else request
-    request = getattr(request, "request", request)
+    request = route_of(path).decode(new_call(options, models=models), json.dumps(body).encode())
+    request = request[0].request if isinstance(request, list) else request
     return getattr(request, "work", request)
 
 
@@ -139,7 +141,9 @@ class Tokenizers:
         types = np.repeat(np.arange(2 * len(pairs)) % 2, [len(text) for pair in pairs for text in pair])
         truncated = np.array([seqlen > 16 for seqlen in seqlens], np.uint8)
         offsets = np.cumsum([0, *seqlens], dtype=np.int32)
-        return TokenizedTexts(ids, offsets, truncated, types.astype(np.int32) if types.any() else None)
+        return TokenizedTexts(
+            ids, offsets, truncated, {wire.parts.Part.TOKEN_TYPE_IDS: types.astype(np.int32)} if types.any() else {}
+        )
 
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._work(texts, how)
@@ -150,7 +154,7 @@ class Tokenizers:
 
     async def shorten(self, texts: Sequence[str], **how: Any) -> Sequence[str]:
         """A request without long texts is not asked for."""
-        if not shortening.has_long(texts):
+        if max(map(len, texts)) <= shortening.LONG_TEXT_CHARS:
             return texts
         await self._work(texts, how)
         limit = how["max_tokens"] + 1
@@ -164,11 +168,11 @@ class Tokenizers:
                 raise TextRefused(TextRefusal.OUT_OF_VOCABULARY, index)
         return [" ".join(map(str, ids)) for ids in token_ids]
 
-    async def render(self, conversations: Sequence[str], **how: Any) -> list[str]:
-        await self._work(conversations, how)
-        return ["".join(message["content"] for message in json.loads(each)) for each in conversations]
+    async def render(self, chats: Sequence[Chat], **how: Any) -> list[str]:
+        await self._work(chats, how)
+        return ["".join(message["content"] for message in json.loads(chat.messages)) for chat in chats]
 
-    async def _work(self, what: Sequence[str], how: dict[str, Any]) -> None:
+    async def _work(self, what: Sequence[Any], how: dict[str, Any]) -> None:
         self.asked.append((what, how))
         self.at_work()
         if self.gate is not None:

@@ -23,19 +23,19 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_870, 239_500),
-    "engine": (17_580, 165_300),
-    "batch_manager": (2_180, 21_310),
-    "tokenizer_pool": (2_412, 22_830),
-    "wire": (944, 8_910),
-    "embedline": (3_980, 35_500),
-    "core": (34_640, 323_800),  # all of them without features, fused, TensorRT-LLM and the tools
+    "server": (26_000, 234_800),
+    "engine": (17_210, 162_400),
+    "batch_manager": (2_153, 21_170),
+    "tokenizer_pool": (2_342, 22_670),
+    "wire": (950, 8_990),
+    "embedline": (3_850, 34_600),
+    "core": (33_830, 318_500),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 96_200,
-    "files of the product": 378,
+    "lines of the tests": 96_400,
+    "files of the product": 376,
     "folders of the product": 50,
     "files with one importer that no registry names": 49,
     "imports of features by the core": 0,
@@ -44,7 +44,7 @@ LIMITS = {
     "entries of the fullest folder of tests": 22,
 }
 LIMITS_OF_RUNNING = {
-    "files on the way of one text": 51,
+    "files on the way of one text": 45,
     "files that a frontend imports": 98,
     "files of features that are off, in any process": 0,
 }

@@ -13,7 +13,7 @@ from tests.tokenizer_pool.scripted import num_live, until
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
-from tokenizer_pool.tasks import TokenizedPiece, TokenizePiece, encode_tokenize
+from tokenizer_pool.tasks import TokenizedTexts, TokenizePiece, encode_tokenize
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import Worker, serve_frontends
 from wire import frames
@@ -34,14 +34,14 @@ class SpyTokenizer:
 
     def encode(
         self, texts: Sequence[str], *, prompt: str, truncation: Truncation, pair_texts: Sequence[str], **_: object
-    ) -> TokenizedPiece:
+    ) -> TokenizedTexts:
         self.taken += texts
         self.during.pop(texts[0], lambda: None)()
         if texts[0].startswith("bad"):
             raise TextRefused(TextRefusal.FAILED, 0)
         count = len(texts)
-        return TokenizedPiece(
-            np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8), 0.0
+        return TokenizedTexts(
+            np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8)
         )
 
 
@@ -97,6 +97,7 @@ class Bench:
         frontend = RawFrontend(self.path)
         self._frontends.append(frontend)
         await until(lambda: (messages.READY, 0) in frontend.read())
+        await asyncio.sleep(0)  # the worker reads from it
         return frontend
 
 

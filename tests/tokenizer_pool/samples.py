@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tokenizer_pool.messages import TextRefusal, TextRefused
-from tokenizer_pool.tasks import TokenizedPiece
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 
 SAMPLES = {
     "blank": "",
@@ -43,7 +42,7 @@ def refusal(call: Callable[[], object]) -> tuple[TextRefusal, int]:
     return caught.value.reason, caught.value.index
 
 
-def lists(piece: TokenizedPiece | TokenizedTexts) -> list[list[int]]:
+def lists(piece: TokenizedTexts | TokenizedTexts) -> list[list[int]]:
     """The ids of each text."""
     assert piece.token_ids.dtype == piece.offsets.dtype == np.int32
     assert piece.truncated.dtype == np.uint8

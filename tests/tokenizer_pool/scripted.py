@@ -15,7 +15,7 @@ import pytest
 
 from tests.server_e2e.running import PATIENCE
 from tokenizer_pool import messages
-from tokenizer_pool.client import TokenizedTexts, TokenizerPool
+from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import (
     BY_KIND,
@@ -28,7 +28,7 @@ from tokenizer_pool.tasks import (
     ScanPiece,
     TextsPiece,
     Token,
-    TokenizedPiece,
+    TokenizedTexts,
 )
 from wire.connection import FrameConnection, serve
 from wire.vocabulary import RequestClass
@@ -79,7 +79,7 @@ def answer_to(piece: Any, seconds: float) -> AnyAnswer:
     if isinstance(piece, DetailPiece):
         return DetailedPiece([[Token(number, str(number), False, 0, 1)] for number in ids], seconds)
     offsets = np.arange(len(ids) + 1, dtype=np.int32)
-    return TokenizedPiece(np.array(ids, np.int32), offsets, np.zeros(len(ids), np.uint8), seconds)
+    return TokenizedTexts(np.array(ids, np.int32), offsets, np.zeros(len(ids), np.uint8), seconds=seconds)
 
 
 class ScriptedWorker:

@@ -1,6 +1,7 @@
 """Chat templates, against transformers' rendering, and what keeps a template in its place."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,11 @@ def folder_with(folder: Path, template: Any) -> Path:
 
 @pytest.mark.holds("Chats")
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("chat", [Chat(), Chat(add_generation_prompt=True), Chat(continue_final_message=True)])
+@pytest.mark.parametrize("chat", [Chat(""), Chat("", True), Chat("", False, True)])
 def test_the_text_is_transformers(tmp_path: Path, name: str, chat: Chat) -> None:
     folder = folder_with(tmp_path, TEMPLATES[name])
     talk = TALK[:2] if name == "tokens" else TALK
+    asked = replace(chat, messages=json.dumps(talk))
     own, theirs = ChatTemplate(folder), AutoTokenizer.from_pretrained(str(folder))
     try:
         expected = theirs.apply_chat_template(
@@ -63,17 +65,17 @@ def test_the_text_is_transformers(tmp_path: Path, name: str, chat: Chat) -> None
     except ValueError:
         assert (name, chat.continue_final_message) == ("json", True)  # it does not show what messages say
         with pytest.raises(TextRefused):
-            own.render([json.dumps(talk)], chat)
+            own.render([asked])
         return
-    assert own.render([json.dumps(talk)], chat).texts == [expected]
+    assert own.render([asked]).texts == [expected]
 
 
 def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].role }}"}]
     folder = folder_with(tmp_path, several)
-    assert ChatTemplate(folder).render([json.dumps(TALK)], Chat()).texts == ["system"]
+    assert ChatTemplate(folder).render([Chat(json.dumps(TALK))]).texts == ["system"]
     (folder / "chat_template.jinja").write_text("a file")
-    assert ChatTemplate(folder).render([json.dumps(TALK)], Chat()).texts == ["a file"]
+    assert ChatTemplate(folder).render([Chat(json.dumps(TALK))]).texts == ["a file"]
 
 
 @pytest.mark.parametrize("template", [None, "{% if %}", [], 5, "{% generation %}", [{"template": "x"}]])
@@ -101,5 +103,5 @@ def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -
 def test_a_template_that_fails_or_reaches_out_refuses_the_chat(tmp_path: Path, template: str) -> None:
     own = ChatTemplate(folder_with(tmp_path, template))
     with pytest.raises(TextRefused) as refused:
-        own.render([json.dumps(TALK)], Chat())
+        own.render([Chat(json.dumps(TALK))])
     assert (refused.value.reason, refused.value.index) == (TextRefusal.FAILED, 0)

@@ -29,10 +29,12 @@ async def test_what_was_asked_for_reaches_the_worker() -> None:
         request = asyncio.ensure_future(
             pool.tokenize(["1", "2"], model=0, request_class=BULK, truncation=Truncation.LEFT, prompt="query: ")
         )
-        piece = (await worker.asked.get()).piece
+        asked = await worker.asked.get()
+        piece = asked.piece
         assert (piece.model, piece.request_class, piece.truncation) == (0, BULK, Truncation.LEFT)
         assert (piece.texts, piece.prompt) == (["1", "2"], "query: ")
-        request.cancel()
+        asked.answer()
+        assert not (await request).token_ids.flags.owndata, "an answer to the whole is not copied"
 
 
 async def test_pairs_reach_workers_together() -> None:

@@ -20,8 +20,8 @@ from tests.tokenizer_pool.scripted import (
     until,
 )
 from tokenizer_pool import messages
-from tokenizer_pool.client import TokenizedTexts
 from tokenizer_pool.messages import TextRefusal
+from tokenizer_pool.tasks import TokenizedTexts
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.faults

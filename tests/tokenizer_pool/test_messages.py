@@ -1,6 +1,5 @@
 """What frontends and workers say to each other survives the way."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from tokenizer_pool.tasks import (
     ScanPiece,
     TextsPiece,
     Token,
-    TokenizedPiece,
+    TokenizedTexts,
     TokenizePiece,
     encode_tokenize,
     encode_tokenized,
 )
 from wire.frames import Buffer
-from wire.parts import PROMPT_TOKEN
+from wire.parts import DTYPES, OF_SEQUENCES, Part
 from wire.vocabulary import RequestClass
 
 BULK, QUERY = RequestClass.BULK, "what is a pair? 👍"
@@ -42,12 +41,13 @@ def array(*values: int, dtype: Any = np.int32) -> Any:
     return np.array(values, dtype)
 
 
-def tokenized(types: Any) -> TokenizedPiece:
-    return TokenizedPiece(array(101, 7, 102), array(0, 1, 3), array(1, 0, dtype=np.uint8), 0.25, types)
+def tokenized(parts: dict[Part, Any]) -> TokenizedTexts:
+    return TokenizedTexts(array(101, 7, 102), array(0, 1, 3), array(1, 0, dtype=np.uint8), parts, 0.25)
 
 
 def fields(piece: Any) -> dict[str, Any]:
     values = {name: getattr(piece, name) for name in piece.__slots__}
+    values |= {part.name: (of_part.dtype, of_part.tolist()) for part, of_part in values.pop("parts", {}).items()}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
@@ -64,10 +64,7 @@ def fields(piece: Any) -> dict[str, Any]:
         DetailPiece(3, BULK, ["one"]),
         DetailPiece(3, BULK, ODD, "prömpt: ", False),
         DecodePiece(3, BULK, array(7, 8, 9), array(0, 2, 2, 3), False),
-        *(
-            ChatPiece(3, BULK, ['[{"role":"user","content":"é"}]', "[]"], Chat(adds, not adds))
-            for adds in (True, False)
-        ),
+        ChatPiece(3, BULK, [Chat('[{"role":"user","content":"é"}]', True, False), Chat("[]", False, True)]),
         *(
             ScanPiece(3, BULK, "é 👍", 7, flag == "end", flag == "pair", flag == "keep", 2)
             for flag in ("end", "pair", "keep")
@@ -83,9 +80,11 @@ def test_a_piece(piece: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (TokenizePiece, tokenized(None)),
-        (TokenizePiece, tokenized(array(0, 1, 1))),
-        (TokenizePiece, replace(tokenized(None), marks=array(0, 8, PROMPT_TOKEN, dtype=np.uint8))),
+        (TokenizePiece, tokenized({})),
+        (
+            TokenizePiece,
+            tokenized({part: array(0, 8, 1, dtype=DTYPES[part]) for part in Part if part not in OF_SEQUENCES}),
+        ),
         (DetailPiece, DetailedPiece([[]], 0.25)),
         (DetailPiece, DetailedPiece([[SPECIAL, *WORDS], [], [WORDS[2], SPECIAL]], 0.25)),
         *((asked, TextsPiece(["", "zwölf 👍"], 0.5)) for asked in (DecodePiece, ChatPiece)),
@@ -106,7 +105,7 @@ def test_the_query_of_many_documents_is_sent_once() -> None:
 
 def test_types_that_are_all_zero_cost_one_byte() -> None:
     """A frame of one text, as nearly all are: what it had before there were types, and a byte that says so."""
-    piece = TokenizedPiece(np.zeros(20, np.int32), array(0, 20), array(0, dtype=np.uint8), 0.25)
+    piece = TokenizedTexts(np.zeros(20, np.int32), array(0, 20), array(0, dtype=np.uint8), seconds=0.25)
     assert len(sent(encode_tokenized(piece))) == 12 + 4 * 2 + 4 * 20 + 1 + 1
 
 

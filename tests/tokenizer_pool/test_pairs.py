@@ -29,8 +29,9 @@ from tests.tokenizer_pool.samples import SAMPLES, refusal
 from tokenizer_pool import guarded
 from tokenizer_pool import pairs as pairs_module
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
-from tokenizer_pool.tasks import TokenizedPiece
+from tokenizer_pool.tasks import TokenizedTexts
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.parts import Part
 
 MAX_SEQLEN = 24
 SIDES = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
@@ -109,8 +110,8 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN))
 
 
-def rows(piece: TokenizedPiece) -> list[Row]:
-    types = np.zeros_like(piece.token_ids) if piece.token_type_ids is None else piece.token_type_ids
+def rows(piece: TokenizedTexts) -> list[Row]:
+    types = piece.parts.get(Part.TOKEN_TYPE_IDS, np.zeros_like(piece.token_ids))
     assert types.dtype == np.int32
     bounds = piece.offsets[1:-1]
     return [
@@ -185,7 +186,7 @@ def test_a_model_of_one_type_gets_no_other(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, words_of_bert(), "PreTrainedTokenizerFast", model_type="roberta")
     write_json(folder / "config.json", {"model_type": "roberta", "type_vocab_size": 1})
     piece = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=9)).encode(["the"], pair_texts=["at"])
-    assert piece.token_type_ids is None
+    assert piece.parts == {}
 
 
 @pytest.mark.parametrize(("num_first", "num_second"), [(40, 1), (1, 40), (40, 40), (15, 40), (40, 15), (11, 11)])
@@ -236,14 +237,13 @@ def test_a_single_text_after_a_pair_is_as_before_it(tokenizer: Tokenizer) -> Non
     tokenizer.encode(["a"], pair_texts=["b"], truncation=Truncation.LEFT)
     after = tokenizer.encode(["the harbour " * 20])
     assert after.token_ids.tolist() == before.token_ids.tolist()
-    assert after.token_type_ids is None
+    assert after.parts == {}
 
 
 def test_the_second_text_of_bert_has_a_type_of_its_own(tmp_path: Path) -> None:
     tokenizer = Tokenizer(TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN))
     piece = tokenizer.encode(["a"], pair_texts=["b"])
-    assert piece.token_type_ids is not None
-    assert piece.token_type_ids.tolist() == [0, 0, 0, 1, 1]
+    assert piece.parts[Part.TOKEN_TYPE_IDS].tolist() == [0, 0, 0, 1, 1]
 
 
 def test_a_pair_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:

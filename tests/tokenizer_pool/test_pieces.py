@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.client import Span, TokenizerSpeed, cut
+from tokenizer_pool.client import TokenizerSpeed, cut
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=80), st.integers(1, 2000), st.integers(0, 50))
@@ -13,20 +13,20 @@ def test_spans_follow_each_other_and_none_is_larger_than_it_must_be(
 ) -> None:
     texts = ["x" * length for length in lengths]
     prompt = "p" * prompt_chars
-    work = [cut([text], prompt=prompt, max_chars=max_chars)[0].num_chars for text in texts]
+    work = [cut([text], prompt=prompt, max_chars=max_chars)[0][2] for text in texts]
     assert all(chars > length + prompt_chars for chars, length in zip(work, lengths, strict=True))
     spans = cut(texts, prompt=prompt, max_chars=max_chars)
-    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
-    assert spans[-1].stop == len(texts)
-    for span in spans:
-        assert span.num_chars == sum(work[span.start : span.stop])
-        assert span.num_chars <= max_chars or span.stop == span.start + 1
-    for span in spans[:-1]:
-        assert span.num_chars + work[span.stop] > max_chars
+    assert [start for start, _, _ in spans] == [0, *(stop for _, stop, _ in spans[:-1])]
+    assert spans[-1][1] == len(texts)
+    for start, stop, num_chars in spans:
+        assert num_chars == sum(work[start:stop])
+        assert num_chars <= max_chars or stop == start + 1
+    for _, stop, num_chars in spans[:-1]:
+        assert num_chars + work[stop] > max_chars
 
 
 def test_a_single_text_is_one_span() -> None:
-    assert cut(["x" * 100], prompt="pp", max_chars=1) == [Span(0, 1, 100 + 2 + 20)]
+    assert cut(["x" * 100], prompt="pp", max_chars=1) == [(0, 1, 100 + 2 + 20)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40), st.integers(1, 2000))

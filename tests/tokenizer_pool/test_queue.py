@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_pool.tasks import Chat, ChatPiece
+from tokenizer_pool.tasks import ChatPiece
 from tokenizer_pool.worker import MAX_STRETCH_SECONDS, PieceQueue, QueuedPiece
 from wire.connection import FrameConnection
 from wire.vocabulary import RequestClass
@@ -27,7 +27,7 @@ class Arrival:
 
 
 def queued(number: int, request_class: RequestClass, connection: FrameConnection = ME) -> QueuedPiece:
-    return QueuedPiece(ChatPiece(0, request_class, (), Chat()), connection, number)
+    return QueuedPiece(ChatPiece(0, request_class, ()), connection, number)
 
 
 def simulate(arrivals: list[Arrival], *, num_workers: int = 1) -> dict[Arrival, float]:

@@ -14,10 +14,10 @@ from tests.tiers import full, full_but
 from tests.tokenizer_pool.bench import serving
 from tests.tokenizer_pool.builders import byte_level
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool.client import AnyPendingRequest, PendingPiece, TokenizedTexts, WorkerLink
+from tokenizer_pool.client import AnyPendingRequest, PendingPiece, WorkerLink
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
-from tokenizer_pool.tasks import TokenizedPiece
+from tokenizer_pool.tasks import TokenizedTexts
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import MAX_CHARS_ON_LOOP
 from wire.vocabulary import RequestClass
@@ -26,9 +26,12 @@ INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=512)
 
 
-def assert_same(found: TokenizedTexts, expected: TokenizedPiece) -> None:
-    for field in ("token_ids", "offsets", "truncated", "token_type_ids", "marks"):
+def assert_same(found: TokenizedTexts, expected: TokenizedTexts) -> None:
+    for field in ("token_ids", "offsets", "truncated"):
         assert np.array_equal(getattr(found, field), getattr(expected, field)), field
+    assert {part: values.tolist() for part, values in found.parts.items()} == {
+        part: values.tolist() for part, values in expected.parts.items()
+    }
 
 
 async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ async def test_pairs_of_a_whole_request(tmp_path: Path, template: tuple[str, ...
             ids = await pool.tokenize(queries, model=0, request_class=BULK, prompt="query: ", pair_texts=documents)
             expected = Tokenizer(spec).encode(queries, pair_texts=documents, prompt="query: ")
             assert_same(ids, expected)
-            assert (ids.token_type_ids is None) == bool(template)
+            assert (ids.parts == {}) == bool(template)
 
 
 async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

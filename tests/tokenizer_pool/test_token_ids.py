@@ -9,8 +9,9 @@ import pytest
 
 from tests.tokenizer_pool.samples import lists, refusal
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.tasks import TokenizedPiece
-from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, check_token_ids, flatten, join, offsets_of
+from tokenizer_pool.tasks import TokenizedTexts, offsets_of
+from tokenizer_pool.token_ids import SLICE_IDS, check_token_ids, flatten, join
+from wire.parts import Part
 
 VOCAB_SIZE = 100
 MAX_SEQLEN = 4
@@ -101,10 +102,10 @@ def test_others_have_their_turn_while_many_ids_are_checked() -> None:
     assert asyncio.run(num_turns(9 * SLICE_IDS)) - asyncio.run(num_turns(SLICE_IDS)) == 8
 
 
-def piece(*texts: list[int], truncated: int = 0) -> TokenizedPiece:
+def piece(*texts: list[int], truncated: int = 0) -> TokenizedTexts:
     offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
     flags = np.full(len(texts), truncated, np.uint8)
-    return TokenizedPiece(np.array([*itertools.chain(*texts)], np.int32), offsets, flags, 0.0)
+    return TokenizedTexts(np.array([*itertools.chain(*texts)], np.int32), offsets, flags)
 
 
 def test_pieces_are_joined_in_order() -> None:
@@ -113,17 +114,10 @@ def test_pieces_are_joined_in_order() -> None:
     assert texts.truncated.tolist() == [0, 0, 1, 0, 0]
 
 
-def test_a_single_piece_is_not_copied() -> None:
-    only = replace(piece([1, 2]), token_type_ids=np.array([0, 1], np.int32))
-    assert join([only]).token_ids is only.token_ids
-    assert join([only]).token_type_ids is only.token_type_ids
-
-
 def test_types_are_joined_where_some_piece_has_them() -> None:
     plain = piece([1], [2, 3])
-    typed = replace(piece([4, 5]), token_type_ids=np.array([0, 1], np.int32))
-    types = join([plain, typed, plain]).token_type_ids
-    assert types is not None
+    typed = replace(piece([4, 5]), parts={Part.TOKEN_TYPE_IDS: np.array([0, 1], np.int32)})
+    types = join([plain, typed, plain]).parts[Part.TOKEN_TYPE_IDS]
     assert types.dtype == np.int32
     assert types.tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
-    assert join([plain, plain]).token_type_ids is None
+    assert join([plain, plain]).parts == {}

@@ -8,6 +8,7 @@ may have transformers' names or those of the authors' own code, which most files
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,6 @@ def _mpnet_layout(spec: Spec) -> Recipes:
 def _biases_by_distance(
     config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int
 ) -> dict[str, Tensor]:
-    """Biases by distance instead of by bucket."""
     distances = torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1)
     buckets = tensors["relative_bias"]
     return {"relative_bias": buckets[_bucket_of(distances).to(buckets.device)].T.contiguous()}
@@ -232,10 +232,6 @@ def _gte(config: PretrainedConfig) -> Spec:
     return _rotated(config, is_gated=True)
 
 
-def _jina(config: PretrainedConfig) -> Spec:
-    return _rotated(config, is_gated=False)
-
-
 def _rotated(config: PretrainedConfig, *, is_gated: bool) -> Spec:
     require(config, position_embedding_type=("rope", "rotary"))
     check_rope(config)
@@ -269,7 +265,7 @@ _ROTARY = {
         derive_angles,
     ),
     "jina_embeddings_v3": Adapter(
-        _jina,
+        partial(_rotated, is_gated=False),
         (
             _rotary_layout("layers.{}", _JINA | _NORMS),
             _rotary_layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"),

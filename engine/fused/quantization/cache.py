@@ -6,8 +6,7 @@ the manifest is kept, so that no later start tries again.
 """
 
 import logging
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,10 @@ from engine.model.model_folder import read_as
 from engine.model.weights import step_files
 from engine.registry import FUSED
 from engine.store import fingerprint, tensor_file
-from engine.store.cache import Cache, Entry
+from engine.store.cache import Cache, Entry, check_room
 from engine.store.manifest import Json
 from engine.types import ModelError
 from wire.dataclass_json import from_json, to_json
-from wire.frames import ProtocolError
 
 logger = logging.getLogger("embedline.engine")
 
@@ -45,7 +43,6 @@ _FORMAT = 1
 _FILE = "weights.safetensors"
 _REJECTED = "rejected"  # in the facts of an entry without weights
 _RESERVE = 1 << 30  # bytes that stay free on the disk
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +55,26 @@ class QuantizedModel:
     notes: tuple[str, ...]  # for people: what was decided when it was made
 
 
+@dataclass(frozen=True, slots=True)
 class QuantizedCache:
     """One model's entry, for one device and compute dtype."""
 
-    def __init__(self, cache: Cache, key: str, *, device: torch.device, dtype: torch.dtype) -> None:
-        self._cache = cache
-        self._key = key
-        self._device = device
-        self._dtype = dtype
+    _cache: Cache
+    _key: str
+    device: torch.device
+    dtype: torch.dtype
 
     def find(self) -> QuantizedModel | Outcome | None:
         """The model on the device, or what the gate found that left nothing quantized; None where neither is known.
 
         A damaged entry is removed. Raises torch.OutOfMemoryError.
         """
-        entry = self._cache.find(self._key)
-        if entry is None:
-            return None
-        try:
-            if _REJECTED in entry.facts:
-                return from_json(Outcome, entry.facts[_REJECTED])
-            kept = _read(entry, reader_for(self._device), self._dtype)
-        except _MALFORMED as error:  # not what a GPU raises: the entry is as good as it was then
-            self._cache.discard(self._key, why=one_line(error))
-            return None
+        return self._cache.read(self._key, self._decoded)  # what a GPU raises is not caught: the entry is good then
+
+    def _decoded(self, entry: Entry) -> QuantizedModel | Outcome:
+        if _REJECTED in entry.facts:
+            return from_json(Outcome, entry.facts[_REJECTED])
+        kept = _read(entry, reader_for(self.device), self.dtype)
         logger.info("quantized weights taken from %s", entry.folder)
         return kept
 
@@ -95,7 +88,7 @@ class QuantizedCache:
         tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_REJECTED: to_json(kept.outcome)})
         try:
             with self._cache.new_folder() as folder:
-                _check_room(folder, tensors.values())
+                check_room(folder, sum(tensor.nbytes for tensor in tensors.values()) + _RESERVE)
                 if tensors:
                     tensor_file.write(folder / _FILE, tensors)
                 self._cache.put(self._key, folder, facts)
@@ -150,7 +143,7 @@ def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
 
 
 def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
-    """The model of an entry. Raises one of _MALFORMED where the entry is not one of ours."""
+    """The model of an entry. Raises one of MALFORMED where the entry is not one of ours."""
     facts, file = entry.facts, entry.folder / _FILE
     spec, outcome = from_json(Spec, facts["spec"]), from_json(Outcome, facts["outcome"])
     tensors = {name: reader.read(file, name) for name in reader.names(file)}
@@ -167,11 +160,3 @@ def _linear(tensors: Mapping[str, Tensor], outcome: Outcome, layer: str, dtype: 
     if layer in outcome.quantized:
         return Fp8Linear.restored(tensors, dtype=dtype)
     return PlainLinear(tensors["weight"], tensors.get("bias"))
-
-
-def _check_room(folder: Path, tensors: Iterable[Tensor]) -> None:
-    """A disk that is full for the time of trying is a fault elsewhere. Raises OSError."""
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    free = shutil.disk_usage(folder).free
-    if needed + _RESERVE > free:
-        raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the disk")

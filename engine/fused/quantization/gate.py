@@ -78,10 +78,8 @@ class Outcome:
 
 
 def check(compute: Compute, names: Sequence[str], sequences: Sequences, *, is_enforced: bool = True) -> Outcome:
-    """Find the linear layers that may be quantized, at least one. The model is left as `compute` last left it.
-
-    Raises ModelError where the plain model's rows are not finite.
-    """
+    """Find the linear layers that may be quantized, at least one. The model is left as `compute` last left it. Raises
+    ModelError where the plain model's rows are not finite."""
     assert names
     gate = _Gate(compute, sequences)
     of_all = gate.evaluate(frozenset(names))

@@ -180,7 +180,8 @@ def texts() -> tuple[str, ...]:
     """Texts of one word to about 400, at least 128 of them."""
     singles = [text for block in _BLOCKS for text in _lines(block)]
     repeated = ("x" * 300, "la " * 120, "0" * 200, ". " * 80)
-    paragraphs = [" ".join(part) for block in (*_ENGLISH, _CODE, *_OTHERS) for part in _halves(_lines(block))]
+    long = [(lines, len(lines) // 2) for lines in map(_lines, (*_ENGLISH, _CODE, *_OTHERS))]
+    paragraphs = [" ".join(half) for lines, middle in long for half in (lines[:middle], lines[middle:])]
     pages = [" ".join(_lines(block)) for block in (*_ENGLISH, _TABLES, *_OTHERS)]
     english = [" ".join(text for block in _rotated(_ENGLISH, turn) for text in _lines(block)) for turn in range(4)]
     foreign = [" ".join(text for block in _rotated(_OTHERS, turn)[:4] for text in _lines(block)) for turn in (0, 4)]
@@ -188,10 +189,8 @@ def texts() -> tuple[str, ...]:
 
 
 def sequences(folder: ModelFolder) -> Sequences:
-    """The texts' token ids, or arbitrary ones where the tokenizer knows hardly any word of them.
-
-    Raises ModelError where it can't be read.
-    """
+    """The texts' token ids, or arbitrary ones where the tokenizer knows hardly any word of them. Raises ModelError
+    where it can't be read."""
     return _various(folder, sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN))
 
 
@@ -224,10 +223,6 @@ def _repeated(turn: int, num_characters: int) -> str:
 
 def _lines(block: str) -> list[str]:
     return block.strip().split("\n")
-
-
-def _halves(lines: list[str]) -> tuple[list[str], list[str]]:
-    return lines[: len(lines) // 2], lines[len(lines) // 2 :]
 
 
 def _rotated(blocks: tuple[str, ...], turn: int) -> tuple[str, ...]:

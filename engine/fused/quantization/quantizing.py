@@ -9,7 +9,6 @@ import dataclasses
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,23 +35,13 @@ _NUM_TOKENS = 4096  # of a batch of the gate's: so that quantizing and measuring
 _NUM_TOKENS_ON_CPU = 1024  # few, so that what a batch goes through stays in a core's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The decision for one model."""
-
-    is_fp8: bool
-    reason: str  # a line for the log
-
-
-def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> Precision:
-    """`requested` is --quantization, `capability` that of the GPU, None on a CPU.
-
-    Raises ModelError if the GPU can't do what is asked for.
-    """
+def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> tuple[bool, str]:
+    """Whether it is FP8, and the reason, a line for the log. `requested` is --quantization, `capability` that of the
+    GPU, None on a CPU. Raises ModelError if the GPU can't do what is asked for."""
     is_too_old = capability is not None and not has_fp8(capability)
     match requested:
         case "none":
-            return Precision(False, "not quantized: --quantization none")
+            return False, "not quantized: --quantization none"
         case "fp8" if is_too_old:
             raise ModelError(
                 f"--quantization fp8 needs a GPU of compute capability 8.9 or more, and this one has "
@@ -60,17 +49,15 @@ def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_par
             )
         case "fp8":
             place = " (on a CPU it is for checking, and slow)" if capability is None else ""
-            return Precision(True, f"FP8: --quantization fp8{place}")
+            return True, f"FP8: --quantization fp8{place}"
         case "auto" if capability is None or is_too_old:
             found = "a CPU" if capability is None else f"compute capability {_version(capability)}"
-            return Precision(
-                False, f"not quantized: FP8 needs a GPU of compute capability 8.9 or more, this is {found}"
-            )
+            return False, f"not quantized: FP8 needs a GPU of compute capability 8.9 or more, this is {found}"
         case "auto":
             millions = f"{num_linear_parameters / 1e6:,.0f} million parameters in linear layers"
             if num_linear_parameters < MIN_LINEAR_PARAMETERS:
-                return Precision(False, f"not quantized: with {millions} FP8 would gain little")
-            return Precision(True, f"FP8: {millions}")
+                return False, f"not quantized: with {millions} FP8 would gain little"
+            return True, f"FP8: {millions}"
     raise ModelError(f"--quantization {requested} is not for the fused engine; it takes auto, fp8 or none")
 
 
@@ -103,11 +90,11 @@ def quantized(
     requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back;
     probe: tries the products of some layers. Raises ModelError if the GPU can't do what is asked for.
     """
-    decided = decide(
+    is_fp8, reason = decide(
         requested, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters
     )
-    if not decided.is_fp8:
-        return _noted(model, decided.reason), None
+    if not is_fp8:
+        return _noted(model, reason), None
     names = eligible(model.spec)
     if not names:
         why = f"no linear layer's sizes are multiples of {FP8_MULTIPLE}, as {gate.SCHEME} needs them"
@@ -121,7 +108,7 @@ def quantized(
             raise
         return _noted(model, f"not quantized: {error}"), None
     outcome = _through_gate(model, names, plain=plain, is_gated=is_gated)
-    noted = _noted(model, decided.reason, outcome.note)
+    noted = _noted(model, reason, outcome.note)
     return (dataclasses.replace(noted, quantization="fp8") if outcome.quantized else noted), outcome
 
 

@@ -62,7 +62,7 @@ def verify(name: str, options: LoadOptions) -> Verified:
         noise_floor=_noise_floor(chosen),
         dtype=str(chosen.dtype).removeprefix("torch."),
         gpu=None if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
-        with_auto=quantizing.decide("auto", capability=chosen.capability, num_linear_parameters=size).reason,
+        with_auto=quantizing.decide("auto", capability=chosen.capability, num_linear_parameters=size)[1],
     )
 
 
@@ -78,7 +78,7 @@ def _plain_rows(chosen: FusedConfig, dtype: torch.dtype) -> gate.Rows:
     """The rows of the plain model. Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
     chosen = dataclasses.replace(chosen, dtype=dtype)
     folder = chosen.folder
-    source = weights.open_model(chosen).source
+    source, _ = weights.open_model(chosen)
     plain = Model(
         name="",
         reason=_REASON,

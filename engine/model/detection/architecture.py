@@ -33,10 +33,8 @@ class Architecture:
 def architecture_of(
     folder: Path, config: Json, *, known_classes: Collection[str] = (), trusted: Collection[str] = ()
 ) -> Architecture:
-    """The architecture of the transformer in this folder. The others: see engine.model.model_folder.read.
-
-    Raises ModelError if it can't be served.
-    """
+    """The architecture of the transformer in this folder. The others: see engine.model.model_folder.read. Raises
+    ModelError if it can't be served."""
     check_values(config)
     model_type = config.get("model_type")
     code = _known_code(config, trusted)
@@ -77,8 +75,7 @@ def _notes(folder: Path, config: Json, trusted: Collection[str]) -> tuple[str, .
 
 def _known_code(config: Json, trusted: Collection[str]) -> KnownCode | None:
     """The code that auto_map names; None if there is none, or it is trusted. Raises ModelError if it is not known."""
-    names = table.named(config)
-    code = table.find(config)
+    names, code = table.named(config), table.find(config)
     if _AUTO_MAP in trusted and names and (code is None or code.instead):
         return None
     check_trusted(config, {_AUTO_MAP} & set(trusted), ())

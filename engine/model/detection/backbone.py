@@ -13,40 +13,25 @@ from engine.model.detection.config import WIDTHS
 from engine.model.detection.detected import Files
 from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.modules import Chain
-from engine.model.sentence_files import SentenceFiles
 from engine.model.weights import check_weights, shapes_in, step_files
 from engine.types import ModelError
 
 _TABLES = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
-
-
 _STATIC_SEQLEN = 32768  # tokens; such a model has no limit, but a request needs one
-
-
 # These number positions from padding_idx + 1, so they have padding_idx + 1 fewer.
 # fmt: off
 _POSITIONS_AFTER_PADDING = frozenset((
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "xmod",
 ))
-
-
 # fmt: on
 _PADDING_IS_1 = frozenset(("mpnet",))  # whatever pad_token_id is
-
-
 _UNKNOWN_COUNT = (
     "unknown tokens count in the mean, and texts are not cut at 512 tokens, as in sentence-transformers; model2vec's "
     "own code leaves such tokens out, and cuts texts"
 )
-
-
 _WHERE_NOT_SAID = 512
-
-
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
-
-
 _ROPE_CHANGES = "longrope is used up to where its frequencies change"
 
 
@@ -77,16 +62,17 @@ def _transformer(files: Files) -> Backbone:
         for file in step_files(files.folder, files.sentence.steps):
             check_weights(file.parent)
     padding_idx = padding_idx_of(architecture, config)
-    length = length_of(folder, config, files.sentence, padding_idx=padding_idx)
+    limit, why = _num_positions(config, padding_idx)
+    max_seqlen, source, note = _longest(files, limit, why)
     return Backbone(
         architecture=architecture,
         hidden_size=needed_number(config, *WIDTHS),
         vocab_size=needed_number(config, "vocab_size", "n_words"),
-        max_seqlen=length.max_seqlen,
-        max_seqlen_source=length.source,
-        num_positions=length.num_positions,
+        max_seqlen=max_seqlen,
+        max_seqlen_source=source,
+        num_positions=limit if limit < _UNLIMITED else None,
         padding_idx=padding_idx,
-        notes=(*files.served.notes, *filter(None, (files.sentence.note, length.note))),
+        notes=(*files.served.notes, *filter(None, (files.sentence.note, note))),
     )
 
 
@@ -122,16 +108,6 @@ def _truncated_at(folder: Path) -> int | None:
     return number_in(truncation, "max_length", file="tokenizer.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """The longest sequence."""
-
-    max_seqlen: int  # tokens
-    source: str
-    note: str  # if that is less than the model's files say
-    num_positions: int | None = None  # that the architecture has; None = any number
-
-
 def padding_idx_of(architecture: str, config: Json) -> int | None:
     """Positions are numbered from this + 1; None = from 0. Raises ModelError if config.json says that there is none."""
     if architecture not in _POSITIONS_AFTER_PADDING or config.get("position_embedding_type") == "rotary":
@@ -147,21 +123,20 @@ def padding_idx_of(architecture: str, config: Json) -> int | None:
     return value
 
 
-def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: int | None) -> Length:
-    """How many tokens a text may have, and who says so. Raises ModelError if no position is left for one."""
-    limit, why = _num_positions(config, padding_idx)
-    asked, source = files.max_seqlen, files.max_seqlen_source
+def _longest(files: Files, limit: int, why: str) -> tuple[int, str, str]:
+    """How many tokens a text may have, who says so, and a note if that is less than the model's files say. Raises
+    ModelError if no position is left for one."""
+    asked, source = files.sentence.max_seqlen, files.sentence.max_seqlen_source
     if asked is None:
         source = "tokenizer_config.json"
-        asked = number_in(read_optional(folder / source), "model_max_length", file=source) or _UNLIMITED
+        tokenizer = read_optional(files.backbone_folder / source)
+        asked = number_in(tokenizer, "model_max_length", file=source) or _UNLIMITED
     if limit < 1:
         raise ModelError("config.json leaves no position for a token (max_position_embeddings)")
     if min(asked, limit) >= _UNLIMITED:
-        note = f"no length is given anywhere: {_WHERE_NOT_SAID} tokens"
-        return Length(_WHERE_NOT_SAID, "no file", note)
+        return _WHERE_NOT_SAID, "no file", f"no length is given anywhere: {_WHERE_NOT_SAID} tokens"
     note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _ROPE_CHANGES else ""
-    num_positions = limit if limit < _UNLIMITED else None
-    return Length(min(asked, limit), source if asked <= limit else "config.json", note, num_positions)
+    return min(asked, limit), source if asked <= limit else "config.json", note
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
@@ -176,26 +151,12 @@ def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
 
 
 _MODERNBERT_WINDOW = 128  # the default of local_attention (transformers, configuration_modernbert.py)
-
-
 _WINDOW = re.compile(r"(window|window_size|attention_chunk_size)$")  # keys: sliding_window, attention_window_size, …
-
-
 _SPARSE, _BLOCK, _NUM_RANDOM = ("big_bird", "bigbird_pegasus"), 64, 3  # and defaults of block_size, num_random_blocks
-
-
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")  # keys of how many the architecture has
-
-
 LONG_ROPE = "longrope"
-
-
 _LENGTH_DEPENDENT = ("dynamic", LONG_ROPE)  # kinds of rope whose frequencies depend on the length
-
-
 _ORIGINAL = "original_max_position_embeddings"
-
-
 _DEFAULT_ORIGINAL = {"phi3": 4096}  # of its class, where config.json does not say it outside of rope_parameters
 
 
@@ -205,7 +166,8 @@ def telling_lengths(config: Json, max_seqlen: int) -> tuple[int, ...]:
     A quarter beyond a window, so that more than a few tokens lose sight of the first ones.
     """
     windows = (window for window in _windows(config) if window < max_seqlen)
-    lengths = {window + window // 4 + 2 for window in windows} | _of_rope(config)
+    lengths = {window + window // 4 + 2 for window in windows}
+    lengths |= {length for _, first in lengths_of_rope(config) for length in (first, first + 2)}
     sparse_from = _num_dense(config)
     lengths |= {sparse_from + 1} if sparse_from is not None and sparse_from < max_seqlen else set()
     return tuple(sorted({min(length, max_seqlen) for length in lengths}))
@@ -232,10 +194,6 @@ def _num_dense(config: Json) -> int | None:
         return None
     num_random = config.get("num_random_blocks", _NUM_RANDOM)
     return (5 + 2 * num_random) * (number_in(config, "block_size") or _BLOCK) if type(num_random) is int else None
-
-
-def _of_rope(config: Json) -> set[int]:
-    return {length for _, first in lengths_of_rope(config) for length in (first, first + 2)}
 
 
 def lengths_of_rope(config: Json) -> Iterator[tuple[str, int]]:

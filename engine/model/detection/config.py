@@ -38,32 +38,18 @@ _CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "use_rms_norm": (False,),
 }
-
-
 # position_embedding_type: BERT and its kin had relative ones. Files of ModernBERT say "absolute", and its code never
 # read it; the code from which transformers has these three did.
 _ROTATED = ("absolute", "rope", "rotary")
-
-
 _POSITIONS_OF = dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary"))
-
-
 _TEXT = "text_config"
-
-
 _MAX_NAMED = 12  # keys in a note
-
-
 # Read by transformers for every architecture, and by no engine here: the values without effect, and why it is refused.
 _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "per_layer_config": (({},), "it is not computed here"),
     "transformers_weights": ((), "weights are read from model.safetensors, or from the files that its index names"),
 }
-
-
 _SIZES_BY_LAYER = frozenset(("head_dim", "num_key_value_heads"))
-
-
 # Keys of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
 _HARMLESS = frozenset(
     (
@@ -80,9 +66,7 @@ _HARMLESS = frozenset(
 
 def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
     """A note on keys that nothing reads, if there are any. trusted: keys that are passed over, which would be refused.
-
-    Raises ModelError for a key that would change rows in other code, and that the architecture does not read.
-    """
+    Raises ModelError for a key that would change rows in other code, and that the architecture does not read."""
     model_type = str(config["model_type"])
     read = library.keys_of(model_type)
     if not read:
@@ -94,7 +78,10 @@ def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
     check_trusted(config, trusted, {*refusals, "auto_map"})
     for key, why in refusals.items():
         if key not in trusted:
-            raise _passed_over(key, said[key], why)
+            value = str(said[key])[:60]
+            raise ModelError(
+                f"{key!r} in config.json is {value!r}, and {why}; if it changes nothing, say so by {TRUST} {key}"
+            )
     check_rope(said, read)
     unread = sorted(
         said.keys() - set(trusted) - read - library.keys_of_all() - COMMON - _CHANGES_ROWS.keys() - _HARMLESS
@@ -128,12 +115,6 @@ def _of_layers(config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]
             yield "layer_types", f"each layer would be of {kind}"
 
 
-def _passed_over(key: str, value: object, why: str) -> ModelError:
-    return ModelError(
-        f"{key!r} in config.json is {str(value)[:60]!r}, and {why}; if it changes nothing, say so by {TRUST} {key}"
-    )
-
-
 _SIZES = frozenset(
     (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -144,49 +125,25 @@ _SIZES = frozenset(
         *("moe_top_k", "relative_attention_num_buckets", "relative_attention_max_distance", "emb_dim"),
     )
 )
-
-
 _COUNTS = frozenset(("type_vocab_size", "num_experts", "moe_every_n_layers", "max_window_layers"))  # 0 is one
-
-
 _BY_LAYER = {"intermediate_size": ("gemma3n", "gemma3n_text")}  # key -> architectures that may have a list of them
-
-
 _UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
-
-
 _POSITIVE = frozenset(
     (
         *("rope_theta", "global_rope_theta", "local_rope_theta", "rope_local_base_freq", "rotary_emb_base"),
         *("rotary_scaling_factor", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
     )
 )
-
-
 _EPSILONS = ("norm_eps", "norm_epsilon")  # what their keys end with
-
-
 _NUMBERS = frozenset(("lora_alpha",))
-
-
 _SWITCHES = frozenset(
     ("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window", "attention_bias", "mlp_bias")
 )
-
-
 _OBJECTS = frozenset(("auto_map", "rope_scaling", "rope_parameters", "latent_attention_config"))
-
-
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
-
-
 WIDTHS = ("hidden_size", "dim", "n_embd", "d_model", "emb_dim")  # the numbers of a row; XLM's and FlauBERT's come last
-
-
 # The numbers of a row -> the heads that share them.
 _HEADS = {"hidden_size": "num_attention_heads", "dim": "n_heads", "n_embd": "n_head", "emb_dim": "n_heads"}
-
-
 _NO_PADDING = -1  # what files of decoders say where there is none
 
 
@@ -237,19 +194,15 @@ def check_agreement(config: Json, layers: str, *, has_code: bool) -> None:
     Expects check_values before. layers: the library's architecture that has these layers, or a name of ours. has_code:
     whether the file is written for code of its own.
     """
-    read = library.keys_of(layers)
+    read, names = library.keys_of(layers), library.activations()
     for key in _ACTIVATIONS:
-        if config.get(key) is not None and key in read and not _is_activation(config[key]):
+        value = config.get(key) if key in read else None
+        if value is not None and (not isinstance(value, str) or (names and value not in names)):
             raise ModelError(f"{key!r} in config.json is no activation that transformers has")
     for size, heads in _HEADS.items():
         if config.get(size) is not None and config.get(heads) is not None:
             _check_heads(config, size, heads, layers)
     _check_padding(config, layers, has_code=has_code)
-
-
-def _is_activation(value: object) -> bool:
-    names = library.activations()
-    return isinstance(value, str) and (value in names or not names)
 
 
 def _check_heads(config: Json, size: str, heads: str, layers: str) -> None:
@@ -282,11 +235,7 @@ def _check_padding(config: Json, layers: str, *, has_code: bool) -> None:
 
 
 PLACES = ("rope_parameters", "rope_scaling")
-
-
 _ROTATES = "rope_parameters"  # what the source of an architecture with such angles reads
-
-
 # The base of the angles in older files -> the layers under whose name newer ones have it.
 _THETAS = {
     "rope_theta": "full_attention",
@@ -294,11 +243,7 @@ _THETAS = {
     "local_rope_theta": "sliding_attention",
     "rope_local_base_freq": "sliding_attention",
 }
-
-
 _LENGTH = "original_max_position_embeddings"
-
-
 # rope_type -> the keys that it needs, and others that it reads or that are without effect beside it.
 _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), (_LENGTH, "factor")),  # a factor of 1
@@ -312,20 +257,10 @@ _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (_LENGTH,)),
     "proportional": ((), ("factor",)),
 }
-
-
 _OF_EVERY_KIND = frozenset(("rope_type", "type", "rope_theta", "partial_rotary_factor"))
-
-
 _LISTS = frozenset(("short_factor", "long_factor"))
-
-
 _NO_NUMBERS = frozenset(("rope_type", "type", "truncate"))
-
-
 _OLD_LONGROPE = ("su", "yarn")  # the names that Phi3's files had for it
-
-
 # Keys of the objects; outside of them, transformers reads none. And the values without effect.
 _OUTSIDE: Mapping[str, tuple[object, ...]] = {
     "rope_type": ("default",),

@@ -154,11 +154,7 @@ def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], n
     hidden_size = number_in(files.config, *WIDTHS) or 0
     head = TokenVectors(steps=steps, dimensions=output_size(steps, hidden_size), normalize=normalizes or is_last)
     return Detected(
-        task=Task.LATE_INTERACTION,
-        source=f"modules.json and {CONFIG}",
-        heads=(head,),
-        late=late,
-        prompts=prompts,
+        task=Task.LATE_INTERACTION, source=f"modules.json and {CONFIG}", heads=(head,), late=late, prompts=prompts
     )
 
 

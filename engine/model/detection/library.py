@@ -14,8 +14,7 @@ _OF_ALL = ("configuration_utils.py", "modeling_rope_utils.py", "generation/confi
 
 def classes() -> str:
     """The source file that lists the library's classes; "" if there is no transformers."""
-    folder = _folder()
-    return _text(folder / "models" / "auto" / "modeling_auto.py") if folder else ""
+    return _text_of("models/auto/modeling_auto.py")
 
 
 def architectures(classes: str) -> frozenset[str]:
@@ -56,32 +55,28 @@ def has_padding(model_type: str) -> bool:
 @functools.cache
 def activations() -> frozenset[str]:
     """The names of activations; empty if the source has another form."""
-    folder = _folder()
-    _, _, table = (_text(folder / "activations.py") if folder else "").partition("\nACT2CLS = {")
+    _, _, table = _text_of("activations.py").partition("\nACT2CLS = {")
     return frozenset(re.findall(r'^    "(\w+)":', table.partition("\n}")[0], re.MULTILINE))
 
 
 @functools.cache
 def keys_of_all() -> frozenset[str]:
     """The keys that every architecture reads, by the classes that all share, and some other words."""
-    folder = _folder()
-    texts = [_text(folder / name) for name in _OF_ALL] if folder else []
-    return frozenset(key for text in texts for keys in _KEYS_OF_ALL.findall(text) for key in keys if key)
+    return frozenset(key for name in _OF_ALL for keys in _KEYS_OF_ALL.findall(_text_of(name)) for key in keys if key)
 
 
 def _source(model_type: str) -> str:
     """The source of an architecture's configuration and modules; "" if it is not found."""
-    folder = _folder()
-    found = [file for file in _configurations(folder, model_type) if f'model_type = "{model_type}"' in _text(file)]
+    found = [file for file in _configurations(model_type) if f'model_type = "{model_type}"' in _text(file)]
     if not found:
         return ""
     model = found[0].with_name(found[0].name.replace("configuration_", "modeling_"))
     return f"{_text(found[0])}\n{_text(model)}"
 
 
-def _configurations(folder: Path | None, model_type: str) -> Iterator[Path]:
+def _configurations(model_type: str) -> Iterator[Path]:
     """Files that may have the architecture's configuration: gemma3_text is in gemma3's folder."""
-    name = model_type.replace("-", "_")
+    folder, name = _folder(), model_type.replace("-", "_")
     while folder and name:
         yield from sorted((folder / "models" / name).glob("configuration_*.py"))
         name = name.rpartition("_")[0]
@@ -91,6 +86,12 @@ def _folder() -> Path | None:
     spec = importlib.util.find_spec("transformers")
     places = spec.submodule_search_locations if spec else None
     return Path(places[0]) if places else None
+
+
+def _text_of(name: str) -> str:
+    """The text of a file of the library."""
+    folder = _folder()
+    return _text(folder / name) if folder else ""
 
 
 def _text(file: Path) -> str:

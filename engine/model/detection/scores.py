@@ -141,10 +141,8 @@ def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str,
 
 
 def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
-    """None or one head. wanted: the value of --task, None = auto.
-
-    Raises ModelError if it may be such a model and its template is not known.
-    """
+    """None or one head. wanted: the value of --task, None = auto. Raises ModelError if it may be such a model and its
+    template is not known."""
     if files.chain is Chain.ANSWER:
         yield _of_logit_score(files)
         return
@@ -170,10 +168,8 @@ def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
 
 
 def template_in(files: Files) -> PairTemplate | None:
-    """The prompt of a classifier with one label; None if pairs are put together as the tokenizer does it.
-
-    Raises ModelError if it may have one and nothing says which, or `embedline convert`'s note is wrong.
-    """
+    """The prompt of a classifier with one label; None if pairs are put together as the tokenizer does it. Raises
+    ModelError if it may have one and nothing says which, or `embedline convert`'s note is wrong."""
     if files.template:
         return None if files.template == NO_TEMPLATE else asked_for(files.template).template
     if noted := object_in(files.config, TEMPLATE_KEY):

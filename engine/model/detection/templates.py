@@ -133,8 +133,6 @@ FAMILIES = (
         ),
     ),
 )
-
-
 # Classifiers that score a pair as one text: class -> as on the card of nvidia/llama-nemotron-rerank-1b-v2
 OF_CLASSES = {
     "LlamaBidirectionalForSequenceClassification": PairTemplate(
@@ -180,14 +178,8 @@ def noted_template(noted: Json, where: str) -> PairTemplate:
 
 
 _MAX_BYTES = 1 << 16  # the front matter and the first heading are at the beginning
-
-
 _FRONT = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
-
-
 _KEY = re.compile(r"^([a-z_]+):[ \t]*(.*)$")
-
-
 _HEADING = re.compile(r"^#[ \t]+(.+)$", re.MULTILINE)
 
 

@@ -91,10 +91,8 @@ def check_trusted(config: Json, trusted: Collection[str], refused: Collection[st
 
 
 def translated(code: KnownCode, config: Json, trusted: Collection[str] = ()) -> Json:
-    """config.json as the architecture is to read it. trusted: keys that are passed over, which would be refused.
-
-    Raises ModelError with the key that would change rows.
-    """
+    """config.json as the architecture is to read it. trusted: keys that are passed over, which would be refused. Raises
+    ModelError with the key that would change rows."""
     refusals = dict(_refusals(code, config))
     check_trusted(config, trusted, refusals)
     for key, why in refusals.items():

@@ -1,6 +1,8 @@
 """Qwen2 with code of its own: gte-Qwen2, stella_en_1.5B, inf-retriever; KaLM-embedding v2.5, QZhou-Embedding; and
 Qwen2.5-Math's reward models."""
 
+from dataclasses import replace
+
 from engine.model.json_files import Json, object_in
 from engine.model.known_code.known_code import KnownCode
 from engine.types import ModelError
@@ -43,31 +45,22 @@ def _is_kalm(config: Json) -> bool:
     return config.get("is_causal") is False and object_in(config, "auto_map").get("AutoModel") == _KALM_CLASS
 
 
-def _both_ways(_: Json, config: Json) -> Json:
-    return {**config, "is_causal": False}
-
-
-QWEN2_KALM = KnownCode(
+QWEN2_KALM = replace(
+    QWEN2_EMBEDDING,
     source="config.json of KaLM-embedding-multilingual-mini-instruct-v2.5 as described in public, and arXiv 2506.20923",
-    model_types=frozenset(("qwen2",)),
     modules=frozenset(("modeling",)),
     chosen_by=_is_kalm,
-    architecture="qwen2",
     classes={"Qwen2Model": "Qwen2Model"},
-    same=_SIZES | {"is_causal"},
-    fixed={"use_sliding_window": (False,)},
-    without_effect=_WINDOW,
+    translate=None,
 )
-QWEN2_QZHOU = KnownCode(
+QWEN2_QZHOU = replace(
+    QWEN2_EMBEDDING,
     source="Kingsoft-LLM/QZhou-Embedding on GitHub, README.md and embedder.py",
-    model_types=frozenset(("qwen2",)),
     modules=frozenset(("modeling_qzhou",)),
-    architecture="qwen2",
     classes={"QZhouModel": "Qwen2Model"},
     same=_SIZES,
     fixed={"use_sliding_window": (False,), "is_causal": (False,)},
-    without_effect=_WINDOW,
-    translate=_both_ways,
+    translate=lambda _, config: {**config, "is_causal": False},
 )
 QWEN2_REWARD = KnownCode(
     source="Qwen/Qwen2.5-Math-RM-72B, modeling_qwen2_rm.py",

@@ -22,11 +22,7 @@ from engine.model.known_code.nvidia import LLAMA_BIDIREC, NV_EMBED
 from engine.model.known_code.qwen2 import QWEN2_EMBEDDING, QWEN2_KALM, QWEN2_QZHOU, QWEN2_REWARD
 
 _TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")  # not the layers' code
-
-
 _NAMES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-
-
 EUROBERT = KnownCode(
     source="huggingface/transformers, src/transformers/models/eurobert, converted from modeling_eurobert.py",
     model_types=frozenset(("eurobert",)),
@@ -44,8 +40,6 @@ EUROBERT = KnownCode(
     renamed={"clf_pooling": "classifier_pooling"},
     without_effect=frozenset(("hidden_dropout", "mask_token", "mask_token_id", "pad_token", "pretraining_tp")),
 )
-
-
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
     *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta"),
@@ -68,8 +62,6 @@ GRITLM = KnownCode(
     pools_text_alone=True,
     translate=_both_ways,
 )
-
-
 # The first that fits is taken.
 KNOWN = (
     *(NOMIC_MOE, NOMIC_BERT, NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED, JINA_BERT, JINA_BERT_QK, JINA_BERT_FLASH),

@@ -29,7 +29,6 @@ _WINDOW = 4096  # if config.json does not say
 _MAX_WINDOW_LAYERS = 28  # layers before the first with a window, if config.json does not say
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = frozenset(("full_attention", _SLIDING))
-_ALWAYS_WINDOWED = "mistral"
 _MLP_WITHOUT_BIAS = frozenset(("qwen2", "qwen3"))  # in transformers; the library follows config.json
 
 
@@ -56,18 +55,11 @@ def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
 
 def window_of(config: Json, model_type: str) -> int | None:
     """The tokens to which one attends at most, including itself, in any layer of transformers' class; None = no limit.
-
-    Raises ModelError for types of layers other than full and sliding.
-    """
-    if model_type == _ALWAYS_WINDOWED:
-        return _window_in(config)
-    if not model_type.startswith("qwen") or not (_has_sliding_layer(config) and config.get("use_sliding_window")):
-        return None
-    return _window_in(config)
-
-
-def _window_in(config: Json) -> int | None:
-    return number_in({"sliding_window": _WINDOW, **config}, "sliding_window")
+    Raises ModelError for types of layers other than full and sliding."""
+    is_qwen = model_type.startswith("qwen")
+    if model_type == "mistral" or (is_qwen and _has_sliding_layer(config) and config.get("use_sliding_window")):
+        return number_in({"sliding_window": _WINDOW, **config}, "sliding_window")
+    return None
 
 
 def _has_sliding_layer(config: Json) -> bool:
@@ -101,15 +93,10 @@ def _check_rope(config: Json, model_type: str) -> None:
     kind = str(rope.get("rope_type") or rope.get("type") or _PLAIN)
     if kind not in _ROPE_TYPES[model_type]:
         raise refusal(f"does not compute rope_type {kind[:40]!r} for {model_type} as transformers does")
-    missing = [name for name in _OF_LLAMA3 if _float_in({**rope, **config}, name) is None]
+    values = {**rope, **config}
+    missing = [name for name in _OF_LLAMA3 if type(values.get(name)) not in (int, float)]
     if kind == _LLAMA3 and missing:
         raise refusal(f"has another default for {missing[0]} of rope_type {_LLAMA3!r}, which config.json lacks")
-
-
-def _float_in(config: Json, name: str) -> float | None:
-    """The value, or None if it is missing or of another type."""
-    value = config.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 _COMPUTED = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
@@ -139,10 +126,8 @@ def check_bert_layers(config: Json) -> None:
 
 
 def padding_idx_of(config: Json, *, max_seqlen: int) -> int:
-    """RoBERTa's: positions are numbered from it + 1. max_seqlen: tokens of the longest sequence.
-
-    Raises ModelError if the layers or the positions would be others.
-    """
+    """RoBERTa's: positions are numbered from it + 1. max_seqlen: tokens of the longest sequence. Raises ModelError if
+    the layers or the positions would be others."""
     check_bert_layers(config)
     for name in _DECODING:
         if config.get(name):

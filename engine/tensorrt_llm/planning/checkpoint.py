@@ -20,6 +20,7 @@ from engine.model.json_files import Json, read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
+from engine.model.weights import PLAIN as PLAIN_DTYPES
 from engine.model.weights import StoredTensor, checkpoint_files, stored_tensors
 from engine.tensorrt_llm.planning.backbone import ROBERTA_PREFIX, backbone_names, weight_and_bias
 from engine.tensorrt_llm.planning.families import FAMILIES, refusal, unreadable
@@ -48,7 +49,6 @@ _PREFIX = "model."
 _LAYER = re.compile(r"(layers\.\d+)\.")
 _PASSED_OVER = "consolidated"  # in a file's name
 _E4M3, _BYTES = "F8_E4M3", "U8"
-_PLAIN_DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
 _BLOCK = 128  # rows and columns of a block of FP8
 _GROUP = 16  # numbers of NVFP4 that share a scale
 # N and K are multiples of it: blocks, since joined grids of scales must fit each other; what the kernels load at once
@@ -180,7 +180,7 @@ def _check_layers(tensors: Tensors, algorithm: Algorithm | None) -> None:
 def check_plain(tensors: Tensors, names: Iterable[str]) -> None:
     """Raises ModelError if one of these is missing or not stored in plain numbers."""
     for name in names:
-        if _required_tensor(tensors, name).dtype not in _PLAIN_DTYPES:
+        if _required_tensor(tensors, name).dtype not in PLAIN_DTYPES:
             raise unreadable(f"needs plain numbers in the tensor {name!r}, and it is stored as {tensors[name].dtype}")
 
 
@@ -188,7 +188,7 @@ def _check_joined(
     tensors: Tensors, modules: list[str], algorithm: Algorithm | None, excluded: ExcludedModules, joined: str
 ) -> None:
     weights = {f"{module}.weight" for module in modules}
-    plain = {name for name in weights if _required_tensor(tensors, name).dtype in _PLAIN_DTYPES}
+    plain = {name for name in weights if _required_tensor(tensors, name).dtype in PLAIN_DTYPES}
     names = [f"model.{each}" for each in (*modules, joined)]
     if plain and plain != weights:
         raise unreadable(f"joins {', '.join(sorted(weights))}, and only some of them are quantized")
@@ -263,7 +263,7 @@ def _weight(tensors: Tensors, module: str, algorithm: str) -> tuple[int, int]:
 
 
 def _scale(tensors: Tensors, name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    if _typed(tensors, name, _PLAIN_DTYPES).shape not in shapes:
+    if _typed(tensors, name, PLAIN_DTYPES).shape not in shapes:
         raise _wrong_shape(name, tensors[name], " or ".join(str(list(shape)) for shape in shapes))
 
 

@@ -57,12 +57,6 @@ _TEXT = "The quick brown fox"
 _SAMPLE_SEQLEN = 32  # tokens
 
 
-def check_config(folder: ModelFolder) -> None:
-    """Raises ModelError if the library would fail on config.json before it looks up the model class."""
-    if not folder.architectures:
-        raise refusal("looks for architectures in config.json, which lacks the entry")
-
-
 def head_of(folder: ModelFolder) -> PlannedHead:
     """The head of a model. Raises ModelError with one line if the engine can't serve it, or its rows would be wrong.
 

@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
-from dataclasses import dataclass
 
 from engine.types import ModelError
 
@@ -19,28 +18,24 @@ _INSTEAD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
-    """An installed tensorrt_llm."""
-
-    version: str  # "" if its files do not say
-
-
-def find() -> Package:
-    """The installed package. Raises ModelError if it is missing or too old.
+def find() -> str:
+    """The installed version, "" if its files do not say. Raises ModelError if there is none, or it is too old.
 
     Newer versions than we know are accepted; `check_features` decides when it is imported.
     """
     spec = importlib.util.find_spec(NAME)
     if spec is None or spec.origin is None:
         raise ModelError(f"the package {NAME} is not installed for this Python; {_INSTEAD}")
-    package = Package(_installed_version())
-    if is_too_old(package.version):
+    try:
+        version = importlib.metadata.version(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    if is_too_old(version):
         raise ModelError(
-            f"{NAME} {package.version} is too old: LLM.encode came to the 1.3.0 release candidates, and {_OLDEST} is "
+            f"{NAME} {version} is too old: LLM.encode came to the 1.3.0 release candidates, and {_OLDEST} is "
             f"the oldest that is served; {_INSTEAD}"
         )
-    return package
+    return version
 
 
 def is_too_old(version: str) -> bool:
@@ -49,27 +44,17 @@ def is_too_old(version: str) -> bool:
     return key is not None and oldest is not None and key < oldest
 
 
-def check_features(llm_class: type, args_class: type) -> None:
+def check_features(version: str, llm_class: type, args_class: type) -> None:
     """Raises ModelError if the package's LLM or its arguments' class lacks what encoding needs."""
-    encode = getattr(llm_class, "encode", None)
+    encode, feature = getattr(llm_class, "encode", None), ""
     if encode is None:
-        raise _lack("LLM.encode")
-    if "return_raw_logits" not in inspect.signature(encode).parameters:
-        raise _lack("return_raw_logits of LLM.encode")
-    if "encode_only" not in getattr(args_class, "model_fields", {}):
-        raise _lack(f"encode_only in {args_class.__name__}")
-
-
-def _lack(feature: str) -> ModelError:
-    version = _installed_version() or "of no known version"
-    return ModelError(f"{NAME} {version} has no {feature}, so it can't encode; {_INSTEAD}")
-
-
-def _installed_version() -> str:
-    try:
-        return importlib.metadata.version(NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+        feature = "LLM.encode"
+    elif "return_raw_logits" not in inspect.signature(encode).parameters:
+        feature = "return_raw_logits of LLM.encode"
+    elif "encode_only" not in getattr(args_class, "model_fields", {}):
+        feature = f"encode_only in {args_class.__name__}"
+    if feature:
+        raise ModelError(f"{NAME} {version or 'of no known version'} has no {feature}, so it can't encode; {_INSTEAD}")
 
 
 def _key(version: str) -> tuple[int, int, int, int, int] | None:

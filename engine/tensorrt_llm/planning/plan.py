@@ -5,19 +5,20 @@ A plan has the model class of TensorRT-LLM that computes the model: ours, or ups
 we need, as a cross-check and a fallback for operators.
 """
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.machine.cuda_driver import Gpu
-from engine.model.json_files import Json, read_object
+from engine.model.json_files import read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, Task
 from engine.tensorrt_llm.planning import backbone, checkpoint
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint, check_plain, tensors_in
 from engine.tensorrt_llm.planning.families import FAMILIES, Family, family_of, refusal
-from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead, check_config, head_of, pad_id_of
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead, head_of, pad_id_of
 from engine.tensorrt_llm.planning.quantization import BLOCKS
 from engine.types import ModelError, OutputKind
 
@@ -66,7 +67,8 @@ def plan(folder: ModelFolder, gpus: Iterable[Gpu], flags: ModelFlags) -> Compute
     """The plan. Raises ModelError with one line if the model can't be served on each of these GPUs."""
     if folder.is_translated:
         raise refusal("reads config.json as it is, and the file has words of the model's own code")
-    check_config(folder)
+    if not folder.architectures:  # the library would fail before it looks up the class that it is told
+        raise refusal("looks for architectures in config.json, which lacks the entry")
     model_class = stock(folder) if flags.is_stock else ours(folder)
     if model_class.takes_token_types and flags.records_graphs:
         raise ModelError(f"--tensorrt-llm-cuda-graphs is not for {model_class.architecture}, which has token types")
@@ -115,12 +117,6 @@ def _makes_copy(stored: Checkpoint, quantization: str) -> bool:
     return False
 
 
-_OUTPUTS = {
-    HeadKind.EMBED: OutputKind.POOLED,
-    HeadKind.SCORE: OutputKind.LOGITS,
-    HeadKind.ANSWER: OutputKind.LOGITS,
-}
-
 # A window is asked for by layers that attend to all, too; `fitness` has seen that no sequence is longer than it.
 _NO_WINDOW = {"mistral": {"sliding_window": None}}
 
@@ -132,7 +128,7 @@ def ours(folder: ModelFolder) -> ModelClass:
         architecture=family.architecture,
         family=family,
         config={**_NO_WINDOW.get(family.model_type, {}), CONFIG_KEY: head.to_config()},
-        output=_OUTPUTS[head.kind],
+        output=OutputKind.POOLED if head.kind is HeadKind.EMBED else OutputKind.LOGITS,
         num_outputs=head.num_outputs,
         pad_id=pad_id_of(folder),
         note=f"Embedline's class on {family.backbone}: {_described(head)}",
@@ -140,11 +136,7 @@ def ours(folder: ModelFolder) -> ModelClass:
 
 
 def _described(head: PlannedHead) -> str:
-    made = {
-        HeadKind.EMBED: "the row",
-        HeadKind.SCORE: "scores",
-        HeadKind.ANSWER: "yes less no",
-    }
+    made = {HeadKind.EMBED: "the row", HeadKind.SCORE: "scores", HeadKind.ANSWER: "yes less no"}
     mask = "each token sees those before it" if head.is_causal else "each token sees all"
     return f"{made[head.kind]} of the {head.pooling} pooling, {mask}"
 
@@ -156,7 +148,7 @@ _BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
 
 def stock(folder: ModelFolder) -> ModelClass:
     """Upstream's class for a model. Raises ModelError if it has none, or its rows would be wrong."""
-    if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
+    if folder.architecture == "bert" and folder.architectures[:1] == (_BERT,):
         return _bert(folder)
     if folder.architectures[:1] == (REWARD,):
         return _reward(folder)
@@ -169,12 +161,12 @@ def stock(folder: ModelFolder) -> ModelClass:
 
 
 def _bert(folder: ModelFolder) -> ModelClass:
-    _check_bert(folder)
+    scores = _scores_of_bert(folder)
     return ModelClass(
         architecture=_BERT,
         family=None,
         output=OutputKind.LOGITS,
-        num_outputs=_num_labels(folder),
+        num_outputs=len(scores.labels),
         takes_token_types=True,
         dtype="float16",
         note=f"upstream's {_BERT}, which computes in float16",
@@ -212,16 +204,8 @@ def _qwen3(folder: ModelFolder) -> ModelClass:
     )
 
 
-def _num_labels(folder: ModelFolder) -> int:
-    (labels,) = [head.labels for head in folder.heads if isinstance(head, SequenceScores)]
-    return len(labels)
-
-
-_BERT_TYPE = "bert"
-
-
-def _check_bert(folder: ModelFolder) -> None:
-    """Raises ModelError if upstream's BERT would differ from transformers', or a tensor is missing.
+def _scores_of_bert(folder: ModelFolder) -> SequenceScores:
+    """The head. Raises ModelError if upstream's BERT would differ from transformers', or a tensor is missing.
 
     It looks every tensor up by the name that transformers writes, computes exact GELU, adds position 0, 1, … and types,
     pools by the first token, and computes in float16 whatever dtype it is given. Upstream has no other BERT.
@@ -230,12 +214,9 @@ def _check_bert(folder: ModelFolder) -> None:
     backbone.check_bert_layers(config)
     if len(folder.heads) != 1 or not isinstance(folder.heads[0], SequenceScores):
         raise refusal(f"gives one row of scores by BERT, and the model is for {folder.task}")
-    check_plain(tensors_in(folder.path), _bert_names(config))
-
-
-def _bert_names(config: Json) -> Iterator[str]:
-    yield from backbone.backbone_names(config, "bert.")
-    yield from backbone.weight_and_bias("bert.pooler.dense", "classifier")
+    heads = backbone.weight_and_bias("bert.pooler.dense", "classifier")
+    check_plain(tensors_in(folder.path), itertools.chain(backbone.backbone_names(config, "bert."), heads))
+    return folder.heads[0]
 
 
 _DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}

@@ -6,8 +6,9 @@ without blocks in config.json. These are refused here, and so is what its versio
 engine.tensorrt_llm.planning.tensors compares what the files have with this.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,10 +38,8 @@ class Algorithm:
 
 
 def algorithm_of(folder: Path) -> Algorithm | None:
-    """None if the library takes the weights as plain ones, correctly.
-
-    Raises ModelError if they are quantized and the library would overlook it, refuse it or be wrong.
-    """
+    """None if the library takes the weights as plain ones, correctly. Raises ModelError if they are quantized and the
+    library would overlook it, refuse it or be wrong."""
     stored = quantization.describe(folder)
     config = read_optional(folder / "config.json")
     inline, beside = object_in(config, "quantization_config"), quantization.beside(folder)
@@ -103,7 +102,7 @@ def _compressed_tensors(config: Json) -> Algorithm:
     match weights.get("strategy"), inputs.get("strategy"):
         case "channel", "token":
             return Algorithm(ROWS, excluded)
-        case "block", "group" if inputs.get("group_size") == _BLOCK and _is_in_blocks(weights):
+        case "block", "group" if (inputs.get("group_size"), weights.get("block_structure")) == (_BLOCK, [_BLOCK] * 2):
             return Algorithm(BLOCKS, excluded)
         case "tensor_group", _:
             raise unreadable(
@@ -116,10 +115,6 @@ def _compressed_tensors(config: Json) -> Algorithm:
             )
 
 
-def _is_in_blocks(weights: Json) -> bool:
-    return weights.get("block_structure") == [_BLOCK, _BLOCK]
-
-
 def _names(config: Json, key: str) -> tuple[str, ...]:
     names = config.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -129,8 +124,9 @@ def _names(config: Json, key: str) -> tuple[str, ...]:
 
 _REGEX = "re:"
 _BELOW = ".*"
-# Turned into shell patterns, since one from a stranger's file may run for hours: what can be, and what it becomes.
-_PIECES = re.compile(r"(?P<any>\.\*)|(?P<one>\.)|\\(?P<escaped>[.\-_])|(?P<literal>[\w\-])")
+# The pieces of regular expressions that are turned into shell patterns, since one from a stranger's file may run for
+# hours: *, ?, an escaped character, and one that stands for itself.
+_PIECE = r"(\.\*)|(\.)|\\([.\-_])|([\w\-])"
 
 
 class ExcludedModules:
@@ -154,26 +150,16 @@ class ExcludedModules:
         """Whether any of these layers is plain in some version."""
         patterns = [*self._shell, *self._regex]
         patterns += [pattern.removesuffix(_BELOW) for pattern in patterns if pattern.endswith(_BELOW)]
-        return any(_matches(around, patterns) for module in modules for around in _enclosing_modules(module))
+        around = (itertools.accumulate(module.split("."), "{}.{}".format) for module in modules)
+        return any(_matches(name, patterns) for name in itertools.chain.from_iterable(around))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _enclosing_modules(module: str) -> Iterator[str]:
-    while module:
-        yield module
-        module = module.rpartition(".")[0]
-
-
 def _as_shell(pattern: str) -> str:
     expression = pattern.removeprefix(_REGEX).removeprefix("^").removesuffix("$")
-    made, place = "", 0
-    while place < len(expression):
-        piece = _PIECES.match(expression, place)
-        if piece is None:
-            raise unreadable("can't tell which modules a regular expression in the model's files leaves unquantized")
-        made += {"any": "*", "one": "?"}.get(piece.lastgroup or "", piece[0].removeprefix("\\"))
-        place = piece.end()
-    return made
+    if re.sub(_PIECE, "", expression):
+        raise unreadable("can't tell which modules a regular expression in the model's files leaves unquantized")
+    return re.sub(_PIECE, lambda piece: "*" if piece[1] else "?" if piece[2] else piece[3] or piece[4], expression)

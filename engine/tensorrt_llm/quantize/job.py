@@ -64,9 +64,10 @@ def quantize(folder: Path, out: Path, *, report: Report) -> Done:
         with _unfinished(copies.unfinished(out), planned.written[CONFIG]) as model, _one_thread():
             new_folder(out)  # another process may have made it since
             errors = _write_files(planned, model, report)
-            _sync(model)
+            for path in (*model.rglob("*"), model):  # so that a folder with its final name is whole after a power cut
+                _sync(path)
             model.rename(out)
-            _sync_one(out.parent)
+            _sync(out.parent)
     except OSError as error:
         raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
     return Done(
@@ -154,13 +155,8 @@ def _write_files(planned: QuantizePlan, target: Path, report: Report) -> dict[st
     return errors
 
 
-def _sync(folder: Path) -> None:
-    """Wait until all of it is on the disk, so that a folder with its final name is whole after a power cut too."""
-    for path in (*folder.rglob("*"), folder):
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Wait until it is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -178,38 +174,33 @@ def _by_layer(name: str) -> list[tuple[int, str]]:
 
 def write_shard(source: Path, target: Path, layout: Layout, *, advance: Callable[[int], None]) -> dict[str, float]:
     """Make the new file; the relative RMS of what each quantized tensor lost. `advance` gets the bytes of the old file
-    as they are done.
-
-    Raises OSError, and ModelError where the old file is cut short or a weight is not finite.
-    """
+    as they are done. Raises OSError, and ModelError where the old file is cut short or a weight is not finite."""
+    errors = {}
     with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
-        return _Shard(target.name, old.fileno(), new.fileno(), layout).write(advance)
+        shard = _Shard(target.name, old.fileno(), new.fileno())
+        os.ftruncate(new.fileno(), layout.header.num_bytes)
+        _write(new.fileno(), layout.header.content, 0)
+        for piece in layout.pieces:
+            if piece.scales_begin is None:
+                shard.copy(piece, advance)
+            else:
+                errors[piece.name] = shard.quantize(piece, piece.scales_begin, advance)
+    return errors
 
 
 class _Shard:
     """Both files, open."""
 
-    def __init__(self, name: str, old: int, new: int, layout: Layout) -> None:
-        self._name, self._old, self._new, self._layout = name, old, new, layout
+    def __init__(self, name: str, old: int, new: int) -> None:
+        self._name, self._old, self._new = name, old, new
 
-    def write(self, advance: Callable[[int], None]) -> dict[str, float]:
-        os.ftruncate(self._new, self._layout.header.num_bytes)
-        _write(self._new, self._layout.header.content, 0)
-        errors = {}
-        for piece in self._layout.pieces:
-            if piece.scales_begin is None:
-                self._copy(piece, advance)
-            else:
-                errors[piece.name] = self._quantize(piece, piece.scales_begin, advance)
-        return errors
-
-    def _copy(self, piece: PlannedTensor, advance: Callable[[int], None]) -> None:
+    def copy(self, piece: PlannedTensor, advance: Callable[[int], None]) -> None:
         for begin in range(0, piece.source.num_bytes, _COPIED_BYTES):
             content = self._read(piece, begin, min(_COPIED_BYTES, piece.source.num_bytes - begin))
             _write(self._new, content, piece.begin + begin)
             advance(len(content))
 
-    def _quantize(self, piece: PlannedTensor, scales_begin: int, advance: Callable[[int], None]) -> float:
+    def quantize(self, piece: PlannedTensor, scales_begin: int, advance: Callable[[int], None]) -> float:
         """The relative RMS error."""
         num_rows, num_columns = piece.source.shape
         rows_a_strip = max(_STRIP_NUMBERS // num_columns // BLOCK, 1) * BLOCK

@@ -138,14 +138,6 @@ class Layout:
     pieces: tuple[PlannedTensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _New:
-    """A tensor that the old file does not have."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 def scale_name(weight: str) -> str:
     """The name of the scales that multiply this weight; "inv" is the format's word."""
     return f"{weight}_scale_inv"
@@ -168,8 +160,8 @@ def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[st
             yield name, place
             continue
         num_rows, num_columns = place.shape
-        yield name, _New(torch.float8_e4m3fn, place.shape)
-        yield scale_name(name), _New(torch.float32, (num_rows // BLOCK, num_columns // BLOCK))
+        yield name, torch.empty(place.shape, dtype=torch.float8_e4m3fn, device="meta")
+        yield scale_name(name), torch.empty(num_rows // BLOCK, num_columns // BLOCK, device="meta")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ which fields contradict each other, and what `on_error` forgives.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args, get_origin
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -95,6 +97,32 @@ def _with_default(field: Any) -> Any:
 
 class Fields(msgspec.Struct, metaclass=_Merging, kw_only=True):
     """A group of fields, or a body of several groups."""
+
+
+@cache
+def forms_of(body: type[msgspec.Struct], choices: tuple[tuple[str, ...], ...]) -> tuple[type[msgspec.Struct], ...]:
+    """For each choice of fields a form of the body that must have them, and that lacks the fields of the others."""
+    chosen = {name for names in choices for name in names}
+    return tuple(_form(body, names, without=chosen.difference(names)) for names in choices)
+
+
+def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Collection[str]) -> type[msgspec.Struct]:
+    own = [field for field in msgspec.structs.fields(body) if field.name not in without]
+    words = "".join(field.encode_name.title().replace("_", "") for field in own if field.name in required)
+    fields = [
+        (field.name, _without_null(field.type), msgspec.field(name=field.encode_name))
+        if field.name in required
+        else (field.name, field.type, _with_default(field))
+        for field in own
+    ]
+    more: Any = {"kw_only": True, "module": body.__module__, "namespace": {"__doc__": body.__doc__}}
+    return msgspec.defstruct(f"{body.__name__}Of{words}", fields, **more)
+
+
+def _without_null(kind: Any) -> Any:
+    if get_origin(kind) not in (UnionType, Union):
+        return kind
+    return Union[tuple(part for part in get_args(kind) if part is not NoneType)]  # noqa: UP007  # there may be one
 
 
 def names_of(*groups: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -55,16 +55,9 @@ class VllmRequestFields(ModelField, UserField, kw_only=True):
     ] = None
 
 
-class KeepAliveField(Fields, kw_only=True):
-    """How long a model stays loaded."""
-
-    keep_alive: Annotated[str | float | None, passed_over("without effect: models stay loaded", by="Ollama")] = None
-
-
 RAW_SCORES = "raw_scores"
 _Raw = option("whether scores are as the model computes them", by="TEI, Infinity", neutral=(False,))
 _TopK = option("only so many of the best", by="Voyage, Mixedbread, Hugging Face", least=0)
-_Instruction = option("what a reranker is told to do", by="vLLM")
 
 
 class RawScoresField(Fields, kw_only=True):
@@ -99,16 +92,14 @@ class TopKField(Fields, kw_only=True):
 class InstructionField(Fields, kw_only=True):
     """What a reranker is told to do."""
 
-    instruction: Annotated[str | None, _Instruction] = None
+    instruction: Annotated[str | None, option("what a reranker is told to do", by="vLLM")] = None
 
 
-class _ScoreFields(ScoreFormField, kw_only=True):
-    instruction: Annotated[str | None, _Instruction] = None
+class _InstructionFields(InstructionField, kw_only=True):
     instruct: Annotated[str | None, option("what a reranker is told to do", by="SGLang")] = None
-    raw_scores: Annotated[bool | None, _Raw] = None
 
 
-class RankFields(_ScoreFields, ActivationField, kw_only=True):
+class RankFields(ScoreFormField, ActivationField, RawScoresField, _InstructionFields, kw_only=True):
     """How scores are computed and written, and how many of the best are wanted, by the names of all dialects."""
 
     top_k: Annotated[int | None, _TopK] = None

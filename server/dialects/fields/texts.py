@@ -6,6 +6,7 @@ one of Cohere's words NONE, START and END. `long_text` and `late_chunking` embed
 cutting it.
 """
 
+from functools import partial
 from typing import Annotated, TypedDict, TypeVar
 
 from engine.types import OutputKind
@@ -23,12 +24,14 @@ _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RI
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
 _CHUNKINGS = {"truncate": Chunking.NONE, "chunk_average": Chunking.WINDOWS}
 LATE_CHUNKING = "late_chunking"
+TRUNCATION = "truncation"
 _Truncate = option(
     "whether long texts are cut or refused, or at which end they are cut",
     by="TEI, Cohere, Jina, Ollama",
     neutral=(False, "NONE"),
     words=tuple(_ENDS),
 )
+_side = partial(option, "the end at which long texts are cut", words=tuple(_DIRECTIONS))
 
 
 class TruncateField(Fields, kw_only=True):
@@ -41,10 +44,7 @@ class TeisTruncationFields(Fields, kw_only=True):
     """The fields that say what happens to texts that are too long, by TEI's names."""
 
     truncate: Annotated[bool | str | None, _Truncate] = None  # None = as --auto-truncate says
-    truncation_direction: Annotated[
-        str | None,
-        option("the end at which long texts are cut", by="TEI", neutral=("right", "Right"), words=tuple(_DIRECTIONS)),
-    ] = None
+    truncation_direction: Annotated[str | None, _side(by="TEI", neutral=("right", "Right"))] = None
 
 
 class TruncationFields(TeisTruncationFields, kw_only=True):
@@ -53,10 +53,7 @@ class TruncationFields(TeisTruncationFields, kw_only=True):
     truncation: Annotated[
         bool | None, option("whether long texts are cut or refused", by="Voyage", neutral=(False,))
     ] = None
-    truncation_side: Annotated[
-        str | None,
-        option("the end at which long texts are cut", by="vLLM", neutral=("right",), words=tuple(_DIRECTIONS)),
-    ] = None
+    truncation_side: Annotated[str | None, _side(by="vLLM", neutral=("right",))] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         option(
@@ -145,8 +142,7 @@ class LongTextField(Fields, kw_only=True):
     """Whether a long text is embedded in chunks."""
 
     long_text: Annotated[
-        str | None,
-        option("long texts in chunks", by="ours", neutral=("truncate",), words=tuple(_CHUNKINGS)),
+        str | None, option("long texts in chunks", by="ours", neutral=("truncate",), words=tuple(_CHUNKINGS))
     ] = None
 
 
@@ -234,9 +230,7 @@ class PromptFields(TruncationFields, kw_only=True):
     prompt: Annotated[
         str | None,
         option(
-            "a text before each text",
-            by="Mixedbread",
-            of_model=lambda model: {"maxLength": _max_prompt_chars(model)},
+            "a text before each text", by="Mixedbread", of_model=lambda model: {"maxLength": _max_prompt_chars(model)}
         ),
     ] = None
 

@@ -1,5 +1,5 @@
-"""Texts or token ids, as OpenAI's `input` and TEI's `inputs` give them, and texts in lists of lists, as TEI's
-/predict and Baseten's /predict_tokens have them.
+"""The items of a request: texts or token ids, as OpenAI's `input` and TEI's `inputs` give them, and texts in lists of
+lists, as TEI's /predict and Baseten's /predict_tokens have them.
 
 A list may mix texts and lists of ids, as with TEI, and texts may be objects with a `text`, as with Jina. Items are
 counted before the value is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte. Of lists
@@ -10,10 +10,9 @@ body has either `input` or `messages`, so a route that takes both has a type for
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from itertools import count
+from collections.abc import Collection, Sequence
 from types import new_class
-from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,6 +21,7 @@ from server.dialects.fields.field import SEND_TEXTS, item_field, passed_over
 from server.dialects.fields.texts import ChatSpecialTokensField
 from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, LosslessDecoder, is_given, parse
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.work import Item
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.tasks import Chat
 
@@ -87,15 +87,23 @@ _ONES = msgspec.json.Decoder(list[Annotated[list[str], msgspec.Meta(min_length=1
 _ONES_OR_PAIRS = msgspec.json.Decoder(list[Annotated[list[str], msgspec.Meta(min_length=1, max_length=2)]])
 
 
-class Inputs(msgspec.Struct, frozen=True):
-    """Texts, or lists of token ids; where both are given, each item has one of the two, and the other is empty."""
-
-    texts: Sequence[str] | None = None
-    token_ids: Sequence[Sequence[int]] | None = None
-    is_single: bool = False
+_Item = TypeVar("_Item", bound=Item, covariant=True)
 
 
-def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
+class Inputs(msgspec.Struct, Generic[_Item], frozen=True):
+    """The items of a request, and the field that has them."""
+
+    items: Sequence[_Item]
+    field: str
+    is_single: bool = False  # one item, not a list
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether there are token ids among the items."""
+        return list in map(type, self.items)
+
+
+def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs[Item]:
     """The first characters show what it is. `may_be_empty` is about single texts.
 
     Raises InvalidRequest, EmptyInput and MalformedBody.
@@ -103,7 +111,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty:
     raw = bytes(value)
     if raw.startswith(b'"'):
         texts = [parse(_TEXT, raw, field)]
-        return Inputs(texts=texts if may_be_empty else _check_texts(texts, field), is_single=True)
+        return Inputs(texts if may_be_empty else _check_texts(texts, field), field, is_single=True)
     first = _FIRST_ITEM.match(raw)
     if first is None:
         raise InvalidRequest(f"{field} must be a text, or a list of texts, token ids or lists of ids", param=field)
@@ -120,37 +128,36 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty:
             except InvalidRequest:
                 return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
             check_num_items(len(texts), field, max_items=max_items)
-            return Inputs(texts=texts if may_be_empty else _check_texts(texts, field + "[{}]"))
+            return Inputs(texts if may_be_empty else _check_texts(texts, field + "[{}]"), field)
         case b"{":
             return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
         case b"[" if b'"' in raw:
             return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
         case b"[":
             check_num_items(raw.count(b"[") - 1, field, max_items=max_items)
-            _check_num_ids(raw, field)
-            return Inputs(token_ids=parse(_ID_LISTS, raw, field))
+            check_num_ids(raw.count(b",") + 1, field)
+            return Inputs(parse(_ID_LISTS, raw, field), field)
         case digit if digit in b"-0123456789":
-            _check_num_ids(raw, field)
-            ids = parse(_IDS, raw, field)
-            return Inputs(token_ids=[ids], is_single=True)
+            check_num_ids(raw.count(b",") + 1, field)
+            return Inputs([parse(_IDS, raw, field)], field, is_single=True)
         case _:
             raise InvalidRequest(f"{field}[0] must be a text, a token id or a list of ids", param=f"{field}[0]")
 
 
-def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -> Inputs:
-    """A list that has more than one kind of items, or objects."""
-    _check_num_ids(beside_texts(raw, field, max_items=max_items), field)
-    items = parse(_MIXED, raw, field)
-    check_num_items(len(items), field, max_items=max_items)
-    texts = [
-        text_of(item, place) if isinstance(item, _Object) else "" if isinstance(item, list) else item
-        for item, place in zip(items, _places(field), strict=False)
+def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -> Inputs[Item]:
+    """A list that has more than one kind of items, or objects. An item of none is an empty text."""
+    check_num_ids(beside_texts(raw, field, max_items=max_items).count(b",") + 1, field)
+    given = parse(_MIXED, raw, field)
+    check_num_items(len(given), field, max_items=max_items)
+    places = [f"{field}[{index}]" for index in range(len(given))]
+    items = [
+        text_of(item, place) if isinstance(item, _Object) else item or ""
+        for item, place in zip(given, places, strict=True)
     ]
-    ids = [item if isinstance(item, list) else [] for item in items]
-    for text, ids_, place in zip(texts, ids, _places(field), strict=False):
-        if not (text or ids_ or may_be_empty):
+    for item, place in zip(items, places, strict=True):
+        if not (item or may_be_empty):
             raise EmptyInput(f"{place} must not be empty", param=place)
-    return Inputs(texts if any(texts) or not any(ids) else None, ids if any(ids) else None)
+    return Inputs(items, field)
 
 
 def beside_texts(raw: bytes, field: str, *, max_items: int) -> bytes:
@@ -160,10 +167,6 @@ def beside_texts(raw: bytes, field: str, *, max_items: int) -> bytes:
     rest = b"".join(unescaped.split(b'"')[::2])
     check_num_items((rest.count(b"[") + rest.count(b"{")) // _MARKS_AN_ITEM, field, max_items=max_items)
     return rest
-
-
-def _places(field: str) -> Iterator[str]:
-    return (f"{field}[{index}]" for index in count())
 
 
 def text_of(item: TextObject, place: str) -> str:
@@ -177,20 +180,20 @@ def text_of(item: TextObject, place: str) -> str:
     return item.text
 
 
-def read_texts(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
+def read_texts(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs[str]:
     """Reads what read_inputs does, and refuses token ids."""
     given = read_inputs(value, field, max_items=max_items, may_be_empty=may_be_empty)
-    if given.texts is None or given.token_ids is not None:
+    if given.has_ids:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)
-    return given
+    return cast(Inputs[str], given)
 
 
-def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
+def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs[list[int]]:
     """Reads token ids where no texts are allowed."""
     given = read_inputs(value, field, max_items=max_items)
-    if given.token_ids is None or given.texts is not None:
+    if str in map(type, given.items):
         raise InvalidRequest(f"{field} must be a list of token ids, or a list of such lists", param=field)
-    return given
+    return cast(Inputs[list[int]], given)
 
 
 def num_strings(raw: bytes) -> int:
@@ -220,10 +223,6 @@ def check_num_ids(num_ids: int, field: str) -> None:
         raise InvalidRequest(f"{field} has more than {_MAX_IDS} token ids", param=field)
 
 
-def _check_num_ids(raw: bytes, field: str) -> None:
-    check_num_ids(raw.count(b",") + 1, field)
-
-
 def _check_texts(texts: list[str], name: str) -> list[str]:
     if not all(texts):
         param = name.format(texts.index(""))
@@ -234,7 +233,7 @@ def _check_texts(texts: list[str], name: str) -> list[str]:
 class TextLists(msgspec.Struct, frozen=True):
     """Texts, or pairs of them."""
 
-    texts: Sequence[str]
+    items: Sequence[str]
     pair_texts: Sequence[str] = ()  # as many second texts; () = no pairs
     alone: frozenset[int] = frozenset()  # indices of the texts without a partner, if others have one
     is_single: bool = False  # one text or one pair, not a list of them
@@ -333,14 +332,6 @@ class ChatFields(ChatSpecialTokensField, kw_only=True):
     ] = None
 
 
-class Chats(msgspec.Struct, frozen=True):
-    """Conversations in JSON, as tokenizer_pool.tasks has them, and how the template is used."""
-
-    conversations: Sequence[str]
-    chat: Chat
-    is_single: bool
-
-
 class _Part(msgspec.Struct):
     type: str
     text: str | None = None
@@ -387,7 +378,7 @@ class TextOrChatReader(Generic[_Body]):
         return cast(_Body, chat), chat
 
 
-def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False) -> Chats:
+def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False) -> Inputs[Chat]:
     """Reads chats; `opens_answer` is what add_generation_prompt is where it is not given. Raises EmptyInput and
     InvalidRequest."""
     opens = opens_answer if fields.add_generation_prompt is None else fields.add_generation_prompt
@@ -403,50 +394,25 @@ def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False
     is_single = _BATCH.match(raw) is None
     chats = [parse(_MESSAGES, raw, "messages")] if is_single else parse(_BATCHES, raw, "messages")
     check_num_items(len(chats), "messages", max_items=max_items)
-    conversations = [
+    conversations = (
         _conversation(chat, "messages" if is_single else f"messages[{at}]") for at, chat in enumerate(chats)
-    ]
-    return Chats(conversations, Chat(opens and not continues, continues), is_single)
-
-
-class Items(TypedDict):
-    """The fields of a Work that say of what it is."""
-
-    texts: Sequence[str] | None
-    token_ids: Sequence[Sequence[int]] | None
-    chat: Chat | None
-    add_special_tokens: bool
-    field: str
-    is_single: bool
+    )
+    items = [Chat(each, opens and not continues, continues) for each in conversations]
+    return Inputs(items, "messages", is_single)
 
 
 class _InputFields(Protocol):
     input: msgspec.Raw
-    add_special_tokens: bool
 
 
-def read_items(fields: _InputFields, chat: ChatFields | None, *, max_items: int, may_be_empty: bool = False) -> Items:
+def read_items(
+    fields: _InputFields, chat: ChatFields | None, *, max_items: int, may_be_empty: bool = False
+) -> Inputs[Item]:
     """The chats of a body that has them, else its texts or token ids. Raises InvalidRequest, EmptyInput and
     MalformedBody."""
     if chat is not None:
-        chats = read_chats(chat, max_items=max_items)
-        return {
-            "texts": chats.conversations,
-            "token_ids": None,
-            "chat": chats.chat,
-            "add_special_tokens": chat.add_special_tokens,
-            "field": "messages",
-            "is_single": chats.is_single,
-        }
-    given = read_inputs(fields.input, "input", max_items=max_items, may_be_empty=may_be_empty)
-    return {
-        "texts": given.texts,
-        "token_ids": given.token_ids,
-        "chat": None,
-        "add_special_tokens": fields.add_special_tokens,
-        "field": "input",
-        "is_single": given.is_single,
-    }
+        return read_chats(chat, max_items=max_items)
+    return read_inputs(fields.input, "input", max_items=max_items, may_be_empty=may_be_empty)
 
 
 def _conversation(messages: list[_Message], name: str) -> str:

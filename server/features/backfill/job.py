@@ -17,7 +17,7 @@ from embedline.client.preference import CancellationToken
 from server.features.backfill import parts
 from server.features.backfill.errors import BackfillError, RefusedJob
 from server.features.backfill.locations import lies_in
-from server.features.backfill.output import Files, Folder, begin_manifest, files_at, read_manifest
+from server.features.backfill.output import Folder, begin_manifest, files_at, read_manifest
 from server.features.backfill.plan import Plan
 from server.features.backfill.servers import Served, Servers, told
 from server.features.backfill.sinks import Sink, check_ids, opened, persistent
@@ -25,8 +25,6 @@ from server.features.backfill.source import Source
 from server.features.backfill.work import Progress, Writer, check_whole, work
 
 _PLACES = 4
-_ROWS_OF_A_PLACE = 256
-_MAX_SHARD_ROWS = 50_000
 _SHARD_BYTES = 64 << 20  # of vectors: a process holds a few shards
 
 
@@ -56,11 +54,14 @@ class Job:
 
     def __init__(self, options: Options) -> None:
         """Raises RefusedJob."""
-        _refuse_out_inside_in(options)
+        if lies_in(options.out, options.location):  # its parts would be rows of the next job, and of this one later
+            raise RefusedJob("OUT lies in IN, where its files would be taken for inputs: choose a folder elsewhere")
         self._options = options
         self._sink: Sink | None = None
-        self._files = None if options.dry_run else _claimed(options)
+        self._files = None if options.dry_run else files_at(options.out)
         try:
+            if self._files is not None:
+                self._files.claim("{}-of-{}".format(*options.worker))
             self._prepare()
         except BaseException:
             self.close()
@@ -114,18 +115,11 @@ class Job:
         """Write these shards. Raises BackfillError; what is written then stays."""
         assert self._files is not None
         put = persistent(self._sink, token) if self._sink is not None else None
-        work(
-            self._source,
-            plan,
-            shards,
-            servers,
-            Writer(self._files, plan, self._source, servers, progress, put),
-            progress,
-        )
+        writer = Writer(self._files, plan, self._source, servers, progress, put)
+        work(self._source, plan, shards, servers, writer, progress)
 
     def finish(self, plan: Plan, compute: Callable[[Sequence[int], Progress], None]) -> int:
-        """Compute this worker's shards that are not there yet, check them all, and return the exit code. Raises
-        BackfillError."""
+        """Compute this worker's shards that are missing, check them all; the exit code. Raises BackfillError."""
         assert self._files is not None
         files, mine = self._files, plan.shards_of(*self._options.worker)
         # of an earlier run, perhaps long ago; an object store has sums of its own
@@ -148,11 +142,6 @@ class Job:
         progress.end("done", job=plan.job, parts=plan.num_shards, parts_done=len(whole))
         return 0 if num_failed <= self._options.max_errors else 1
 
-    def done(self, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
-        """The shards of these that are written."""
-        assert self._files is not None
-        return parts.done(self._files, plan, shards)
-
     def _plan(self, served: Served) -> Plan:
         options = self._options
         row_bytes = served.dimensions * (2 if options.dtype == "float16" else 4)
@@ -168,22 +157,8 @@ class Job:
             dtype=options.dtype,
             format=options.format,
             sink=self._sink.where if self._sink is not None else "",
-            shard_rows=options.shard_rows or max(1, min(_MAX_SHARD_ROWS, _SHARD_BYTES // row_bytes)),
+            shard_rows=options.shard_rows or max(1, min(50_000, _SHARD_BYTES // row_bytes)),
         )
-
-
-def _refuse_out_inside_in(options: Options) -> None:
-    """Refuse an OUT inside of IN: its parts would be rows of the next job, and of this one when it goes on. Raises
-    RefusedJob."""
-    if lies_in(options.out, options.location):
-        raise RefusedJob("OUT lies in IN, where its files would be taken for inputs: choose a folder elsewhere")
-
-
-def _claimed(options: Options) -> Files:
-    """The files of OUT, claimed for this worker. Raises RefusedJob."""
-    files = files_at(options.out)
-    files.claim("{}-of-{}".format(*options.worker))
-    return files
 
 
 def _check_count(sink: Sink, least: int) -> None:
@@ -244,7 +219,7 @@ def _sample(source: Source) -> tuple[list[str], int]:
     num_bad = 0
     starts = {place * source.num_rows // _PLACES for place in range(_PLACES)} if source.num_rows else set()
     for start, stop in zip(sorted(starts), [*sorted(starts)[1:], source.num_rows], strict=True):
-        left = min(_ROWS_OF_A_PLACE, stop - start)
+        left = min(256, stop - start)
         for rows in source.read(start):
             found = [text for text in rows.cut(0, left).texts if isinstance(text, str)]
             texts += found

@@ -16,7 +16,6 @@ import pyarrow.fs as pafs
 from server.features.backfill.errors import RefusedJob
 from wire.placeholder import placeholder
 
-_LOCAL = ("file", "local")
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 KINDS = {
@@ -28,9 +27,6 @@ KINDS = {
     ".ndjson": "jsonl",
     ".csv": "csv",
 }
-_COMPRESSED = (".gz", ".zst", ".bz2")
-_OF_DVC = ".dvc"
-_ARROWS_OWN = ("s3", "gs", "gcs")
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "created")  # as file systems name it
 
 
@@ -39,7 +35,7 @@ def local_path(location: str) -> Path | None:
     scheme, separator, path = location.partition("://")
     if not separator:
         return Path(location)
-    return Path(path) if scheme in _LOCAL else None
+    return Path(path) if scheme in ("file", "local") else None
 
 
 def check_no_secrets(location: str, name: str) -> None:
@@ -69,7 +65,7 @@ def opened(location: str) -> tuple[Any, str]:
     local = local_path(location)
     if local is not None:
         return pafs.LocalFileSystem(), str(local.absolute())
-    if urlsplit(location).scheme in _ARROWS_OWN:
+    if urlsplit(location).scheme in ("s3", "gs", "gcs"):
         filesystem, path = pafs.FileSystem.from_uri(location)
         return filesystem, path
     filesystem, path = fsspec.core.url_to_fs(location)
@@ -103,7 +99,7 @@ def files(filesystem: Any, path: str) -> list[str]:
 def kind(path: str) -> str | None:
     """The kind that the file's name says; None where it is no data."""
     name = path.lower()
-    ending = next((ending for ending in _COMPRESSED if name.endswith(ending)), "")
+    ending = next((ending for ending in (".gz", ".zst", ".bz2") if name.endswith(ending)), "")
     found = KINDS.get(os.path.splitext(name.removesuffix(ending))[1])
     return None if ending and found in ("parquet", "arrow") else found
 
@@ -122,7 +118,7 @@ def state(filesystem: Any, path: str) -> tuple[int, str]:
 def _check_are_here(names: Iterable[str]) -> None:
     """Raises RefusedJob where one is a placeholder of Git LFS, git-annex or DVC, in its place or beside it."""
     for name in names:
-        file = name.removesuffix(_OF_DVC)
+        file = name.removesuffix(".dvc")
         is_folder = file != name and not Path(file).suffix
         if (kind(file) or is_folder) and (found := placeholder(Path(file))):
             raise RefusedJob(found)

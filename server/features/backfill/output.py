@@ -24,7 +24,6 @@ from server.features.backfill.plan import Plan
 from wire.files import lock, sync_folder
 
 MANIFEST = "manifest.json"
-_LOCK = ".lock"
 _UNFINISHED = ".tmp"
 _NOT_ONE = re.compile(r":{2}|[?]")  # a chain of fsspec's, or a query
 
@@ -87,21 +86,17 @@ class Folder:
             others = [name for name in os.listdir(self._path) if not name.startswith(".")]
             if others and MANIFEST not in others and not all(name.endswith(_UNFINISHED) for name in others):
                 raise RefusedJob("OUT has files and no manifest of a job: take a new folder")
-            self.close = self._locked(self._path / f"{_LOCK}-{worker}")
+            file = self._path / f".lock-{worker}"
+            try:
+                self.close = weakref.finalize(self, _let_go, file, lock(file, mode=0o666))
+            except FileNotFoundError:
+                raise BlockingIOError from None  # a process that just ended has removed it
             for left in self._path.glob(f"*.{worker}{_UNFINISHED}"):
                 left.unlink()
         except BlockingIOError:
             raise RefusedJob("OUT is being written by another process, as the same worker") from None
         except OSError as error:
             raise RefusedJob(f"OUT can't be written to: {error.strerror}") from None
-
-    def _locked(self, path: Path) -> Callable[[], object]:
-        """Make the file and lock it; what lets go and removes it. Raises BlockingIOError where another process has it,
-        and OSError."""
-        try:
-            return weakref.finalize(self, _let_go, path, lock(path, mode=0o666))
-        except FileNotFoundError:
-            raise BlockingIOError from None  # a process that just ended has removed it
 
     def names(self) -> set[str]:
         try:
@@ -270,7 +265,8 @@ def begin_manifest(files: Files, job: Plan) -> None:
         if found is not None:
             break
         try:
-            _write_manifest(files, job, only_new=only_new)
+            with files.new_file(MANIFEST, only_new=only_new) as stream:
+                stream.write(job.as_json().encode())
         except BackfillError:
             if not only_new:
                 raise
@@ -288,8 +284,3 @@ def check_manifest(files: Files, job: Plan) -> None:
         raise BackfillError(str(error)) from None
     if found is None or found.job != job.job:
         raise BackfillError("another job has begun in OUT meanwhile")
-
-
-def _write_manifest(files: Files, job: Plan, *, only_new: bool) -> None:
-    with files.new_file(MANIFEST, only_new=only_new) as stream:
-        stream.write(job.as_json().encode())

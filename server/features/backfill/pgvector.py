@@ -21,6 +21,7 @@ from server.features.backfill.parts import Content
 from server.features.backfill.plan import Plan
 
 _STAGED = sql.Identifier("embedline_staged")
+_COPY = sql.SQL("COPY {} (id, embedding) FROM STDIN (FORMAT BINARY)").format(_STAGED)
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod)
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
@@ -55,8 +56,7 @@ class Table:
 
     @classmethod
     def opened(cls, cursor: _Cursor, name: str, plan: Plan, *, may_create: bool) -> "Table":
-        """Opens the table, which is made where it is not there. Raises RefusedJob where it is not as the plan needs it,
-        and psycopg.Error."""
+        """Opens the table, or makes it. Raises RefusedJob where it is not as the plan needs it, and psycopg.Error."""
         kind = "halfvec" if plan.dtype == "float16" else "vector"
         schema = _schema_of_pgvector(cursor, kind)
         vector_type = sql.SQL("{}({})").format(sql.Identifier(schema, kind), sql.Literal(plan.dimensions))
@@ -80,7 +80,6 @@ class Table:
         return table
 
     def _columns(self, cursor: _Cursor) -> dict[str, str]:
-        """Names and types; none where there is no such table."""
         cursor.execute(_COLUMNS, [self.name.as_string(cursor)])
         return dict(cursor.fetchall())
 
@@ -92,14 +91,8 @@ class Table:
             )
         )
 
-    @property
-    def copy_statement(self) -> sql.Composed:
-        """The statement that copies rows into the staged table."""
-        return sql.SQL("COPY {} (id, embedding) FROM STDIN (FORMAT BINARY)").format(_STAGED)
-
     def upsert(self, cursor: _Cursor) -> int:
-        """Moves what is staged into the table, in the order of the ids, so that two jobs never wait for each other; how
-        many rows."""
+        """Moves what is staged into the table, by ids, so that two jobs never wait for each other; how many rows."""
         cursor.execute(
             sql.SQL(
                 "INSERT INTO {} (id, embedding) SELECT id, embedding FROM {} ORDER BY id "
@@ -176,7 +169,7 @@ class PgvectorSink:
                 self._connection = self._connected()
             with self._transaction() as cursor:
                 self._table.stage(cursor)
-                with cursor.copy(self._table.copy_statement) as copy:
+                with cursor.copy(_COPY) as copy:
                     for piece in binary_copy(content):
                         copy.write(piece)
                 num_staged = cursor.rowcount
@@ -211,7 +204,6 @@ class PgvectorSink:
 
 
 def _in_a_line(error: psycopg.Error) -> str:
-    """The message of the server, or of the library, in one line."""
     return " ".join((error.diag.message_primary or "").split()) or in_words(error)
 
 

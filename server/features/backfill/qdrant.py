@@ -48,8 +48,7 @@ class QdrantSink:
             raise RefusedJob(f"OUT can't be reached: {_in_a_line(error)}") from None
 
     def begin(self, plan: Plan, *, may_create: bool) -> None:
-        """Makes the collection where it is not there, with cosines as distances. Raises RefusedJob for one with other
-        vectors."""
+        """Makes the collection where there is none, with cosines. Raises RefusedJob for one with other vectors."""
         try:
             if not self._exists():
                 if not may_create:
@@ -129,14 +128,12 @@ def _is_away(error: Exception) -> bool:
 
 
 def _described(vectors: Any) -> str:
-    """The shape of a collection's vectors, in words."""
     if not isinstance(vectors, models.VectorParams) or vectors.multivector_config is not None:
         return "named or several of a point"
     return f"{vectors.size} of {(vectors.datatype or models.Datatype.FLOAT32).value}"
 
 
 def _in_a_line(error: Exception) -> str:
-    """The message of the server, or of the library, in one line."""
     if isinstance(error, UnexpectedResponse):
         return f"HTTP {error.status_code} {error.content[:200].decode(errors='replace')}"
     return in_words(error)

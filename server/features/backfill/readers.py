@@ -84,16 +84,12 @@ class ParquetRows:
         """Raises BackfillError for a file without these columns."""
         self._file = pq.ParquetFile(filesystem.open_input_file(path))
         self._columns = (column, id_column)
-        self._id_type = _id_type(self._file.schema_arrow, column, id_column)
+        self.id_type = _id_type(self._file.schema_arrow, column, id_column)
 
     def num_rows(self) -> int:
         """The number in the file's footer."""
         count: int = self._file.metadata.num_rows
         return count
-
-    def id_type(self) -> str:
-        """Arrow's name for it; "" where there is no column for ids."""
-        return self._id_type
 
     def read(self, start: int) -> Iterator[Rows]:
         """Reads from this row on; row groups before it are passed over."""
@@ -114,7 +110,7 @@ class ArrowRows:
         """Raises BackfillError for a file without these columns."""
         self._filesystem, self._path = filesystem, path
         self._columns = (column, id_column)
-        self._id_type = _id_type(self._open()[0], column, id_column)
+        self.id_type = _id_type(self._open()[0], column, id_column)
 
     def _open(self) -> tuple[Any, Iterator[Any]]:
         return _ipc_batches(self._filesystem.open_input_file(self._path))
@@ -122,10 +118,6 @@ class ArrowRows:
     def num_rows(self) -> int:
         """The number of rows, for which the whole file is read."""
         return sum(batch.num_rows for batch in self._open()[1])
-
-    def id_type(self) -> str:
-        """Arrow's name for it; "" where there is no column for ids."""
-        return self._id_type
 
     def read(self, start: int) -> Iterator[Rows]:
         """Reads from this row on; what comes before is read and dropped."""
@@ -161,7 +153,6 @@ def _is_text(kind: Any) -> bool:
 
 
 def _ipc_batches(file: Any) -> tuple[Any, Iterator[Any]]:
-    """The schema, and the batches one after the other."""
     try:
         whole = pa.ipc.open_file(file)
     except pa.ArrowInvalid:
@@ -177,17 +168,9 @@ def _rows(batches: Iterator[Any], skipped: int, column: str, id_column: str | No
         skipped -= batch.num_rows - whole.num_rows
         for start in range(0, whole.num_rows, ROWS_AT_A_TIME):
             part = whole.slice(start, ROWS_AT_A_TIME)
-            texts = [checked(value) for value in _texts(part.column(column))]
+            texts = [checked(_text(cell)) for cell in part.column(column)]
             ids = part.column(id_column).to_pylist() if id_column is not None else [None] * len(texts)
             yield Rows(ids, texts)
-
-
-def _texts(column: Any) -> list[object]:
-    try:
-        values: list[object] = column.to_pylist()
-        return values
-    except UnicodeDecodeError:
-        return [_text(cell) for cell in column]
 
 
 def _text(cell: Any) -> object:
@@ -238,6 +221,7 @@ class LineRows:
             return gzip.GzipFile(fileobj=self._filesystem.open_input_stream(self._path, compression=None))
         return self._filesystem.open_input_stream(self._path)
 
+    @property
     def id_type(self) -> str:
         """The type of the first id there is: CSV has texts alone, JSON numbers too. "" where there is no column."""
         if self._columns[1] is None:

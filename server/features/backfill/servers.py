@@ -10,7 +10,6 @@ from embedline.client.errors import Cancelled, RequestFailed
 from embedline.client.preference import CancellationToken, RequestProcessingPreference
 from server.features.backfill.errors import BackfillError, RefusedJob, Stopped
 
-_BATCH_SIZE = 128
 _MAX_CHARS = 1 << 20  # of a request; a longer text goes alone
 _MAX_RETRIES = 20  # about nine minutes in which a server may be replaced
 _PROBE = "a"  # every tokenizer has it
@@ -43,7 +42,7 @@ class Servers:
         self._dimensions = ask.get("dimensions")
         self._model = model
         preference = RequestProcessingPreference(
-            batch_size=_BATCH_SIZE,
+            batch_size=128,
             max_chars_per_request=_MAX_CHARS,
             max_retries=_MAX_RETRIES,
             extra_headers={"x-embedline-class": "bulk"},
@@ -63,8 +62,7 @@ class Servers:
             client.close()
 
     def described(self) -> Served:
-        """The model that the servers serve. Raises RefusedJob where they differ, or are not ours, BackfillError where
-        they can't be reached."""
+        """The model that is served. Raises RefusedJob where servers differ, or are not ours, and BackfillError."""
         model = self._described_alike()
         with told(), contextlib.closing(self.embed([_PROBE])) as slices:
             return Served(model, next(slices).embeddings.shape[1])

@@ -30,7 +30,6 @@ _KINDS = {
     "qdrant+https": "qdrant",
 }
 _LIBRARIES = {"pgvector": "psycopg", "qdrant": "qdrant_client"}
-_DEFAULT_TABLE = "embeddings"
 _SEVERAL = "SELECT min(row), max(row) FROM ids GROUP BY id HAVING count(*) > 1 LIMIT 1"
 _WAITS = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60, 60, 60, 60, 60)  # seconds before another try: nine minutes in all
 
@@ -79,7 +78,7 @@ def opened(out: str, table: str | None) -> Sink:
     if kind == "pgvector":
         from server.features.backfill.pgvector import PgvectorSink
 
-        return PgvectorSink(out, table or _DEFAULT_TABLE)
+        return PgvectorSink(out, table or "embeddings")
     if table is not None:
         raise RefusedJob("--table is for PostgreSQL: the last part of a qdrant URL is the collection")
     from server.features.backfill.qdrant import QdrantSink

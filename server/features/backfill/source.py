@@ -91,7 +91,7 @@ class Source:
             if known is not None and (known.size, known.version) == (size, version):
                 return known
             reader = self._reader(path)
-            return InputFile(path, size, version, reader.num_rows(), reader.id_type())
+            return InputFile(path, size, version, reader.num_rows(), reader.id_type)
         except BackfillError as error:
             raise RefusedJob(f"{path} {error}") from None
         except Exception as error:
@@ -110,8 +110,7 @@ class Source:
             first = stop
 
     def _of(self, file: InputFile, first: int, start: int) -> Iterator[Rows]:
-        """Reads one file. `first`: the number of the file's first row in the job; `start`: the first row of the
-        file that is wanted."""
+        """Reads one file. `first`: number of its first row in the job; `start`: of its rows, the first wanted."""
         try:
             self._check(file)
             for rows in self._reader(file.path).read(start):

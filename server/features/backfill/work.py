@@ -34,12 +34,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        num_rows: int,
-        num_done: int,
-        *,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, num_rows: int, num_done: int, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`num_rows`: all that this worker has to do, those that are done included."""
         self._stream = sys.stdout if stream is None else stream
@@ -243,11 +238,12 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "embedline writer")
         self._pending: deque[Future[None]] = deque()
 
-    def write(self, shard: Shard) -> None:
+    def write(self, shards: Sequence[Shard]) -> None:
         """Soon; waits while too many are waiting. Raises what an earlier one failed with."""
-        while len(self._pending) >= _MAX_UNWRITTEN:
-            self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._commit, shard))
+        for shard in shards:
+            while len(self._pending) >= _MAX_UNWRITTEN:
+                self._pending.popleft().result()
+            self._pending.append(self._thread.submit(self._commit, shard))
 
     def finish(self) -> None:
         """Return once everything is written. Raises what writing failed with."""
@@ -276,8 +272,8 @@ def work(source: Source, plan: Plan, todo: Sequence[int], servers: Servers, writ
             while not shards.is_over:
                 for part in _computed(servers, shards, progress):
                     shards.put(part)
-                    _write(shards, writer)
-                _write(shards, writer)  # those without a text to compute
+                    writer.write(shards.take_complete())
+                writer.write(shards.take_complete())  # those without a text to compute
         writer.finish()
     finally:
         writer.close()
@@ -286,17 +282,9 @@ def work(source: Source, plan: Plan, todo: Sequence[int], servers: Servers, writ
 def _computed(servers: Servers, shards: Shards, progress: Progress) -> Iterator[Any]:
     with told(), contextlib.closing(servers.embed(shards.texts())) as slices:
         for part in slices:
-            progress.computed(
-                part.stop - part.start,
-                num_tokens=part.prompt_tokens or 0,
-                num_truncated=part.truncated_inputs or 0,
-            )
+            tokens, truncated = part.prompt_tokens or 0, part.truncated_inputs or 0
+            progress.computed(part.stop - part.start, num_tokens=tokens, num_truncated=truncated)
             yield part
-
-
-def _write(shards: Shards, writer: Writer) -> None:
-    for shard in shards.take_complete():
-        writer.write(shard)
 
 
 def _neighbours(numbers: Sequence[int]) -> Iterator[range]:

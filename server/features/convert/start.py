@@ -127,7 +127,6 @@ def _identity(file: Path) -> str:
 
 
 def _make(folder: Path, planned: ConversionPlan, copy: Path, progress: Progress) -> None:
-    """Raises ModelError and OSError."""
     _check_room(folder, planned, copy.parent)
     names = ", ".join(name for target in planned.targets for name in target.sources)
     size = f"{planned.num_source_bytes / _MIB:,.0f} MiB"

@@ -27,8 +27,8 @@ from server.http.request import SharedByRequests, read_options, request_id, requ
 from server.requests import errors
 from server.requests.errors import BodyTooSlow, DeadlineExceeded, EmptyInput, RequestError, stopping
 from server.requests.limits import GAVE_WAY, InOrder, OpenRequest, SharedSlice, gave_way
-from server.requests.row_memory import SMALL_BYTES, RequestContext
-from server.requests.work import CLIENT_LEFT, Trace, failed
+from server.requests.row_memory import SMALL_BYTES
+from server.requests.work import CLIENT_LEFT, RequestContext, Trace, failed
 from wire.vocabulary import RequestClass
 
 # fmt: off
@@ -62,17 +62,12 @@ TOKEN_ROW_BYTES = 4 << 20
 Handler = Callable[[object, ServicerContext], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The status of an RPC that failed."""
+class Refusal(NamedTuple):
+    """The status of an RPC that failed, as the library's `abort` takes it."""
 
     code: StatusCode
     message: str
     trailers: tuple[tuple[str, str], ...]
-
-    async def send(self, context: ServicerContext) -> None:
-        """End the RPC. Raises what gRPC's library wants to be raised then."""
-        await context.abort(self.code, self.message, self.trailers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +102,7 @@ class Calls:
 
     def handler(self, method: Method) -> Handler:
         """The handler that the library calls for each RPC of the method."""
-        answer = self._each if method.reads is Reads.EACH else self._once
-
-        async def handle(_: object, context: ServicerContext) -> None:
-            await answer(method, context)
-
-        return handle
+        return partial(self._each if method.reads is Reads.EACH else self._once, method)
 
     def stop_reading(self) -> None:
         """Open streams end once what they have sent is answered."""
@@ -120,7 +110,7 @@ class Calls:
         for stream in self._streams:
             stream.cut()
 
-    async def _once(self, method: Method, context: ServicerContext) -> None:
+    async def _once(self, method: Method, _: object, context: ServicerContext) -> None:
         """One answer to one message, or to all of them."""
         headers = headers_of(context)
         refused: Refusal | None = None
@@ -147,9 +137,9 @@ class Calls:
                     return
                 refused = _failed(error, trace)
         if refused is not None:
-            await refused.send(context)
+            await context.abort(*refused)
 
-    async def _each(self, method: Method, context: ServicerContext) -> None:
+    async def _each(self, method: Method, _: object, context: ServicerContext) -> None:
         """An answer to each message, until one of them fails."""
         headers = headers_of(context)
         with OpenRequest(self._admission.streams) as opened:
@@ -165,7 +155,7 @@ class Calls:
                 with self._reported(trace, RequestContext()):
                     refused = _failed(error, trace)
         if refused is not None:
-            await refused.send(context)
+            await context.abort(*refused)
 
     async def _answer_stream(self, method: Method, call: Call, context: ServicerContext) -> Refusal | None:
         """The status that it ends with, None for the good end. Raises RequestError."""

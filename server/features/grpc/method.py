@@ -5,7 +5,7 @@ Knows no server and no status codes.
 """
 
 import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +42,22 @@ class Reads(enum.Enum):
     ALL = "all"  # there are many, and one answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Method:
-    """One method. All functions may raise RequestError."""
+    """One method. All functions may raise RequestError, which names the field."""
 
-    service: str  # without the package
-    name: str
+    name: str  # with its service, which is named without the package
     message: type[Any]  # a class of tei_pb2
-    reads: Reads = Reads.ONE
     decode: Callable[[Call, Any], Any]  # a message, or a list of them, to a request of server/requests
     run: Callable[[Pipeline, Any, Trace], Awaitable[Any]]  # a request to its result
-    encode: Callable[[Call, Any, Any], Awaitable[bytes]]  # a request and its result to the answer's message
+    encode: Callable[[Call, Any, Any], Coroutine[Any, Any, bytes]]  # a request and its result to the answer's message
+    reads: Reads = Reads.ONE
     has_token_rows: bool = False  # whether an answer has a row for each token, and so may be large
 
     @property
     def path(self) -> str:
         """The path of the method in HTTP/2."""
-        return f"/tei.v1.{self.service}/{self.name}"
+        return f"/tei.v1.{self.name}"
 
     def parsed(self, data: bytes, max_items: int) -> Any:
         """A message. Raises MalformedBody, and InvalidRequest for far more than `max_items` texts."""

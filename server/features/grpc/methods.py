@@ -1,9 +1,9 @@
 """The gRPC methods: the services Embed, Tokenize, Predict, Rerank and Info of tei.v1, with a decoder and an encoder
-for each method.
+for each method. Encoders do long work in slices, so that other requests run in between.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from server.dialects.fields.rows import read_dimensions
 from server.dialects.fields.texts import PromptFields, read_is_query, read_prompt, read_prompts
-from server.dialects.reading.inputs import Inputs, check_num_ids, check_num_items
+from server.dialects.reading.inputs import check_num_ids, check_num_items
 from server.dialects.route import Call
 from server.dialects.row_answers import RAW_FLOATS
 from server.dialects.sparse import for_sparse
@@ -20,7 +20,7 @@ from server.features.grpc import tei_pb2
 from server.features.grpc.method import Method, Reads, head, metadata, packed, read_text, read_truncation, written
 from server.http.routes import info as describe
 from server.requests.classify import ClassifyRequest, classify, labels_of
-from server.requests.embeddings import embed_tokens
+from server.requests.embeddings import embed_any
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.limits import steps
 from server.requests.models import ModelsState
@@ -28,14 +28,13 @@ from server.requests.pipeline import Pipeline
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.work import DecodeRequest, Embedded, EmbedRequest, TokenizeRequest, Trace
 from tokenizer_pool.tasks import Token
+from wire.records import light_dataclass
 
 _Texts = tei_pb2.EmbedRequest | tei_pb2.EmbedSparseRequest | tei_pb2.EmbedAllRequest
-_NUMBERS_AN_ENTRY = 16  # what writing a sparse entry costs, counted in plain numbers
+_NUMBERS_AN_ENTRY = 16  # what writing a sparse entry, a token or a rank costs, counted in plain numbers
 _ROW = tei_pb2.EmbedAllResponse.TOKEN_EMBEDDINGS_FIELD_NUMBER
 _FLOATS = tei_pb2.TokenEmbedding.EMBEDDINGS_FIELD_NUMBER
-_NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 _A_PAIR = 2
-_NUMBERS_A_RANK = 16  # what writing one costs, counted in plain numbers
 _SHARED = ("truncate", "truncation_direction")  # what the messages of a stream may not differ in
 _MODEL_TYPES = {
     "embedding": tei_pb2.MODEL_TYPE_EMBEDDING,
@@ -44,8 +43,7 @@ _MODEL_TYPES = {
 }
 
 
-def decode_embed(call: Call, message: tei_pb2.EmbedRequest) -> EmbedRequest:
-    """Raises RequestError, naming the field, as all decoders here do."""
+def _decode_embed(call: Call, message: tei_pb2.EmbedRequest) -> EmbedRequest:
     request = _embed_request(call, message)
     dimensions = message.dimensions if message.HasField("dimensions") else None
     return replace(
@@ -55,45 +53,43 @@ def decode_embed(call: Call, message: tei_pb2.EmbedRequest) -> EmbedRequest:
     )
 
 
-def decode_embed_sparse(call: Call, message: tei_pb2.EmbedSparseRequest) -> EmbedRequest:
-    """Decode an EmbedSparse request."""
+def _decode_embed_sparse(call: Call, message: tei_pb2.EmbedSparseRequest) -> EmbedRequest:
     request = _embed_request(call, message)
     return for_sparse(request, is_query=_is_query(call, request))
 
 
-def decode_embed_all(call: Call, message: tei_pb2.EmbedAllRequest) -> EmbedRequest:
-    """Decode an EmbedAll request."""
+def _decode_embed_all(call: Call, message: tei_pb2.EmbedAllRequest) -> EmbedRequest:
     request = _embed_request(call, message)
     return for_tokens(request, is_query=lambda: _is_query(call, request))
 
 
 def _embed_request(call: Call, message: _Texts) -> EmbedRequest:
     model = call.models.choose(None, with_prompt=True)
-    given = Inputs(texts=[read_text(message.inputs, "inputs")], is_single=True)
-    fields = PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
     call.form = RAW_FLOATS
     return EmbedRequest(
         **call.common(model),
-        texts=given.texts,
-        **read_prompts(fields, model, name=call.models.asked_name(None)),
+        items=[read_text(message.inputs, "inputs")],
+        **read_prompts(_prompt_fields(message), model, name=call.models.asked_name(None)),
         truncation=read_truncation(message),
         field="inputs",
         is_single=True,
     )
 
 
+def _prompt_fields(message: _Texts | tei_pb2.EncodeRequest) -> PromptFields:
+    return PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
+
+
 def _is_query(call: Call, request: EmbedRequest) -> bool:
     return read_is_query(PromptFields(), request.model, name=call.models.asked_name(None))
 
 
-async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
-    """The text's row."""
+async def _encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
     rest = tei_pb2.EmbedResponse(metadata=metadata(call.trace))
     return packed(tei_pb2.EmbedResponse.EMBEDDINGS_FIELD_NUMBER, embedded.rows[0]) + written(rest)
 
 
-async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
-    """Write entries and their weights. Long work is done in slices, so that other requests run in between."""
+async def _encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
     parts = []
     async for part in steps(len(embedded.rows), _NUMBERS_AN_ENTRY):
         indices, weights = embedded.rows[part, 0].astype(np.int64).tolist(), embedded.rows[part, 1].tolist()
@@ -105,11 +101,8 @@ async def encode_embed_sparse(call: Call, request: EmbedRequest, embedded: Embed
     return b"".join(parts)
 
 
-async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
-    """The rows of the text's tokens, in slices too."""
-    parts = []
-    async for part in steps(*embedded.rows.shape):
-        parts.append(_token_rows(embedded.rows[part]))
+async def _encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> bytes:
+    parts = [_token_rows(embedded.rows[part]) async for part in steps(*embedded.rows.shape)]
     parts.append(written(tei_pb2.EmbedAllResponse(metadata=metadata(call.trace))))
     return b"".join(parts)
 
@@ -125,66 +118,32 @@ def _token_rows(rows: NDArray[np.float32]) -> bytes:
     return messages.tobytes()
 
 
-_EMBED_METHODS = (
-    Method(
-        service="Embed",
-        name="Embed",
-        message=tei_pb2.EmbedRequest,
-        decode=decode_embed,
-        run=Pipeline.embed,
-        encode=encode_embed,
-    ),
-    Method(
-        service="Embed",
-        name="EmbedSparse",
-        message=tei_pb2.EmbedSparseRequest,
-        decode=decode_embed_sparse,
-        run=Pipeline.embed,
-        encode=encode_embed_sparse,
-    ),
-    Method(
-        service="Embed",
-        name="EmbedAll",
-        message=tei_pb2.EmbedAllRequest,
-        decode=decode_embed_all,
-        run=embed_tokens,
-        encode=encode_embed_all,
-        has_token_rows=True,
-    ),
-)
-
-
-def decode_tokenize(call: Call, message: tei_pb2.EncodeRequest) -> TokenizeRequest:
-    """Raises RequestError, naming the field, as all decoders here do."""
+def _decode_tokenize(call: Call, message: tei_pb2.EncodeRequest) -> TokenizeRequest:
     model = call.models.choose(None)
-    given = Inputs(texts=[read_text(message.inputs, "inputs")], is_single=True)
-    fields = PromptFields(prompt_name=message.prompt_name if message.HasField("prompt_name") else None)
     return TokenizeRequest(
         **call.common(model),
-        texts=given.texts or (),
-        prompt=read_prompt(fields, model),
+        items=[read_text(message.inputs, "inputs")],
+        prompt=read_prompt(_prompt_fields(message), model),
         add_special_tokens=message.add_special_tokens,
         is_single=True,
     )
 
 
-def decode_decode(call: Call, message: tei_pb2.DecodeRequest) -> DecodeRequest:
-    """Decode."""
+def _decode_decode(call: Call, message: tei_pb2.DecodeRequest) -> DecodeRequest:
     if not message.ids:
         raise EmptyInput("ids must not be empty", param="ids")
     check_num_ids(len(message.ids), "ids")
     return DecodeRequest(
         **call.common(call.models.choose(None)),
-        token_ids=[list(message.ids)],
+        items=[list(message.ids)],
         skip_special_tokens=message.skip_special_tokens,
         is_single=True,
     )
 
 
-async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> bytes:
-    """Long work is done in slices, so that other requests run in between."""
+async def _encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> bytes:
     parts = []
-    async for part in steps(len(tokens[0]), _NUMBERS_A_TOKEN):
+    async for part in steps(len(tokens[0]), _NUMBERS_AN_ENTRY):
         simple = [
             tei_pb2.SimpleToken(
                 id=token.token_id, text=token.text, special=token.is_special, start=token.start, stop=token.stop
@@ -195,37 +154,15 @@ async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[
     return b"".join(parts)
 
 
-async def encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> bytes:
-    """Decode."""
+async def _encode_text(call: Call, request: DecodeRequest, texts: list[str]) -> bytes:
     return written(tei_pb2.DecodeResponse(text=texts[0]))
 
 
-_TOKEN_METHODS = (
-    Method(
-        service="Tokenize",
-        name="Tokenize",
-        message=tei_pb2.EncodeRequest,
-        decode=decode_tokenize,
-        run=Pipeline.tokenize,
-        encode=encode_tokens,
-    ),
-    Method(
-        service="Tokenize",
-        name="Decode",
-        message=tei_pb2.DecodeRequest,
-        decode=decode_decode,
-        run=Pipeline.decode,
-        encode=encode_text,
-    ),
-)
-
-
-def decode_predict(call: Call, message: tei_pb2.PredictRequest) -> ClassifyRequest:
-    """A text. As all decoders here raises RequestError, naming the field."""
+def _decode_predict(call: Call, message: tei_pb2.PredictRequest) -> ClassifyRequest:
     return _predict_request(call, message, [read_text(message.inputs, "inputs")])
 
 
-def decode_predict_pair(call: Call, message: tei_pb2.PredictPairRequest) -> ClassifyRequest:
+def _decode_predict_pair(call: Call, message: tei_pb2.PredictPairRequest) -> ClassifyRequest:
     """Two texts, of which one may be empty."""
     if len(message.inputs) != _A_PAIR:
         raise InvalidRequest("inputs must have two texts", param="inputs")
@@ -240,7 +177,7 @@ def _predict_request(
     model = call.models.choose(None)
     return ClassifyRequest(
         **call.common(model),
-        texts=texts[:1],
+        items=texts[:1],
         pair_texts=texts[1:],
         prompt=prompt_for(model),
         truncation=read_truncation(message),
@@ -251,7 +188,7 @@ def _predict_request(
     )
 
 
-async def encode_predict(call: Call, request: ClassifyRequest, scored: Embedded) -> bytes:
+async def _encode_predict(call: Call, request: ClassifyRequest, scored: Embedded) -> bytes:
     """The highest score first."""
     (scores,) = scored.rows
     labels = labels_of(request.model, len(scores))
@@ -260,35 +197,14 @@ async def encode_predict(call: Call, request: ClassifyRequest, scored: Embedded)
     return written(tei_pb2.PredictResponse(predictions=predictions, metadata=metadata(call.trace)))
 
 
-_PREDICT_METHODS = (
-    Method(
-        service="Predict",
-        name="Predict",
-        message=tei_pb2.PredictRequest,
-        decode=decode_predict,
-        run=classify,
-        encode=encode_predict,
-    ),
-    Method(
-        service="Predict",
-        name="PredictPair",
-        message=tei_pb2.PredictPairRequest,
-        decode=decode_predict_pair,
-        run=classify,
-        encode=encode_predict,
-    ),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _RerankRequest(RerankRequest):
     """The texts to be ranked, and whether the answer repeats it."""
 
     has_texts: bool
 
 
-def decode_rerank(call: Call, message: tei_pb2.RerankRequest) -> _RerankRequest:
-    """Raises RequestError, naming the field, as all decoders here do."""
+def _decode_rerank(call: Call, message: tei_pb2.RerankRequest) -> _RerankRequest:
     if not message.texts:
         raise EmptyInput("texts must not be empty", param="texts")
     check_num_items(len(message.texts), "texts", max_items=call.max_items)
@@ -297,7 +213,7 @@ def decode_rerank(call: Call, message: tei_pb2.RerankRequest) -> _RerankRequest:
     return _rerank_request(call, message, [message.query], list(message.texts))
 
 
-def decode_rerank_stream(call: Call, messages: Sequence[tei_pb2.RerankStreamRequest]) -> _RerankRequest:
+def _decode_rerank_stream(call: Call, messages: Sequence[tei_pb2.RerankStreamRequest]) -> _RerankRequest:
     """A query and a text in each message."""
     first = messages[0]
     for index, message in enumerate(messages):
@@ -330,10 +246,10 @@ def _rerank_request(
     )
 
 
-async def encode_rerank(call: Call, request: _RerankRequest, ranked: Ranked) -> bytes:
-    """The highest score first. Long work is done in slices, so that other requests run in between."""
+async def _encode_rerank(call: Call, request: _RerankRequest, ranked: Ranked) -> bytes:
+    """The highest score first."""
     order, scores, parts = ranked.best_first().tolist(), ranked.scores.tolist(), []
-    async for part in steps(len(order), _NUMBERS_A_RANK):
+    async for part in steps(len(order), _NUMBERS_AN_ENTRY):
         ranks = [
             tei_pb2.Rank(index=at, score=scores[at], text=request.documents[at] if request.has_texts else None)
             for at in order[part]
@@ -343,31 +259,25 @@ async def encode_rerank(call: Call, request: _RerankRequest, ranked: Ranked) -> 
     return b"".join(parts)
 
 
-RERANK = Method(
-    service="Rerank",
-    name="Rerank",
-    message=tei_pb2.RerankRequest,
-    decode=decode_rerank,
-    run=rank,
-    encode=encode_rerank,
+_ALSO_AS_STREAMS = (
+    Method("Embed/Embed", tei_pb2.EmbedRequest, _decode_embed, Pipeline.embed, _encode_embed),
+    Method("Embed/EmbedSparse", tei_pb2.EmbedSparseRequest, _decode_embed_sparse, Pipeline.embed, _encode_embed_sparse),
+    Method(
+        "Embed/EmbedAll", tei_pb2.EmbedAllRequest, _decode_embed_all, embed_any, _encode_embed_all, has_token_rows=True
+    ),
+    Method("Predict/Predict", tei_pb2.PredictRequest, _decode_predict, classify, _encode_predict),
+    Method("Predict/PredictPair", tei_pb2.PredictPairRequest, _decode_predict_pair, classify, _encode_predict),
+    Method("Tokenize/Tokenize", tei_pb2.EncodeRequest, _decode_tokenize, Pipeline.tokenize, _encode_tokens),
+    Method("Tokenize/Decode", tei_pb2.DecodeRequest, _decode_decode, Pipeline.decode, _encode_text),
 )
-RERANK_STREAM = Method(
-    service="Rerank",
-    name="RerankStream",
-    message=tei_pb2.RerankStreamRequest,
-    reads=Reads.ALL,
-    decode=decode_rerank_stream,
-    run=rank,
-    encode=encode_rerank,
+METHODS = (
+    *_ALSO_AS_STREAMS,
+    *(replace(method, name=f"{method.name}Stream", reads=Reads.EACH) for method in _ALSO_AS_STREAMS),
+    Method("Rerank/Rerank", tei_pb2.RerankRequest, _decode_rerank, rank, _encode_rerank),
+    Method(
+        "Rerank/RerankStream", tei_pb2.RerankStreamRequest, _decode_rerank_stream, rank, _encode_rerank, reads=Reads.ALL
+    ),
 )
-_ALSO_AS_STREAMS = (*_EMBED_METHODS, *_PREDICT_METHODS, *_TOKEN_METHODS)
-
-
-def _as_stream(method: Method) -> Method:
-    return replace(method, name=f"{method.name}Stream", reads=Reads.EACH)
-
-
-METHODS = (*_ALSO_AS_STREAMS, *map(_as_stream, _ALSO_AS_STREAMS), RERANK, RERANK_STREAM)
 
 
 def info_method(state: ModelsState) -> Method:
@@ -376,14 +286,7 @@ def info_method(state: ModelsState) -> Method:
     async def run(pipeline: Pipeline, request: None, trace: Trace) -> dict[str, Any]:
         return describe(state)
 
-    return Method(
-        service="Info",
-        name="Info",
-        message=tei_pb2.InfoRequest,
-        decode=lambda call, message: None,
-        run=run,
-        encode=_encode_info,
-    )
+    return Method("Info/Info", tei_pb2.InfoRequest, lambda call, message: None, run, _encode_info)
 
 
 async def _encode_info(call: Call, request: None, known: dict[str, Any]) -> bytes:

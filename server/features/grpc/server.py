@@ -83,15 +83,12 @@ class GrpcServer(Part):
                 ("grpc.max_send_message_length", -1),  # the requests are limited, and so what they give
                 ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ALONE),
                 ("grpc.max_allowed_incoming_connections", max_connections),
-                (
-                    "grpc.max_concurrent_streams",
-                    max_concurrent_requests,
-                ),  # further RPCs wait at the client
+                ("grpc.max_concurrent_streams", max_concurrent_requests),  # further RPCs wait at the client
                 ("grpc.http2.bdp_probe", 0),  # or up to 16 MiB of each stream would come before anybody reads them
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_MS),
                 ("grpc.keepalive_timeout_ms", _PONG_MS),
-            ),
+            )
         )
         add_HealthServicer_to_server(self._health, self._server)
         add_ServerReflectionServicer_to_server(Reflection(shared.keys, shared.admission.streams), self._server)
@@ -124,7 +121,8 @@ def _handlers(calls: Calls, methods: list[Method]) -> list[grpc.GenericRpcHandle
     by_service: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
     for method in methods:
         handler = grpc.stream_stream_rpc_method_handler(calls.handler(method))
-        by_service.setdefault(f"tei.v1.{method.service}", {})[method.name] = handler
+        _, service, name = method.path.split("/")
+        by_service.setdefault(service, {})[name] = handler
     return [grpc.method_handlers_generic_handler(service, found) for service, found in by_service.items()]
 
 
@@ -179,12 +177,9 @@ class Health(HealthServicer):
         if service not in SERVICES:
             return int(HealthCheckResponse.SERVICE_UNKNOWN)
         is_ready = bool(self._state.newest.get("ready")) and not self._state.draining
-        is_serving = is_ready and self._is_of_use(SERVICES[service])
+        outputs, models = SERVICES[service], self._state.models.models if self._state.models else []
+        is_serving = is_ready and (outputs is None or any(model.outputs & outputs for model in models))
         return int(HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
-
-    def _is_of_use(self, outputs: OutputKind | None) -> bool:
-        models = self._state.models.models if self._state.models else []
-        return outputs is None or any(model.outputs & outputs for model in models)
 
 
 class Reflection(ReflectionServicer):
@@ -206,7 +201,7 @@ class Reflection(ReflectionServicer):
                 async for answer in super().ServerReflectionInfo(_reflected_in_time(requests), context):
                     yield answer
             except (Unauthorized, Overloaded, BodyTooSlow) as error:
-                await refusal(error, "").send(context)
+                await context.abort(*refusal(error, ""))
 
 
 async def _reflected_in_time(

@@ -2,6 +2,8 @@
 it comes and never held whole.
 """
 
+import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -41,8 +43,10 @@ _MAX_HEAD_BYTES = 8192  # of all headers of a part
 _MAX_PARTS = 2  # the file and its purpose: each more would cost time and no byte that counts
 _OTHER_FORM = "the form may have one file and one purpose, and nothing else"
 _MAX_NAME = 255  # characters of a file's name
+_MAX_BOUNDARY_BYTES = 256  # the most that the parser takes; RFC 2046 has 70
 _PURPOSE = "batch"
 _END_SECONDS = 900.0  # for all of it to be put where --jobs-files says
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings are of clients' forms, which are answered
 
 
 class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,11 +64,6 @@ _NEW_BATCH = msgspec.json.Decoder(NewBatch)
 async def asked(what: str, jobs: Caller, call: HttpRequest) -> Answer:
     """What the jobs process says to a call about what the path names."""
     return json_answer((await jobs.call(what, call.owner, **call.path_values)).value)
-
-
-async def upload(jobs: Caller, call: HttpRequest) -> Answer:
-    """Keep a file. Raises RequestError, ClientLeft."""
-    return json_answer(await received(call, jobs))
 
 
 async def content(jobs: Caller, call: HttpRequest) -> Streamed:
@@ -193,8 +192,8 @@ class _Form:
         self.has_ended = True
 
 
-async def received(call: HttpRequest, jobs: Caller) -> dict[str, Any]:
-    """The fields of the file, once all of it is kept. Raises RequestError, ClientLeft."""
+async def upload(jobs: Caller, call: HttpRequest) -> Answer:
+    """Keep a file. Raises RequestError, ClientLeft."""
     form, owner = _Form(), call.owner
     parser = _parser(call, form)
     length = call.headers.get(b"content-length")
@@ -203,7 +202,7 @@ async def received(call: HttpRequest, jobs: Caller) -> dict[str, Any]:
     file_id = None
     try:
         async for chunk in call.stream():
-            _write(parser, chunk)
+            parser.write(chunk)
             if form.filename is not None and file_id is None:
                 begun = await jobs.call("file_begin", owner, filename=form.filename, most=int(length))
                 file_id = str(begun.value["file_id"])
@@ -215,25 +214,21 @@ async def received(call: HttpRequest, jobs: Caller) -> dict[str, Any]:
             raise MalformedBody("the form has no file, or no end")
         if bytes(form.fields.get("purpose", b"")) != _PURPOSE.encode():
             raise InvalidRequest(f"purpose must be {_PURPOSE}", param="purpose")
-        ended: dict[str, Any] = (await jobs.call("file_end", owner, timeout_s=_END_SECONDS, file_id=file_id)).value
+        ended = (await jobs.call("file_end", owner, timeout_s=_END_SECONDS, file_id=file_id)).value
         file_id = None
-        return ended
+        return json_answer(ended)
+    except MultipartParseError:
+        raise MalformedBody("the form can't be read") from None
     finally:
         if file_id is not None:
-            await _abandon(jobs, owner, file_id)
-
-
-async def _abandon(jobs: Caller, owner: str, file_id: str) -> None:
-    try:
-        await jobs.call("file_abandon", owner, file_id=file_id)
-    except RequestError:
-        return  # the process has ended, and forgets it by itself
+            with contextlib.suppress(RequestError):  # the process has ended, and forgets it by itself
+                await jobs.call("file_abandon", owner, file_id=file_id)
 
 
 def _parser(call: HttpRequest, form: _Form) -> MultipartParser:
     kind, options = parse_options_header(call.headers.get(b"content-type", b""))
     boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != b"multipart/form-data" or not boundary or len(boundary) > _MAX_BOUNDARY_BYTES:
         raise UnsupportedMedia("an upload must be multipart/form-data with a boundary")
     return MultipartParser(
         boundary,
@@ -247,13 +242,6 @@ def _parser(call: HttpRequest, form: _Form) -> MultipartParser:
             "on_end": form.end,
         },
     )
-
-
-def _write(parser: MultipartParser, chunk: bytes) -> None:
-    try:
-        parser.write(chunk)
-    except MultipartParseError:
-        raise MalformedBody("the form can't be read") from None
 
 
 JobAnswer = Callable[[Caller, HttpRequest], Awaitable[Answer | Streamed]]

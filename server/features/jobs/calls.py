@@ -11,84 +11,77 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.features.jobs.batches.batches import Batches
+from server.features.jobs.batches.batches import Batches, open_batches
 from server.features.jobs.disk import FULL_ERRORS
 from server.features.jobs.files import KIND as FILE_KIND
-from server.features.jobs.files import FileInfo, Files
-from server.features.jobs.gauges import counts_of, open_batches
-from server.features.jobs.messages import CHUNK_BYTES, PIECE_BYTES
-from server.features.jobs.store.store import (
-    DocumentStore,
-    IdempotencyConflict,
-    RequestStore,
-    StoreFull,
-    StoreUnavailable,
-)
+from server.features.jobs.files import PIECE_BYTES, FileInfo, Files
+from server.features.jobs.gauges import counts_of
+from server.features.jobs.store.store import IdempotencyConflict, Store, StoreFull, StoreUnavailable
 from server.features.jobs.types import NewRequest, QueueCounts, RequestView
 from server.features.jobs.webhook_addresses import AddressRefused, AddressRules
 from server.features.rpc import Reply, RpcCall
 from server.requests.errors import RETRY_AFTER, Conflict, InvalidRequest, NotFound, NotReady, RequestError
 from wire.metrics import Recorder
 
+CHUNK_BYTES = 1 << 20  # the most of a file in one call, in either direction
 _PAGE = 500  # documents at a time
 _Value = TypeVar("_Value")
 Fields = dict[str, Any]
 logger = logging.getLogger("embedline.jobs")
 
 
-class Requests:
-    """The calls about async requests: accept, show, give the result, cancel, count.
-
-    `changed` is called when the numbers of the queue have changed.
-    """
+class Calls:
+    """`changed` is called when the numbers of the queue have changed."""
 
     def __init__(
-        self, store: RequestStore, *, addresses: AddressRules, metrics: Recorder, changed: Callable[[], None]
+        self,
+        store: Store,
+        files: Files,
+        batches: Batches,
+        *,
+        addresses: AddressRules,
+        metrics: Recorder,
+        changed: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._store = store
+        self._requests = store.requests
+        self._documents = store.documents
+        self._files = files
+        self._batches = batches
         self._addresses = addresses
         self._metrics = metrics
         self._changed = changed
+        self._clock = clock
 
     async def add(self, owner: str, *, body: memoryview, **fields: object) -> Fields:
         new = msgspec.convert({**fields, "owner": owner, "body": b""}, NewRequest)
         if new.webhook_endpoint is not None:
             self._addresses.check_url(new.webhook_endpoint)
-        request_id = await self._store.add(dataclasses.replace(new, body=bytes(body)))
+        request_id = await self._requests.add(dataclasses.replace(new, body=bytes(body)))
         self._metrics.count("embedline_jobs_accepted_total", str(new.priority))
         self._changed()
         return {"request_id": request_id}
 
     async def view(self, owner: str, request_id: str) -> RequestView:
-        return _there(await self._store.view(owner, request_id), "async request")
+        return _there(await self._requests.view(owner, request_id), "async request")
 
     async def result(self, owner: str, request_id: str, offset: int = 0) -> Reply:
         """A piece of the result, with its status and headers; without a result, what is known of the request."""
-        result = await self._store.result(owner, request_id, offset=offset, count=PIECE_BYTES)
+        result = await self._requests.result(owner, request_id, offset=offset, count=PIECE_BYTES)
         if result is None:
             return Reply({"view": await self.view(owner, request_id)})
         fields = {"status_code": result.status_code, "headers": result.headers, "content_type": result.content_type}
         return Reply({"result": {**fields, "bytes": result.num_bytes}}, result.body)
 
     async def cancel(self, owner: str, request_id: str) -> Fields:
-        is_canceled = await self._store.cancel(owner, request_id)
+        is_canceled = await self._requests.cancel(owner, request_id)
         if is_canceled:
             self._metrics.count("embedline_jobs_total", "canceled")
             self._changed()
         return {"canceled": is_canceled, "view": await self.view(owner, request_id)}
 
     async def counts(self, owner: str) -> QueueCounts:
-        return await self._store.counts(owner)
-
-
-class Documents:
-    """The calls about files and batches, and about their numbers."""
-
-    def __init__(self, files: Files, batches: Batches, documents: DocumentStore, clock: Callable[[], float]) -> None:
-        self._files = files
-        self._batches = batches
-        self._documents = documents
-        self._clock = clock
+        return await self._requests.counts(owner)
 
     async def file_begin(self, owner: str, filename: str, most: int) -> Fields:
         return {"file_id": await self._files.begin(owner, filename, "batch", most)}
@@ -138,18 +131,7 @@ class Documents:
         count, held_bytes = await self._documents.held(owner, FILE_KIND)
         return {"batches": batches, "files": {"count": count, "bytes": held_bytes}}
 
-
-class Holdings:
-    """Shows operators what each API key holds, and removes it where the key's owner does not.
-
-    No route of clients leads here: `embedline jobs` asks, by the socket that frontends have.
-    """
-
-    def __init__(self, requests: RequestStore, files: Files, batches: Batches) -> None:
-        self._requests = requests
-        self._files = files
-        self._batches = batches
-
+    # The calls of `embedline jobs`, by the socket that frontends have. No route of clients leads here.
     async def holders(self, _: str) -> Fields:
         counts = await self._requests.counts(None)
         return {"held": await self._requests.holders(), "quota_bytes": counts.quota_bytes}
@@ -181,9 +163,9 @@ class Holdings:
                 return found
 
 
-def answering(*calls: object) -> Callable[[RpcCall], Awaitable[None]]:
-    """A function that answers a call by the method that has its name."""
-    methods = {name: getattr(one, name) for one in calls for name in vars(type(one)) if not name.startswith("_")}
+def answering(calls: object) -> Callable[[RpcCall], Awaitable[None]]:
+    """A function that answers a call by the method of `calls` that has its name."""
+    methods = {name: getattr(calls, name) for name in vars(type(calls)) if not name.startswith("_")}
 
     async def answer(call: RpcCall) -> None:
         given = {**call.fields, "body": call.body} if call.body else call.fields

@@ -1,7 +1,7 @@
 """The jobs feature of a server, and its flags: where work is kept that nobody waits for, how much and how long."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,18 @@ class JobsFlags:
             raise SettingsError("--jobs-files takes a URL without a name, a password or options")
         if find_spec("fsspec") is None:
             raise SettingsError("--jobs-files needs a package that is not installed: pip install 'embedline[backfill]'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsStart:
+    """The START message of the jobs process."""
+
+    listener_fd: int  # where frontends connect
+    flags: JobsFlags
+    waits_for_folder: bool  # until the server that has it ends, as this one takes over from it
+    http_path: str  # the Unix socket where frontends take this process's requests
+    secret: str = field(repr=False)  # with which they may act for an API key
+    max_in_flight: int  # requests that may be sent to frontends at a time
 
 
 # fmt: off

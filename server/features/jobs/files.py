@@ -21,20 +21,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.features.jobs.disk import FULL_ERRORS
-from server.features.jobs.messages import PIECE_BYTES
-from server.features.jobs.store.store import (
-    DocumentStore,
-    Signal,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    StoreUnusable,
-)
+from server.features.jobs.store.store import DocumentStore, StoreError, StoreFull, StoreUnavailable, StoreUnusable
 from server.features.jobs.types import Document
 from server.requests.errors import InvalidRequest
 from wire.files import sync_folder
 
 KIND = "file"
+PIECE_BYTES = 64 * 1024  # of a file or a result that lies near: its client may not read it
 _UPLOADING, _READY = "uploading", "ready"  # uploading: or being removed
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
 _MAX_UPLOADS_OF_OWNER = 64  # at a time
@@ -119,7 +112,8 @@ class Objects:
         size = int(await self._asked(self._filesystem.size, self._key(file_id)))
         if offset >= size:
             return b""
-        return await self._asked(self._read, self._key(file_id), offset, min(offset + count, size))
+        ends = {"start": offset, "end": min(offset + count, size)}
+        return bytes(await self._asked(partial(self._filesystem.cat_file, self._key(file_id), **ends)))
 
     async def exists(self, file_id: str) -> bool:
         try:
@@ -135,10 +129,6 @@ class Objects:
 
     def _key(self, file_id: str) -> str:
         return f"{self._root}/{file_id}"
-
-    def _read(self, key: str, start: int, stop: int) -> bytes:
-        found: bytes = self._filesystem.cat_file(key, start=start, end=stop)
-        return found
 
     async def _asked(self, ask: Callable[..., _Value], *given: Any) -> _Value:
         try:
@@ -157,62 +147,6 @@ def _usable() -> Iterator[None]:
         yield
     except Exception as error:  # each library has errors of its own
         raise StoreUnusable(f"--jobs-files can't be written: {type(error).__name__}") from None
-
-
-class Removal:
-    """Removes files that nobody sees any more: their bytes, then their documents.
-
-    Bytes that an object store does not give up now are asked for again later, so that nobody waits for a store that is
-    away, and nothing stays in it. `run` tries again until it is cancelled.
-    """
-
-    def __init__(self, folder: Path, documents: DocumentStore, objects: Objects | None) -> None:
-        """objects  where files may lie too"""
-        self._folder = folder
-        self._documents = documents
-        self._objects = objects
-        self._left: dict[str, Document] = {}  # those whose bytes may be in the object store
-        self._changed = Signal()
-
-    async def remove(self, document: Document) -> None:
-        """Removes a file whose state is one that no client sees. Raises OSError, and what the store of documents
-        raises."""
-        await asyncio.to_thread(self._remove_bytes, document.document_id)
-        self._left[document.document_id] = document
-        try:
-            async with asyncio.timeout(AT_ONCE_SECONDS if self._objects is not None else None):
-                await self._finish(document)
-        except (TimeoutError, StoreError):
-            if self._objects is None:
-                raise
-            self._changed.set()
-
-    def _remove_bytes(self, document_id: str) -> None:
-        (self._folder / document_id).unlink(missing_ok=True)
-        self._folder.stat()  # where all of it is away, its bytes would come back
-
-    def has(self, document_id: str) -> bool:
-        """Whether it is being removed here."""
-        return document_id in self._left
-
-    async def run(self) -> None:
-        """Try again what is left, whenever there is something."""
-        while True:
-            self._changed.clear()
-            with contextlib.suppress(StoreError):
-                for document in list(self._left.values()):
-                    await self._finish(document)
-            if self._left:
-                await asyncio.sleep(RETRY_PAUSE)
-            else:
-                await self._changed.wait(None)
-
-    async def _finish(self, document: Document) -> None:
-        """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
-        if self._objects is not None:
-            await self._objects.delete(document.document_id)
-        await self._documents.delete(document.owner, document.kind, document.document_id)
-        self._left.pop(document.document_id, None)
 
 
 class Files:
@@ -235,7 +169,8 @@ class Files:
         self._is_shared = is_shared
         self._objects = objects
         self._documents = documents
-        self.removal = Removal(folder, documents, objects)
+        self._removed: dict[str, Document] = {}  # those whose bytes may be in the object store
+        self._removal_waits = asyncio.Event()
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
         self._beginning = asyncio.Lock()  # so that no more are begun than may be
@@ -254,7 +189,7 @@ class Files:
         if self._is_shared:
             return await self._drop_left()
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
-            await self.removal.remove(document)
+            await self.remove(document)
 
     def path(self, file_id: str) -> Path:
         """The path where it is written."""
@@ -286,7 +221,7 @@ class Files:
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
                 descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
             except OSError:
-                await self.removal.remove(document)
+                await self.remove(document)
                 raise
             self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
         return info.id
@@ -342,7 +277,7 @@ class Files:
         """An upload ends without a file."""
         async with self._upload(owner, file_id) as upload:
             self._close(file_id)
-            await self.removal.remove(upload.document)
+            await self.remove(upload.document)
 
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
         """A file that lies in the folder already, as a batch's output, is seen from now on. Then `remove_copy`.
@@ -387,7 +322,7 @@ class Files:
             raise
 
     async def hide(self, owner: str, file_id: str) -> Document | None:
-        """Hides the file: no client sees it from now on, and `removal` may remove it; None where there is no such file.
+        """Hides the file: no client sees it from now on, and it may be removed; None where there is no such file.
 
         `Batches` sees to it that no batch needs it.
         """
@@ -396,6 +331,45 @@ class Files:
             return None
         hidden = replace(document, state=_UPLOADING)
         return hidden if await self._documents.replace(hidden) else None
+
+    async def remove(self, document: Document) -> None:
+        """Removes a file whose state is one that no client sees: its bytes, then its document.
+
+        Bytes that an object store does not give up now are asked for again later, so that nobody waits for a store
+        that is away, and nothing stays in it. Raises OSError, and what the store of documents raises.
+        """
+        await asyncio.to_thread(self._remove_bytes, document.document_id)
+        self._removed[document.document_id] = document
+        try:
+            async with asyncio.timeout(AT_ONCE_SECONDS if self._objects is not None else None):
+                await self._finish(document)
+        except (TimeoutError, StoreError):
+            if self._objects is None:
+                raise
+            self._removal_waits.set()
+
+    def _remove_bytes(self, document_id: str) -> None:
+        (self._folder / document_id).unlink(missing_ok=True)
+        self._folder.stat()  # where all of it is away, its bytes would come back
+
+    async def run(self) -> None:
+        """Removes what an object store has not given up yet, whenever there is something. Until cancelled."""
+        while True:
+            self._removal_waits.clear()
+            with contextlib.suppress(StoreError):
+                for document in list(self._removed.values()):
+                    await self._finish(document)
+            if self._removed:
+                await asyncio.sleep(RETRY_PAUSE)
+            else:
+                await self._removal_waits.wait()
+
+    async def _finish(self, document: Document) -> None:
+        """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
+        if self._objects is not None:
+            await self._objects.delete(document.document_id)
+        await self._documents.delete(document.owner, document.kind, document.document_id)
+        self._removed.pop(document.document_id, None)
 
     @contextlib.asynccontextmanager
     async def _upload(self, owner: str, file_id: str) -> AsyncIterator[_Upload]:
@@ -413,7 +387,7 @@ class Files:
         for file_id, upload in list(self._uploads.items()):
             if file_id in self._uploads and upload.seen_at < oldest and not upload.busy.locked():
                 self._close(file_id)
-                await self.removal.remove(upload.document)
+                await self.remove(upload.document)
 
     async def _drop_left(self) -> None:
         """Drops uploads of servers that have died, or whose object store was away: a living server would have dropped
@@ -421,10 +395,10 @@ class Files:
         for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
             written = await asyncio.to_thread(_written_at, self.path(document.document_id))
             newest = max(document.created_at, written)
-            is_ours = document.document_id in self._uploads or self.removal.has(document.document_id)
+            is_ours = document.document_id in self._uploads or document.document_id in self._removed
             is_left = not is_ours and newest < self._clock() - 2 * _IDLE_SECONDS
             if is_left and await self._documents.replace(document):  # so it can't end any more
-                await self.removal.remove(document)
+                await self.remove(document)
 
     def remove_copy(self, file_id: str) -> None:
         """Removes the copy here of a file that lies elsewhere now."""

@@ -7,13 +7,13 @@ How many batches are open, and how far they have come, is what `GET /jobs` tells
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Any
 
-from server.features.jobs.batches.batches import MAX_OPEN
-from server.features.jobs.batches.state import KIND, OPEN, OPEN_STATUSES, SERVER_FAULT, BatchState, state_of
-from server.features.jobs.store.store import DocumentStore, RequestStore, Signal, StoreError
+from server.features.jobs.batches.batches import open_batches
+from server.features.jobs.batches.state import OPEN_STATUSES, SERVER_FAULT, BatchState, state_of
+from server.features.jobs.store.store import Signal, Store, StoreError
 from server.features.jobs.types import NUM_PRIORITIES, Document, QueueCounts
 from wire.metrics import Recorder
 
@@ -22,55 +22,29 @@ SHARED_SECONDS = 15.0  # what other servers do with a store that they share is s
 logger = logging.getLogger("embedline.server")
 
 
-class QueueGauges:
-    """Levels of this process; `changed` says that they are old."""
+class Gauges:
+    """Call `changed` when a request was added, begun or ended, and `saved` after each change of a batch."""
 
-    def __init__(self, store: RequestStore, metrics: Recorder, *, title: str) -> None:
+    def __init__(self, store: Store, metrics: Recorder, *, title: str) -> None:
         self._store = store
-        self._counts = QueueCounts((0,) * NUM_PRIORITIES, 0.0, 0, 0, 0, 0)
-        self._read_at = time.monotonic()
-        self._changed = Signal()
-        self._changed.set()
+        self._metrics = metrics
+        self._queue = QueueCounts((0,) * NUM_PRIORITIES, 0.0, 0, 0, 0, 0)
+        self._queue_read_at = time.monotonic()
+        self._queue_changed = Signal()
+        self._open_batches = dict.fromkeys(OPEN_STATUSES, 0)
+        self._batches_changed = Signal()
+        metrics.count("embedline_jobs_batch_faults_total", by=0)  # it is there before the first
+        metrics.watch("embedline_jobs_oldest_age_seconds", title, level=self._oldest_age)
+        metrics.watch("embedline_jobs_in_progress", title, level=lambda: self._queue.in_progress)
+        metrics.watch("embedline_jobs_webhooks_pending", title, level=lambda: self._queue.webhooks_pending)
+        metrics.watch("embedline_jobs_held_bytes", title, level=lambda: self._queue.held_bytes)
         for priority in range(NUM_PRIORITIES):
             metrics.watch("embedline_jobs_queued", title, str(priority), level=partial(self._queued, priority))
-        metrics.watch("embedline_jobs_oldest_age_seconds", title, level=self._oldest_age)
-        metrics.watch("embedline_jobs_in_progress", title, level=lambda: self._counts.in_progress)
-        metrics.watch("embedline_jobs_webhooks_pending", title, level=lambda: self._counts.webhooks_pending)
-        metrics.watch("embedline_jobs_held_bytes", title, level=lambda: self._counts.held_bytes)
+        for status in OPEN_STATUSES:
+            metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._num_open, status))
 
     def changed(self) -> None:
-        """Note that something was added, begun or ended."""
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        await read_when_changed(self._changed, self._read, what="the queue")
-
-    async def _read(self) -> None:
-        self._counts = await self._store.counts(None)
-        self._read_at = time.monotonic()
-
-    def _queued(self, priority: int) -> float:
-        return self._counts.queued[priority]
-
-    def _oldest_age(self) -> float:
-        """It grows while nothing changes."""
-        age = self._counts.oldest_age
-        return age + time.monotonic() - self._read_at if age else 0.0
-
-
-class BatchGauges:
-    """Call `saved` after each change of a batch."""
-
-    def __init__(self, documents: DocumentStore, metrics: Recorder, *, title: str) -> None:
-        self._documents = documents
-        self._metrics = metrics
-        self._open: Mapping[str, int] = dict.fromkeys(OPEN_STATUSES, 0)
-        self._changed = Signal()
-        self._changed.set()
-        metrics.count("embedline_jobs_batch_faults_total", by=0)  # it is there before the first
-        for status in OPEN_STATUSES:
-            metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._number, status))
+        self._queue_changed.set()
 
     def saved(self, before: BatchState, after: BatchState) -> None:
         """Counts what this process has done of a batch; for a new one both are the same."""
@@ -81,60 +55,53 @@ class BatchGauges:
             self._metrics.count("embedline_jobs_batches_total", after.status)
             if any(error.code == SERVER_FAULT for error in after.errors):
                 self._metrics.count("embedline_jobs_batch_faults_total")
-        self._changed.set()
+        self._batches_changed.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await read_when_changed(self._changed, self._read, what="the batches")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_read_when_changed(self._queue_changed, self._read_queue, what="the queue"))
+            group.create_task(_read_when_changed(self._batches_changed, self._read_batches, what="the batches"))
 
-    async def _read(self) -> None:
-        self._open = counts_of(await open_batches(self._documents), time.time()).open
+    async def _read_queue(self) -> None:
+        self._queue = await self._store.requests.counts(None)
+        self._queue_read_at = time.monotonic()
 
-    def _number(self, status: str) -> float:
-        return self._open[status]
+    async def _read_batches(self) -> None:
+        self._open_batches = counts_of(await open_batches(self._store.documents), time.time())["open"]
+
+    def _queued(self, priority: int) -> float:
+        return self._queue.queued[priority]
+
+    def _oldest_age(self) -> float:
+        """It grows while nothing changes."""
+        age = self._queue.oldest_age
+        return age + time.monotonic() - self._queue_read_at if age else 0.0
+
+    def _num_open(self, status: str) -> float:
+        return self._open_batches[status]
 
 
-async def read_when_changed(changed: Signal, read: Callable[[], Awaitable[None]], *, what: str) -> None:
-    """Read numbers from the store after each change, with a pause between two looks. Until cancelled."""
+async def _read_when_changed(changed: Signal, read: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Reads at once, then after each change, with a pause between two looks. Until cancelled."""
     while True:
-        await changed.wait(SHARED_SECONDS)
         changed.clear()
         try:
             await read()
         except StoreError as error:
             logger.error("%s of --jobs can't be counted: %s", what, error)
         await asyncio.sleep(PAUSE_SECONDS)
+        await changed.wait_for(SHARED_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The numbers of lines of the batches that run. `left` are those without an answer on the disk."""
-
-    completed: int
-    failed: int
-    left: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """Batches that have not ended. Each of their statuses is in `open`; ages are seconds, 0 where there is none."""
-
-    open: dict[str, int]
-    oldest_age: float
-    lines: Lines
-
-
-def counts_of(batches: Iterable[Document], now: float) -> BatchCounts:
-    """The counts of open batches, from their documents."""
+def counts_of(batches: Iterable[Document], now: float) -> dict[str, Any]:
+    """The counts of open batches, from their documents. Ages are seconds, 0 where there is none; `left` are lines
+    without an answer on the disk."""
     states = [state_of(document) for document in batches]
     completed, failed = sum(state.completed for state in states), sum(state.failed for state in states)
-    return BatchCounts(
-        {status: sum(state.status == status for state in states) for status in OPEN_STATUSES},
-        max((max(0.0, now - state.created_at) for state in states), default=0.0),
-        Lines(completed, failed, sum(state.total for state in states) - completed - failed),
-    )
-
-
-async def open_batches(documents: DocumentStore) -> list[Document]:
-    """The open batches of all owners, the oldest first."""
-    return await documents.in_state(KIND, OPEN, limit=MAX_OPEN)
+    left = sum(state.total for state in states) - completed - failed
+    return {
+        "open": {status: sum(state.status == status for state in states) for status in OPEN_STATUSES},
+        "oldest_age": max((max(0.0, now - state.created_at) for state in states), default=0.0),
+        "lines": {"completed": completed, "failed": failed, "left": left},
+    }

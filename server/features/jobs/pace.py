@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from server.features.jobs.store.store import Signal
-
 _MAX_PAUSE_SECONDS = 30.0  # whatever `retry-after` says
 
 
@@ -58,7 +56,7 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         """`most` requests of all owners are sent at a time."""
-        self.changed = Signal()
+        self.changed = asyncio.Event()
         self._most = most
         self._num_in_flight = 0
         self._owners: dict[str, _Owner] = {}  # those that have anything here; who had its turn longest ago first
@@ -87,17 +85,25 @@ class Pace:
 
     @contextlib.asynccontextmanager
     async def turn(self, queue: SendQueue, *, has_begun: bool = False) -> AsyncIterator[None]:
-        """One request at the server. Raises Postponed.
-
-        has_begun  it has been computed in vain before
-        """
+        """One request at the server. Raises Postponed.         has_begun  it has been computed in vain before"""
         if queue.is_closed and (not has_begun or self.is_paused(queue.owner)):
             raise Postponed
-        await self._take(queue, has_begun)
+        owner = self._owners.setdefault(queue.owner, _Owner(float(self._most)))
+        if queue not in owner.queues:
+            owner.queues.append(queue)
+        future = self._loop.create_future()
+        queue.waiting[future] = has_begun
+        self._give()
+        is_given = False
         try:
+            is_given = await future
+            if not is_given:
+                raise Postponed
             yield
         finally:
-            self._end(queue.owner)
+            queue.waiting.pop(future, None)
+            if is_given or (future.done() and not future.cancelled() and future.result()):  # in this very tick
+                self._end(queue.owner)
 
     def answered(self, owner: str) -> None:
         """The server had room for a request that has its turn still."""
@@ -111,23 +117,6 @@ class Pace:
         if now >= its.paused_until:  # those that were sent together are refused together
             its.limit = max(1.0, its.limit / 2)
         its.paused_until = max(its.paused_until, now + min(retry_after, _MAX_PAUSE_SECONDS))
-
-    async def _take(self, queue: SendQueue, has_begun: bool) -> None:
-        owner = self._owners.setdefault(queue.owner, _Owner(float(self._most)))
-        if queue not in owner.queues:
-            owner.queues.append(queue)
-        future = self._loop.create_future()
-        queue.waiting[future] = has_begun
-        self._give()
-        try:
-            is_given = await future
-        except asyncio.CancelledError:
-            queue.waiting.pop(future, None)
-            if not future.cancelled() and future.result():  # it was given in this very tick
-                self._end(queue.owner)
-            raise
-        if not is_given:
-            raise Postponed
 
     def _end(self, owner: str) -> None:
         self._owners[owner].in_flight -= 1

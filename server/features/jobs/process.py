@@ -1,7 +1,6 @@
 """The jobs process as the supervisor starts it."""
 
-from server.features.jobs.feature import JOBS, JobsFlags
-from server.features.jobs.messages import JobsStart
+from server.features.jobs.feature import JOBS, JobsFlags, JobsStart
 from server.settings.settings import Settings
 from server.supervisor.child import Need, Plan
 from server.supervisor.socket_folder import FeatureSockets

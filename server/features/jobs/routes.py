@@ -18,7 +18,6 @@ from server.dialects.reading.json_body import LosslessDecoder, parse
 from server.dialects.route import OBJECT, Call, Response
 from server.features.jobs.batch_routes import BATCH_ROUTES, job_route, pieces
 from server.features.jobs.feature import JOBS
-from server.features.jobs.messages import MAX_BODY_BYTES
 from server.features.jobs.types import Status
 from server.features.rpc import Caller, Reply
 from server.frontend.parts import Part, Shared, bound
@@ -38,6 +37,7 @@ from server.requests.errors import (
 )
 from wire.frames import Buffer
 
+MAX_BODY_BYTES = 4 << 20  # more belongs into a batch
 _ROUTES = frozenset(route.path for route in table.ROUTES)
 _DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
 _KEY = re.compile(rb"[!-~]{1,255}")

@@ -2,13 +2,13 @@
 
 Nothing here decides for good before the store has it: a process that is killed leaves its requests in progress, and its
 successor queues them again. So a request may be computed twice, but it ends once. How it ends is told in Baseten's
-words. Housekeeping does what falls due without anybody asking.
+words. What falls due without anybody asking is done here too.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,7 +40,7 @@ logger = logging.getLogger("embedline.server")
 
 
 class Runner:
-    """Call `run` once; `may_claim` says whether new requests are begun."""
+    """Run `run` and `keep_house` once; `may_claim` says whether new requests are begun."""
 
     def __init__(
         self,
@@ -100,9 +100,27 @@ class Runner:
             await self._store.release(left)
             logger.info("%d async request(s) go on after the next start", len(left))
 
-    def claimed_ids(self) -> list[str]:
-        """The ids of the requests that run, for a store whose claims have to be renewed."""
-        return [claimed.request_id for claimed in self._running.values()]
+    async def keep_house(self) -> None:
+        """Ends requests that waited too long, forgets results whose time is over, and renews the claims of those that
+        run. Sleeps until the store says that something is due. Until cancelled."""
+        while True:
+            try:
+                await self._tidy()
+                delay = delay_until(await self._store.next_due(), time.time(), longest=_MOST_SECONDS)
+            except StoreError as error:
+                logger.error("the store of --jobs can't be tidied: %s", error)
+                delay = _RETRY_SECONDS
+            await asyncio.sleep(max(delay, _LEAST_SECONDS))
+
+    async def _tidy(self) -> None:
+        if self._running:
+            await self._store.renew([claimed.request_id for claimed in self._running.values()])
+        if num_expired := await self._store.expire():
+            self._metrics.count("embedline_jobs_total", "expired", by=num_expired)
+            logger.warning("%d async request(s) expired: they waited longer than they may", num_expired)
+            self._changed()
+        if await self._store.purge():
+            self._changed()
 
     def _wanted(self) -> tuple[int, Turns]:
         """The number of requests to claim now, and whose turn it is.
@@ -123,7 +141,7 @@ class Runner:
     async def _until_more(self) -> None:
         """Waits until there is something new, or more of what there was may be claimed."""
         loop = asyncio.get_running_loop()
-        signs = [self._store.claimable(_IDLE_SECONDS), self._pace.changed.wait(None)]
+        signs = [self._store.claimable(_IDLE_SECONDS), self._pace.changed.wait()]
         waits = [loop.create_task(sign) for sign in signs]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -228,45 +246,3 @@ def _message(body: bytes) -> str:
         fields = {}
     texts = (text for text in (fields.get("message"), fields.get("error")) if isinstance(text, str))
     return next(texts, "an error without a message")[:_MAX_MESSAGE]
-
-
-class Housekeeping:
-    """Ends requests that waited too long, forgets results whose time is over, and renews the claims of those that run.
-
-    Sleeps until the store says that something is due.
-    """
-
-    def __init__(
-        self,
-        store: RequestStore,
-        claimed_ids: Callable[[], Sequence[str]],
-        *,
-        metrics: Recorder,
-        changed: Callable[[], None],
-    ) -> None:
-        """`changed` is called when the numbers of the queue have changed."""
-        self._store = store
-        self._claimed_ids = claimed_ids
-        self._metrics = metrics
-        self._changed = changed
-
-    async def run(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            try:
-                await self._once()
-                delay = delay_until(await self._store.next_due(), time.time(), longest=_MOST_SECONDS)
-            except StoreError as error:
-                logger.error("the store of --jobs can't be tidied: %s", error)
-                delay = _RETRY_SECONDS
-            await asyncio.sleep(max(delay, _LEAST_SECONDS))
-
-    async def _once(self) -> None:
-        if claimed := self._claimed_ids():
-            await self._store.renew(claimed)
-        if num_expired := await self._store.expire():
-            self._metrics.count("embedline_jobs_total", "expired", by=num_expired)
-            logger.warning("%d async request(s) expired: they waited longer than they may", num_expired)
-            self._changed()
-        if await self._store.purge():
-            self._changed()

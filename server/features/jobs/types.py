@@ -67,10 +67,7 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer of the route, byte for byte.
-
-    num_bytes  of the whole body, where `body` is a part of it
-    """
+    """The answer of the route, byte for byte.     num_bytes  of the whole body, where `body` is a part of it"""
 
     status_code: int
     headers: Headers

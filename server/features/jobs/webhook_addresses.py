@@ -6,10 +6,12 @@ redirect. So `CheckedNetwork` resolves, checks and connects in one step, and not
 """
 
 import asyncio
+import contextlib
 import re
 import socket
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urlsplit
@@ -99,34 +101,20 @@ class Resolver:
         """The addresses of a host, each once, in the system's order. Raises OSError, UnicodeError."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[str]] = loop.create_future()
-
-        def ended(outcome: list[str] | OSError | UnicodeError) -> None:
-            self._free.release()
-            if future.done():  # its caller waits no more
-                return
-            if isinstance(outcome, list):
-                future.set_result(outcome)
-            else:
-                future.set_exception(outcome)
+        found: Future[list[str]] = Future()
+        found.set_running_or_notify_cancel()  # it ends with the lookup, whoever waits for it
 
         def look_up() -> None:
-            outcome = _look_up(host, port)
             try:
-                loop.call_soon_threadsafe(ended, outcome)
-            except RuntimeError:  # the loop is closed, and nobody waits any more
-                return
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found.set_result(list(dict.fromkeys(str(entry[4][0]) for entry in entries)))
+            except (OSError, UnicodeError) as error:
+                found.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=look_up, name="webhook-lookup", daemon=True).start()
-        return await future
-
-
-def _look_up(host: str, port: int) -> list[str] | OSError | UnicodeError:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return error
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return await asyncio.wrap_future(found)
 
 
 class CheckedNetwork(AsyncNetworkBackend):

@@ -133,7 +133,7 @@ def signed_headers(secrets: Sequence[Secret], *, request_id: str, timestamp: int
     return headers
 
 
-def webhook_body(delivery: Delivery, *, model_id: str, deployment_id: str) -> bytes:
+def webhook_body(delivery: Delivery) -> bytes:
     """JSON without spaces, as Baseten has it: made of what the store keeps, so the same bytes on each attempt.
 
     `data` is the route's answer. An answer that is not JSON is an object with `content_type` and `base64`; one of more
@@ -141,8 +141,8 @@ def webhook_body(delivery: Delivery, *, model_id: str, deployment_id: str) -> by
     """
     body = {
         "request_id": delivery.request_id,
-        "model_id": model_id,
-        "deployment_id": deployment_id,
+        "model_id": "embedline",
+        "deployment_id": "embedline",
         "type": "async_request_completed",
         "time": datetime.fromtimestamp(delivery.ended_at, UTC),
         "data": _data(delivery.request_id, delivery.result),
@@ -284,7 +284,6 @@ class Outbox:
         sender: Sender,
         *,
         secrets: Callable[[], list[Secret]],
-        model_id: str,
         clock: Callable[[], float],
         counted: Callable[[str], None] = lambda outcome: None,
         changed: Callable[[], None] = lambda: None,
@@ -292,7 +291,6 @@ class Outbox:
         self._store = store
         self._sender = sender
         self._secrets = secrets
-        self._model_id = model_id
         self._clock = clock
         self._counted = counted
         self._changed = changed
@@ -361,7 +359,7 @@ class Outbox:
 
     async def _attempt(self, delivery: Delivery, share: _Share) -> None:
         loop = asyncio.get_running_loop()
-        body = webhook_body(delivery, model_id=self._model_id, deployment_id=self._model_id)
+        body = webhook_body(delivery)
         delivery = replace(delivery, result=None)  # it may be many times as large as the body
         headers = signed_headers(
             self._secrets(), request_id=delivery.request_id, timestamp=int(self._clock()), body=body

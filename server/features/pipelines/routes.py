@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from server.dialects.answers import JSON, Answer, json_answer, openai_error
+from server.dialects.answers import JSON, Answer, json_answer
 from server.dialects.route import OBJECT, Call, Response, Route, Schema
 from server.dialects.row_answers import Container
 from server.features.pipelines.feature import PIPELINES
@@ -17,8 +17,8 @@ from server.features.rpc import Caller
 from server.frontend.parts import Part, Shared, bound
 from server.frontend.start import FeatureStart
 from server.http.body import ASGIApp
-from server.http.h1.server import HttpServer
 from server.http.request import HttpRequest, read_options
+from server.http.server import HttpServer
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -107,8 +107,7 @@ def make_part(start: FeatureStart, shared: Shared) -> PipelinesPart:
     return PipelinesPart(client, socket.socket(fileno=start.process.listener_fd))
 
 
-async def list_pipelines(pipelines: PipelinesClient, call: Call) -> Answer:
-    """The list of pipelines, with their schemas. Raises NotReady."""
+async def _list_pipelines(pipelines: PipelinesClient, call: Call) -> Answer:
     return json_answer({"pipelines": await pipelines.listing()})
 
 
@@ -117,7 +116,7 @@ async def run_pipeline(pipelines: PipelinesClient, call: HttpRequest) -> Answer:
     options = read_options(call.headers)
     is_msgpack = call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
     answers_msgpack = options.accepts is Container.MSGPACK
-    body = await call.read(_as_it_is, goes_on=True, is_json=not is_msgpack)
+    body = await call.read(lambda _, whole: whole, goes_on=True, is_json=not is_msgpack)
     name, owner = call.path_values["name"], call.owner
     asked = Run(name, owner, None, body, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
     with call.shared.bodies.held(len(body)):  # until the answer is there: so runs never have more than bodies may
@@ -125,10 +124,6 @@ async def run_pipeline(pipelines: PipelinesClient, call: HttpRequest) -> Answer:
         del body, asked  # it is held in the other process alone
         found = await running
     return Answer(200, [(b"content-type", _MSGPACK) if answers_msgpack else JSON], found)
-
-
-def _as_it_is(call: Call, body: bytes) -> bytes:
-    return body
 
 
 _ANYTHING: Schema = {kind: {"schema": {}} for kind in ("application/json", "application/msgpack")}
@@ -145,8 +140,7 @@ PIPELINE_ROUTES = (
     Route(
         method=_LIST[0],
         path=_LIST[1],
-        answer=list_pipelines,
-        error_shape=openai_error,
+        answer=_list_pipelines,
         summary=PIPELINES.routes[_LIST],
         responses={200: Response("In the pipeline's own form", OBJECT)},
         errors=(NotReady, NoSuchRoute),
@@ -155,7 +149,6 @@ PIPELINE_ROUTES = (
         method=_RUN[0],
         path=_RUN[1],
         answer=run_pipeline,
-        error_shape=openai_error,
         summary=PIPELINES.routes[_RUN],
         body_schema=_BODY,
         example=_EXAMPLE,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from server.features.backfill.servers import Servers
 
 
-_POLL_SECONDS = 0.1
 _ASK_SECONDS = 5.0
 _KEPT_LINES = 20  # of its log, for the error of a start that fails
 _MAX_PAGE = 1 << 22
@@ -74,7 +73,7 @@ class Child:
                 what = f"was not ready after {seconds:g} s" if thread.is_alive() else "ended at its start"
                 await asyncio.to_thread(self.stop, 0)
                 raise StartFailed(f"the server {what}: {' | '.join(self._lines)}")
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(0.1)
         self._has_been_ready = True
 
     async def is_ready(self) -> bool:
@@ -161,12 +160,13 @@ class Worker:
         """Write these shards of the job that OUT has; how many rows and tokens that were."""
         from embedline.client.preference import CancellationToken
         from server.features.backfill.errors import BackfillError
+        from server.features.backfill.job import Job, Options
         from server.features.backfill.work import Progress
 
         progress = Progress(0, 0, stream=io.StringIO())
         try:
             with self._servers() as servers:
-                self._job = self._job or self._opened()
+                self._job = self._job or Job(Options(**self._options))
                 plan = self._job.begin(servers.described())
                 self._job.compute(plan, shards, servers, progress, CancellationToken())
         except (StartFailed, BackfillError) as error:
@@ -179,11 +179,6 @@ class Worker:
             self._job.close()
         if self._child is not None:
             self._child.stop(_CHILD_SECONDS)
-
-    def _opened(self) -> "Job":
-        from server.features.backfill.job import Job, Options
-
-        return Job(Options(**self._options))
 
     def _started(self) -> Child:
         """The started server. Raises StartFailed. A GPU may still be taken by a server that has just ended."""
@@ -200,8 +195,7 @@ class Worker:
         raise AssertionError("the last try returns or raises")
 
     def _servers(self) -> "Servers":
-        """Its server, as a backfill asks it. Raises StartFailed. Ray starts a worker that ended again, with what it was
-        told last."""
+        """Its server. Raises StartFailed. Ray starts a worker that ended again, with what it was told last."""
         from embedline.client.preference import CancellationToken
         from server.features.backfill.servers import Servers
 
@@ -220,7 +214,6 @@ _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})  # a request w
 _OF_AIOHTTP = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # which it would add
 TOKENS = "queued_tokens"
 _GAUGE = b"embedline_queue_tokens{"
-_BACKLOG = 4096
 _END_SECONDS = 10.0  # that a server takes to end, beside its open requests
 
 
@@ -302,7 +295,7 @@ class Replica:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((options.host, options.port))
-            listener.listen(_BACKLOG)
+            listener.listen(4096)
         except OSError as error:
             listener.close()
             raise RuntimeError(f"port {options.port} is taken") from error

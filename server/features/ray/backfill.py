@@ -24,7 +24,6 @@ from server.features.ray.serving import arguments, check_version
 from server.features.ray.settings import RayConfig
 
 _SAY_SECONDS = 60.0
-_POLL_SECONDS = 1.0
 _MAX_DEATHS = 3  # of workers that had the same shards
 _ROOM_SECONDS = 60.0  # for a place in the cluster, beside a server's start
 _STOP_SECONDS = 20.0
@@ -47,8 +46,7 @@ class PlaceWait:
         self._goes_on_at = self._said_at = self._clock()
 
     def check(self, is_computing: Callable[[], bool]) -> None:
-        """Say that no worker has answered, after a while. `is_computing`: whether one that has a place has work. Raises
-        BackfillError."""
+        """Say that no worker has answered. `is_computing`: whether one with a place has work. Raises BackfillError."""
         now = self._clock()
         is_over = now - self._goes_on_at > self._seconds
         if not is_over and now - self._said_at < _SAY_SECONDS:
@@ -65,8 +63,7 @@ class PlaceWait:
 
 
 class Workers:
-    """The workers of one backfill. Ray starts each as soon as the cluster has resources for it, and restarts one that
-    died with the shards it had."""
+    """The workers of one backfill. Ray starts each once there is room, and restarts one that died with its shards."""
 
     def __init__(self, options: Options, config: RayConfig, token: CancellationToken) -> None:
         import ray
@@ -76,8 +73,9 @@ class Workers:
 
         cloudpickle.register_pickle_by_value(actors)  # Ray's processes can't import it yet
         self._settings, self._token = config.ray, token
+        self.size = self._settings.max_replicas  # the most workers
         self._asked: dict[Any, tuple[Any, Sequence[int]]] = {}  # workers by Ray's words for their answers to come
-        self._ready: list[Any] = []
+        self.free: list[Any] = []  # those that have nothing to do
         needs = f"{self._settings.num_cpus:g} CPUs and {self._settings.num_gpus:g} GPUs"
         self._place_wait = PlaceWait(needs, self._settings.start_seconds + _ROOM_SECONDS, _free)
         made = ray.remote(
@@ -91,11 +89,6 @@ class Workers:
             given = dataclasses.asdict(options) | place
             actor = made.remote(config.text, arguments(config), given, os.getcwd(), self._settings.start_seconds)
             self._asked[actor.start.remote()] = actor, ()
-
-    @property
-    def size(self) -> int:
-        """The most workers."""
-        return self._settings.max_replicas
 
     def first_ready(self) -> Served:
         """The model of the first worker that is ready. Raises BackfillError."""
@@ -112,7 +105,7 @@ class Workers:
 
         if self._token.is_cancelled:
             raise Stopped("stopped by a signal")
-        found, _ = ray.wait(list(self._asked), timeout=_POLL_SECONDS) if self._asked else ([], [])
+        found, _ = ray.wait(list(self._asked), timeout=1.0) if self._asked else ([], [])
         for reference in found:
             self._place_wait.found()
             yield self._answer(reference)
@@ -121,23 +114,18 @@ class Workers:
 
     def tell(self, shards: Sequence[int]) -> None:
         """Give these shards to a free worker."""
-        actor = self._ready.pop()
+        actor = self.free.pop()
         self._asked[actor.compute.remote(list(shards))] = actor, shards
-
-    @property
-    def has_free(self) -> bool:
-        """Whether one has nothing to do."""
-        return bool(self._ready)
 
     def stop(self) -> None:
         """Let those that are free end in order."""
         import ray
 
-        ray.wait([actor.stop.remote() for actor in self._ready], timeout=_STOP_SECONDS)
+        ray.wait([actor.stop.remote() for actor in self.free], timeout=_STOP_SECONDS)
 
     def _is_computing(self) -> bool:
         """Whether one works, or could: one that is to be started again may never find a place."""
-        return bool(self._ready) or any(shards and _has_place(actor) for actor, shards in self._asked.values())
+        return bool(self.free) or any(shards and _has_place(actor) for actor, shards in self._asked.values())
 
     def _answer(self, reference: Any) -> _Answer:
         import ray
@@ -151,7 +139,7 @@ class Workers:
             raise BackfillError(f"{_MAX_DEATHS} workers ended while {what}: {reason}") from None
         if PROBLEM in figures:
             raise BackfillError(figures[PROBLEM])
-        self._ready.append(actor)
+        self.free.append(actor)
         return shards, figures
 
 
@@ -162,7 +150,6 @@ def _has_place(actor: Any) -> bool:
 
 
 def _free() -> str:
-    """The resources that the cluster has, in words."""
     import ray
 
     total, free = ray.cluster_resources(), ray.available_resources()
@@ -194,7 +181,7 @@ def _hand_out(todo: Sequence[int], progress: Progress, workers: Workers) -> None
     """Shards go to whoever is free, until all are written. Raises BackfillError."""
     waiting, num_left = deque(todo), len(todo)
     while num_left:
-        while waiting and workers.has_free:
+        while waiting and workers.free:
             count = max(1, min(_MAX_RUN, len(waiting) // (2 * workers.size)))  # few at the end: all end together
             workers.tell([waiting.popleft() for _ in range(count)])
         for shards, figures in workers.answers():

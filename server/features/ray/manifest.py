@@ -7,7 +7,6 @@ from server.features.ray.serving import APPLICATION, ENVIRONMENT, EVERY_ADDRESS
 from server.features.ray.settings import RayConfig
 from server.settings.flag import SettingsError
 
-_RAY_VERSION = "2.60.0"
 _SERVE_PORT = "serve"  # the name that the operator's Service looks for
 _PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 _HEAD = {"cpu": "2", "memory": "8Gi"}
@@ -64,7 +63,7 @@ def _serve(config: RayConfig) -> dict[str, Any]:
 def _cluster(config: RayConfig, image: str) -> dict[str, Any]:
     settings = config.ray
     return {
-        "rayVersion": _RAY_VERSION,
+        "rayVersion": "2.60.0",
         "enableInTreeAutoscaling": True,  # a pod for each replica that the application asks for
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0"},  # no replica lies there

@@ -37,10 +37,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no report to Ray's makers
 }
 _VERSION = "2.60."  # parts of Serve that are used here are new, and may change with any other
-_POLL_SECONDS = 0.5
 _DEPLOY_SECONDS = 60  # beside the start of the servers themselves
 _ASK_SECONDS = 5.0
-_MAX_ROUTES = 1 << 20
 _STARTS = 2  # tries before a start has failed
 _LOOK_BACK_SECONDS = 11.0  # Serve wants more than 10
 _CHILD_SECONDS = 15.0  # that a server takes to end, beside its open requests
@@ -138,7 +136,7 @@ def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = serve.status().applications[APPLICATION]
-        if stop.wait(_POLL_SECONDS) or (found.status == "RUNNING" and _is_known(settings)):
+        if stop.wait(0.5) or (found.status == "RUNNING" and _is_known(settings)):
             return ""
         if found.status == "DEPLOY_FAILED":
             return (
@@ -161,7 +159,7 @@ def _is_known(settings: RaySettings) -> bool:
     with contextlib.closing(connection):
         try:
             connection.request("GET", "/-/routes")
-            return APPLICATION in connection.getresponse().read(_MAX_ROUTES).decode()
+            return APPLICATION in connection.getresponse().read(1 << 20).decode()
         except ConnectionRefusedError:
             return True
         except (OSError, http.client.HTTPException):

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from server.supervisor.model_files import cache_folder
 from server.supervisor.model_plan import ModelPlan, engine_options, find_cuda, plan_model
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 
 if TYPE_CHECKING:
     from engine.fused.quantization.verify import Verified
@@ -88,7 +88,6 @@ def verify(settings: Settings, *, as_json: bool) -> int:
 
 
 def _plan(model: ModelSettings, settings: Settings) -> ModelPlan:
-    """The plan of a start, with weights converted that are pickles. Raises SettingsError and ModelError."""
     with clean_exit_on_sigterm():
         return plan_model(model, settings, cuda=lambda: find_cuda(settings), progress=shown)
 
@@ -109,7 +108,6 @@ def _check_tokenizer(plan: ModelPlan) -> None:
 
 
 def _options(plan: ModelPlan, settings: Settings) -> LoadOptions:
-    """The options that an engine on the model's first device is loaded with."""
     return engine_options(
         plan,
         plan.devices.names[0],
@@ -170,10 +168,7 @@ def _measured(found: "Fidelity") -> dict[str, float]:
 
 
 def _as_text(plan: ModelPlan, verified: "Verified") -> str:
-    lines = [plan.name]
-    for label, value in _facts(plan, verified):
-        lines.append(aligned(label, value))
-    return "\n".join(lines)
+    return "\n".join([plan.name, *(aligned(label, value) for label, value in _facts(plan, verified))])
 
 
 def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
@@ -312,7 +307,12 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: VerifyTexts) -> tuple[
     engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=options)
     try:
         output = _OUTPUTS[plan.folder.task]
-        parts = [_computed(engine, batch)[output] for batch in _batches(engine, asked.tokens, output)]
+        parts = []
+        for batch in _batches(engine, asked.tokens, output):
+            results = compute(engine, batch)
+            if isinstance(results, EngineError):
+                raise ModelError(f"the {engine.info.engine} engine fails on a text: {results}")
+            parts.append(results[output])
     finally:
         engine.close()
     if output is OutputKind.SPARSE:
@@ -326,7 +326,6 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: VerifyTexts) -> tuple[
 
 
 def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iterator[Batch]:
-    """Batches of as many texts as the engine takes at once."""
     limits, offsets = engine.limits, tokens.offsets
     start = 0
     while start < len(tokens.truncated):
@@ -338,15 +337,9 @@ def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iter
         ):
             stop += 1
         own = tokens.between(start, stop)
-        yield Batch(engine.info.name, output, own.token_ids, own.offsets, own.token_type_ids, own.marks)
+        parts: dict[str, Any] = {part.field: values for part, values in own.parts.items()}
+        yield Batch(engine.info.name, output, own.token_ids, own.offsets, **parts)
         start = stop
-
-
-def _computed(engine: Engine, batch: Batch) -> dict[OutputKind, Rows]:
-    results = compute(engine, batch)
-    if isinstance(results, EngineError):
-        raise ModelError(f"the {engine.info.engine} engine fails on a text: {results}")
-    return results
 
 
 def _spread(rows: Rows, vocab_size: int) -> _Array:

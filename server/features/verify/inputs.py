@@ -26,8 +26,8 @@ from server.supervisor.model_plan import ModelPlan
 from server.supervisor.topology import tokenizer_spec
 from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import Truncation
-from tokenizer_pool.tasks import TokenizedPiece
-from tokenizer_pool.token_ids import TokenizedTexts, join
+from tokenizer_pool.tasks import TokenizedTexts
+from tokenizer_pool.token_ids import join
 from tokenizer_pool.tokenizer import Tokenizer
 
 _MAX_WORK = 5e12  # products of one sequence
@@ -66,7 +66,7 @@ def verify_texts(plan: ModelPlan) -> VerifyTexts:
     prompt = folder.template.instruction if folder.template else plan.default_prompt
     side = plan.truncation or Truncation.RIGHT
     tokens = tokenizer.encode(texts, pair_texts=pair_texts, prompt=prompt, truncation=side)
-    return VerifyTexts(texts=texts, pair_texts=pair_texts, tokens=join([tokens]), longest=long.note)
+    return VerifyTexts(texts=texts, pair_texts=pair_texts, tokens=tokens, longest=long.note)
 
 
 def _queries_and_documents(
@@ -76,7 +76,7 @@ def _queries_and_documents(
     num_queries = len(texts) // 2
     prompts, max_seqlen = plan.folder.prompts, plan.folder.max_seqlen
     most = lengths(late, max_seqlen) or Lengths(max_seqlen, max_seqlen)
-    pieces: list[TokenizedPiece] = [
+    pieces: list[TokenizedTexts] = [
         tokenizer.encode(texts[:num_queries], prompt=prompts.get("query", ""), max_tokens=most.query),
         tokenizer.encode(texts[num_queries:], prompt=prompts.get("document", ""), max_tokens=most.document),
     ]
@@ -115,8 +115,7 @@ def long_texts(folder: ModelFolder, tokenizer: Tokenizer, texts: Sequence[str]) 
 
 
 def _affordable(folder: ModelFolder) -> int:
-    """The tokens of a sequence that can be afforded. Attention takes S / 6 h of the time of all else (S tokens, h
-    numbers a row)."""
+    """The tokens of a sequence that can be afforded. Attention adds S / 6 h (S tokens, h numbers a row)."""
     tokens_alone = _MAX_WORK / num_layer_parameters(folder)
     # the root of S + S² / 6 h = tokens_alone
     half = 3 * folder.hidden_size

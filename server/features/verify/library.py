@@ -27,6 +27,7 @@ from server.supervisor.model_plan import ModelPlan
 from tokenizer_pool.config_files import is_of_transformers_5, read_config
 from tokenizer_pool.loading import load, prepend_lowercase
 from tokenizer_pool.special_tokens import ends
+from wire.parts import Part
 
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")  # of tokenizer.json
 _MAX_IDS = 12  # that are shown of a text
@@ -53,10 +54,7 @@ class Reference:
 
 
 def rows_of(plan: ModelPlan, asked: VerifyTexts) -> Reference:
-    """Raw.
-
-    Raises ModelError where the library is not installed, or has no rows of the model's.
-    """
+    """Raw.     Raises ModelError where the library is not installed, or has no rows of the model's."""
     try:
         from transformers.utils import logging
 
@@ -98,7 +96,6 @@ def _embeddings(plan: ModelPlan, asked: VerifyTexts) -> Reference:
 
 
 def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
-    """The modules that --pooling asks for."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     bare = Transformer(str(plan.folder.weights_folder))
@@ -256,7 +253,7 @@ def hold(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> HeldIds:
 def _gives_types(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> bool:
     """Whether the library now makes types of tokens for its model, and would not have."""
     has_table = read_config(plan.folder.weights_folder / "config.json").get("type_vocab_size", 0) > 1
-    has_types = bool(asked.pair_texts) and asked.tokens.token_type_ids is not None
+    has_types = bool(asked.pair_texts) and Part.TOKEN_TYPE_IDS in asked.tokens.parts
     if not has_types or not has_table or "token_type_ids" in tokenizer.model_input_names:
         return False
     tokenizer.model_input_names = [*tokenizer.model_input_names, "token_type_ids"]
@@ -277,7 +274,6 @@ def _made_equal(backend: tokenizers.Tokenizer, plain: tokenizers.Tokenizer) -> l
 
 
 def _ids(tokenizer: Any, plan: ModelPlan, asked: VerifyTexts) -> list[list[int]]:
-    """The library's, one text or pair at a time."""
     second: Sequence[str | None] = asked.pair_texts or [None] * len(asked.texts)
     return [
         list(

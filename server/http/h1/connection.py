@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     # the end
 
-    def _close_after_rest(self) -> None:
+    def close_after_rest(self) -> None:
         """Close, but first take what still comes: who sends into a closed connection may not see the answer."""
         self._is_over = True
         if self.transport.is_closing() or not self.transport.can_write_eof():
@@ -252,6 +252,7 @@ class Exchange:
         finally:
             if not self.response_complete and not self.disconnected:
                 self._connection.transport.close()  # no client may wait for an answer that never comes
+                self._connection.answered()  # nor may it leave what was written unread for ever
 
     def take(self, body: bytes) -> None:
         """More of the body has come. Nobody wants what comes after the answer."""
@@ -338,7 +339,9 @@ class Exchange:
         if is_last:
             self.response_complete = True
             self.tell()
-            if not self.keep_alive:
+            if not self.keep_alive and self.more_body:
+                self._connection.close_after_rest()
+            elif not self.keep_alive:
                 self._connection.transport.close()
             self._connection.answered()
 

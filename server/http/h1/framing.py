@@ -73,8 +73,9 @@ def checked_headers(headers: Sequence[Header], version: str) -> dict[bytes, byte
 def path_and_query(target: bytes) -> tuple[str, bytes, bytes]:
     """The path of a target, its bytes as they came, and the query."""
     found = parse_url(target)
-    path = found.path.decode("ascii")
-    return unquote(path) if "%" in path else path, found.path, found.query or b""
+    raw = found.path or b"/"  # none, in a target such as http://host (RFC 9110, section 4.2.3)
+    path = raw.decode("ascii")
+    return unquote(path) if "%" in path else path, raw, found.query or b""
 
 
 def with_host_of_target(target: bytes, headers: list[Header]) -> list[Header]:

@@ -73,6 +73,11 @@ class Connections:
             self._end(next(idle, None) or next(waiting, None) or connection)
         self._on_number(len(self._by_age))
 
+    def end_handshakes(self) -> None:
+        """Close at once those that are in the middle of one."""
+        for connection in [one for one in self._by_age if not one.is_established]:
+            self._end(connection)
+
     def end_all(self) -> None:
         """Close all at once."""
         for connection in list(self._by_age):
@@ -260,7 +265,7 @@ class HttpProtocol(Connection):
                 self._is_over = True
                 self._exchange.keep_alive = False
                 if self._exchange.response_complete:
-                    self._close_after_rest()
+                    self.close_after_rest()
 
     def _decline(self) -> None:
         """Parse a head again without its offer to upgrade."""
@@ -381,7 +386,7 @@ class HttpProtocol(Connection):
                 return
         self.transport.write(refusal(error))
         self._connections.on_refused(error)
-        self._close_after_rest()
+        self.close_after_rest()
 
     # for the server
 

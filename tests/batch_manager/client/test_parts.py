@@ -37,20 +37,13 @@ def test_all_are_done_at_the_same_time(waits: list[float], rates: list[float], s
 
 
 @pytest.mark.holds("Rows keep the order of the request")
-@pytest.mark.parametrize("has_parts", [False, True])
-def test_parts_joined_are_the_whole(has_parts: bool) -> None:
+def test_parts_joined_are_the_whole() -> None:
     chance = np.random.default_rng(7)
     for _ in range(200):
         seqlens = chance.integers(1, 90, int(chance.integers(1, 40))).tolist()
         whole = submission(*seqlens, outputs=OutputKind.POOLED | OutputKind.TOKENS)
-        if has_parts:
-            types, marks, adapters = (chance.integers(0, 9, n) for n in (sum(seqlens), sum(seqlens), len(seqlens)))
-            named = {
-                Part.TOKEN_TYPE_IDS: types.astype(np.int32).tobytes(),
-                Part.MARKS: marks.astype(np.uint8).tobytes(),
-                Part.ADAPTERS: adapters.astype(np.int32).tobytes(),
-            }
-            whole = replace(whole, parts=named)
+        types = chance.integers(0, 9, sum(seqlens)).astype(np.int32)
+        whole = replace(whole, parts={Part.TOKEN_TYPE_IDS: types.tobytes()})
         shares = chance.random(int(chance.integers(1, 5))) + 1e-9
         shares *= sum(seqlens) / shares.sum()
         parts = split(whole, shares.tolist())

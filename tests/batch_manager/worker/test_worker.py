@@ -80,16 +80,12 @@ async def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
         assert 0 <= result.queue_seconds < 20
 
 
-async def test_parts_of_a_batch_travel_and_are_zero_where_none_were_given(tmp_path: Path) -> None:
+async def test_types_of_tokens_travel_and_are_zero_where_none_were_given(tmp_path: Path) -> None:
     async with running(tmp_path) as manager:
         manager.engine.is_automatic = True
         frontend = await manager.frontend()
         ids, types = ids_of(40, 50, 30), (ids_of(40, 50, 30) % 3).astype(np.int32)
-        parts = {
-            Part.TOKEN_TYPE_IDS: types.tobytes(),
-            Part.MARKS: bytes([8, 1] * 60),
-            Part.ADAPTERS: np.array([1, 0, 3], np.int32).tobytes(),
-        }
+        parts = {Part.TOKEN_TYPE_IDS: types.tobytes()}
         given = Submission(0, INTERACTIVE, OutputKind.POOLED, float("inf"), (40, 50, 30), ids.tobytes(), parts)
         answers = await asyncio.gather(frontend.ask(given), frontend.ask(submission(4)))
         assert_same(answers[0], expected(given))

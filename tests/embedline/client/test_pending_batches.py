@@ -103,7 +103,9 @@ def test_jitter_differs_from_job_to_job() -> None:
 def test_what_another_try_would_not_change_is_final(number: int) -> None:
     course = Course()
     pending = course.take_one()
-    course.batches.finished(pending, AnswerPart(form="bytes"), 0.1)  # so that the form of the request is not to blame
+    course.batches.finished(
+        pending, AnswerPart(result=None, form="bytes"), 0.1
+    )  # so that the form of the request is not to blame
     course = Course(1)
     course.endpoints[0].learn("embed", 0, is_sure=True)
     with pytest.raises(RequestFailed, match=f"HTTP {number}"):
@@ -181,13 +183,13 @@ def test_a_server_that_fails_is_left_alone_while_others_work_and_comes_back() ->
         if pending.endpoint is first:
             course.fail(pending, LOST)
         else:
-            course.batches.finished(pending, AnswerPart(form="bytes"), 0.1)
+            course.batches.finished(pending, AnswerPart(result=None, form="bytes"), 0.1)
     assert {pending.endpoint for pending in course.take()} == {second}
     course.now += 1.0
     (probe,) = [
         pending for pending in course.take() if pending.endpoint is first
     ]  # one request tries whether it works again
-    course.batches.finished(probe, AnswerPart(form="bytes"), 0.1)
+    course.batches.finished(probe, AnswerPart(result=None, form="bytes"), 0.1)
     assert sum(pending.endpoint is first for pending in course.take()) > 1
 
 

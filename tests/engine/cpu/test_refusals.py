@@ -161,7 +161,7 @@ def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(
     convert(described, compile_options_of(described, options(tiny)), target=target)
     size = (target / "model.bin").stat().st_size
     for free, has_wide in ((2 * size, True), (2 * size - 1, False)):
-        monkeypatch.setattr(openvino, "free_memory", lambda free=free: free)
+        monkeypatch.setattr(host, "free_memory", lambda free=free: free)
         executor = openvino.open_model(target, dtype="float32", num_threads=2)
         assert (executor.wide is not None) == has_wide
     (message,) = caplog.messages

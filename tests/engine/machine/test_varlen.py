@@ -1,47 +1,22 @@
 """FlashAttention-2 as it is called; what it computes is for a GPU to say."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from engine.machine import varlen as module
-from engine.machine.varlen import by_function, by_operator, has_varlen, takes_known, varlen
+from engine.machine.varlen import has_varlen, varlen
 
-
-@dataclass(frozen=True)
-class Argument:
-    name: str
-    kwarg_only: bool = False
-    is_optional: bool = True
-
-    def has_default_value(self) -> bool:
-        return self.is_optional
-
-
-NAMES = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask"
-POSITIONAL = [Argument(name) for name in NAMES.split()]
-BY_NAME = [Argument(name, kwarg_only=True) for name in ("scale", "window_size_left", "window_size_right")]
-NEW = Argument("num_splits", kwarg_only=True)
+POSITIONAL = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask"
 
 
 def test_this_torch_has_the_operator_as_we_know_it() -> None:
-    assert takes_known(torch.ops.aten._flash_attention_forward.default._schema.arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_known"),
-    [
-        ([*POSITIONAL, *BY_NAME], True),
-        ([*POSITIONAL, *BY_NAME, NEW], True),
-        ([*POSITIONAL, *BY_NAME, Argument("needed", kwarg_only=True, is_optional=False)], False),
-        ([*POSITIONAL, Argument("another"), *BY_NAME], False),
-        ([*reversed(POSITIONAL), *BY_NAME], False),
-        ([*POSITIONAL, *BY_NAME[:2]], False),
-    ],
-)
-def test_other_arguments_are_noticed(arguments: list[Argument], is_known: bool) -> None:
-    assert takes_known(arguments) == is_known
+    arguments = torch.ops.aten._flash_attention_forward.default._schema.arguments
+    assert " ".join(each.name for each in arguments if not each.kwarg_only) == POSITIONAL
+    by_name = {each.name: each.has_default_value() for each in arguments if each.kwarg_only}
+    assert {"scale", "window_size_left", "window_size_right"} <= by_name.keys()
+    assert all(by_name.values())
 
 
 @pytest.mark.parametrize(
@@ -53,24 +28,24 @@ def test_windows_are_told_as_the_operator_counts_them(
 ) -> None:
     cases = []
 
-    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, case: module._Case) -> torch.Tensor:
-        cases.append(case)
-        return query
+    def attention(query: torch.Tensor, *others: Any, **named: Any) -> tuple[torch.Tensor]:
+        left, right = named["window_size_left"], named["window_size_right"]
+        cases.append(((left, right), others[4:6], named["scale"], others[7]))
+        return (query,)
 
-    monkeypatch.setattr(module, "_attention", lambda: attention)
+    monkeypatch.setattr(torch.ops, "aten", SimpleNamespace(_flash_attention_forward=attention))
     rows = torch.empty((4, 2, 20))
     bounds = torch.tensor([0, 1, 2], dtype=torch.int32)
     answer = varlen(rows, rows, rows, bounds, 1, is_causal=is_causal, scaling=0.5, window=window)
     assert answer.shape == rows.shape  # heads of 20 numbers are padded to 24, and cut again
-    assert [(case.window, case.max_seqlen, case.scaling) for case in cases] == [(sizes, 2, 0.5)]
+    assert cases == [(sizes, (2, 2), 0.5, sizes == (-1, 0))]
 
 
-@pytest.mark.parametrize("attention", [by_operator, by_function])
-def test_both_ways_are_taken_by_this_torch(attention: module._Attention) -> None:
+def test_it_is_taken_by_this_torch() -> None:
     """On tensors without numbers."""
     query, key = (torch.empty((9, heads, 32), dtype=torch.bfloat16, device="meta") for heads in (4, 2))
     bounds = torch.empty(3, dtype=torch.int32, device="meta")
-    assert attention(query, key, key, module._Case(bounds, 9, 0.2, (-1, 0))).shape == query.shape
+    assert varlen(query, key, key, bounds, 9, is_causal=True, scaling=0.2).shape == query.shape
 
 
 def test_what_it_is_for() -> None:

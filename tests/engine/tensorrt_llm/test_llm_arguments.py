@@ -8,10 +8,9 @@ import pytest
 
 from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm.engine import hide_other_gpus
-from engine.tensorrt_llm.loading import NO_TELEMETRY, Buckets, buckets, llm_arguments
+from engine.tensorrt_llm.loading import NO_TELEMETRY, buckets, llm_arguments
 from engine.tensorrt_llm.offer import TensorRTLLMConfig
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
-from engine.tensorrt_llm.planning.package import Package
 from engine.tensorrt_llm.planning.plan import ours
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import write_model
@@ -40,7 +39,7 @@ def chosen(tmp_path: Path) -> TensorRTLLMConfig:
         model_class=ours(folder),
         weights=folder.weights_folder,
         checkpoint=Checkpoint(algorithm=""),
-        package=Package("1.4.0rc1"),
+        version="1.4.0rc1",
         gpu=Gpu(0, "NVIDIA H100", (9, 0), 80 << 30),
         dtype="bfloat16",
         max_num_tokens=4096,
@@ -110,15 +109,19 @@ def test_every_word_against_telemetry_that_is_known_is_said() -> None:
 
 
 def test_small_shapes_alone() -> None:
-    assert buckets(max_num_seqs=32, max_num_tokens=16_384, max_seqlen=8192) == Buckets(
-        (1, 2, 4, 8), (32, 64, 128, 256, 512, 1024), (32, 64, 128, 256, 512)
-    )
+    assert buckets(max_num_seqs=32, max_num_tokens=16_384, max_seqlen=8192) == {
+        "batch_sizes": [1, 2, 4, 8],
+        "num_tokens": [32, 64, 128, 256, 512, 1024],
+        "seq_lens": [32, 64, 128, 256, 512],
+    }
 
 
 def test_none_is_larger_than_a_limit() -> None:
-    assert buckets(max_num_seqs=5, max_num_tokens=300, max_seqlen=128) == Buckets(
-        (1, 2, 4), (32, 64, 128, 256), (32, 64, 128)
-    )
+    assert buckets(max_num_seqs=5, max_num_tokens=300, max_seqlen=128) == {
+        "batch_sizes": [1, 2, 4],
+        "num_tokens": [32, 64, 128, 256],
+        "seq_lens": [32, 64, 128],
+    }
 
 
 @pytest.mark.parametrize("limit", [1, 7, 31, 33, 1000])
@@ -126,10 +129,10 @@ def test_there_is_always_one(limit: int) -> None:
     """An empty list, or none, would leave the library without graphs, of which it only warns."""
     found = buckets(max_num_seqs=limit, max_num_tokens=limit, max_seqlen=limit)
 
-    for sizes in (found.batch_sizes, found.num_tokens, found.seq_lens):
+    for sizes in found.values():
         assert sizes
         assert max(sizes) <= limit
-        assert sorted(set(sizes)) == list(sizes)
+        assert sorted(set(sizes)) == sizes
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from server.dialects.huggingface import TaskBody
 from server.dialects.reading.json_body import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 
-_BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
-    route.path: (route.body, *route.more_bodies) for route in ROUTES
-}
+_BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {route.path: route.bodies for route in ROUTES}
 _BODIES["/"] += (TaskBody,)
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects.invocations import Chosen
 from server.dialects.route import Route
 from server.dialects.sparse import KINDS
 from server.dialects.table import ROUTES
@@ -182,8 +181,7 @@ def decode_or_refuse(path: str, data: st.DataObject) -> None:
         assert [text for text in texts_in(value) if text not in NAMES and is_echoed(text, said)] == []
     else:
         for one in decoded if isinstance(decoded, list) else [decoded]:  # a list is of /vertex
-            chosen = one.chosen if path == "/vertex" else one
-            request = chosen.request if isinstance(chosen, Chosen) else chosen
+            request = one.request if path == "/vertex" else one
             if not path.startswith("/api/"):  # Ollama's clients may ask for nothing
                 check(request.work if path == "/pooling" else request)
 
@@ -191,19 +189,18 @@ def decode_or_refuse(path: str, data: st.DataObject) -> None:
 def check(request: object) -> None:
     """There is something to do."""
     if isinstance(request, EmbedRequest | ClassifyRequest | ClassifyTokensRequest):
-        assert request.texts or request.token_ids
-        assert request.num_items >= 1
+        assert request.items
     elif isinstance(request, RerankRequest):
         assert request.queries
         assert all(request.queries)
         assert request.documents
         assert all(request.documents)
     elif isinstance(request, TokenizeRequest):
-        assert request.texts
-        assert all(request.texts)
+        assert request.items
+        assert all(request.items)
     else:
         assert isinstance(request, DecodeRequest)
-        assert request.token_ids
+        assert request.items
 
 
 def test_an_echo_would_be_seen() -> None:

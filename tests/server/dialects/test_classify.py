@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.classify import decode
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, refused_by
-from tests.server.edge import Called
+from tests.server.edge import Called, route_of
+
+decode = route_of("/classify").decode
 
 CLASSIFIER = {"task": "classify", "labels": ["no", "yes"], "activation": "softmax", "num_labels": 2}
 ROWS = [[0.0, np.log(3)], [2.0, 2.0]]

@@ -7,23 +7,18 @@ import msgspec
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.route import RequestOptions, Route
+from server.dialects.route import RequestOptions
 from server.dialects.table import ROUTES
 from server.requests.errors import InvalidRequest, ModelNotFound, NotReady
 from server.requests.models import ModelTable
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, answered, decoded, good_body, served_model, state_with_everything
+from tests.server.edge import Called, answered, decoded, good_body, route_of, served_model, state_with_everything
 from wire.vocabulary import RequestClass
 
 ALL = OutputKind(sum(OutputKind))
 PATHS = [route.path for route in ROUTES]
 COMPUTE_NOTHING = {"/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/detokenize", "/api/show"}
 OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
-
-
-def route_of(path: str) -> Route:
-    (route,) = (route for route in ROUTES if route.path == path)
-    return route
 
 
 def asked(path: str, **settings: Any) -> Called:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from server.dialects.fields.rows import FormFields, read_form
 from server.dialects.openai import encode
 from server.dialects.row_answers import Container, DType, Endianness, RowForm, packed, rounded
-from server.requests.row_memory import RequestContext
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Embedded, EmbedRequest, RequestContext
 from tests.documents import ROOT
 from tests.server.edge import Called, Edge, answered, call, new_call, ready_state, served_model
 
@@ -89,7 +88,7 @@ def test_msgpack_of_any_size(num_rows: int, width: int) -> None:
     asked.form = RowForm(container=Container.MSGPACK)
     embedded = Embedded(rows, 7, np.zeros(num_rows, np.uint8))
     answer = asyncio.run(
-        encode(asked, EmbedRequest(model=served_model(name="naïve"), texts=["a"], context=RequestContext()), embedded)
+        encode(asked, EmbedRequest(model=served_model(name="naïve"), items=["a"], context=RequestContext()), embedded)
     )
 
     decoded = msgspec.msgpack.decode(answer.body)
@@ -138,7 +137,7 @@ def test_headers_stay_small_however_many_rows_there_are() -> None:
     for num_rows, is_given in ((1, True), (50, True), (70, False), (2048, False)):
         embedded = Embedded(some_rows(num_rows), 7, np.zeros(num_rows, np.uint8))
         answer = asyncio.run(
-            encode(asked, EmbedRequest(model=served_model(name="m"), texts=["a"], context=RequestContext()), embedded)
+            encode(asked, EmbedRequest(model=served_model(name="m"), items=["a"], context=RequestContext()), embedded)
         )
         assert (b"metadata" in dict(answer.headers)) is is_given
         assert sum(map(len, dict(answer.headers).values())) < 6200

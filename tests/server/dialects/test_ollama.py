@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.ollama import decode_embed, decode_embeddings
 from server.http.access import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable
 from server.requests.work import Trace
 from tests.server.asking import RAW, ask, decoded_by, refused_by
-from tests.server.edge import Called, Edge, answered, call, one_model, ready_state, served_model
+from tests.server.edge import Called, Edge, answered, call, one_model, ready_state, route_of, served_model
 from tokenizer_pool.messages import Truncation
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
@@ -28,7 +27,7 @@ def get(path: str, headers: dict[str, str] | None = None, **how: Any) -> Called:
 
 
 def decoder_of(body: Any) -> Any:
-    return decode_embeddings if "prompt" in body else decode_embed
+    return route_of("/api/embeddings" if "prompt" in body else "/api/embed").decode
 
 
 def request(body: Any, models: ModelTable | None = None, **how: Any) -> Any:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from server.dialects.answers import Answer
 from server.dialects.openai import encode
 from server.dialects.row_answers import FLOATS, RAW_FLOATS, Encoding, RowForm
-from server.requests.row_memory import RequestContext
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Embedded, EmbedRequest, RequestContext
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
 
@@ -37,7 +36,7 @@ def encoded(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") 
     asked = new_call()
     asked.form = form
     return encode(
-        asked, EmbedRequest(model=served_model(name=model), texts=["a"], context=RequestContext()), embedded(rows)
+        asked, EmbedRequest(model=served_model(name=model), items=["a"], context=RequestContext()), embedded(rows)
     )
 
 

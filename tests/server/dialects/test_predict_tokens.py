@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.huggingface import decode_predict_tokens
 from server.dialects.route import RequestOptions
 from server.dialects.row_answers import Container
 from server.requests.classify import Aggregation, fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
-from tests.server.edge import Called, Edge
+from tests.server.edge import Called, Edge, route_of
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import Token
+
+decode_predict_tokens = route_of("/predict_tokens").decode
 
 LABELS = ["O", "B-PER", "I-PER"]
 O, B, I = np.log([[8, 1, 1], [1, 8, 1], [1, 1, 8]]).tolist()  # noqa: E741 - as labels of tokens are called

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.weaviate import decode
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.settings.api_keys import ApiKey, digest
 from tests.server.asking import RAW, ask, decoded_by, refused_by
-from tests.server.edge import Called, answered, one_model
+from tests.server.edge import Called, answered, one_model, route_of
+
+decode = route_of("/vectors").decode
 
 ROWS = [[3.0, 4.0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 8.0, 6.0]]
 FACTS = {"info": {"pooling": "cls"}, "prompts": {"query": "Q: ", "passage": "P: "}}

@@ -210,7 +210,7 @@ def test_what_was_wrong_is_named_and_only_as_we_name_it(
     route: Route, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each field of each route with values that it may not have; names, texts and headers of a client."""
-    monkeypatch.setattr("server.frontend.request_log._FAILURES_A_SECOND", 1 << 20)
+    monkeypatch.setattr("wire.process._MOST_A_SECOND", 1 << 20)
     fields = {field.encode_name for body in route.bodies for field in msgspec.structs.fields(body)} | {"lora_path"}
     bodies = [json.dumps({**route.example, name: value}).encode() for name in sorted(fields) for value in WRONG]
     bodies += SECRETS

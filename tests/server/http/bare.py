@@ -6,7 +6,7 @@ from typing import Any
 
 from server.http.body import ASGIApp
 from server.http.h1.protocol import HttpProtocol
-from server.http.h1.server import HttpServer
+from server.http.server import HttpServer
 from server.requests.errors import RequestError
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from server.dialects.answers import Answer
 from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
-from server.http.h1.server import HttpServer
+from server.http.server import HttpServer
 from server.requests.errors import RequestError
 
 GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -34,6 +34,10 @@ class App:
         self.headers = scope["headers"]
         if scope["path"] == "/fail":
             raise ZeroDivisionError("planted")
+        if scope["path"] == "/cut":  # an answer that does not come to its end
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await send({"type": "http.response.body", "body": b"begin", "more_body": True})
+            return
         if scope["path"] == "/echo":
             self.reading.set()
             body = await whole_body(receive)

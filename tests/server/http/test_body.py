@@ -19,7 +19,8 @@ from server.http.body import (
 )
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from server.requests.limits import OpenRequest, OpenRequests
-from server.requests.row_memory import SMALL_BYTES, RequestContext
+from server.requests.row_memory import SMALL_BYTES
+from server.requests.work import RequestContext
 from tests.server.edge import Edge, aiter_of
 
 LIMIT = 100

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from server.dialects.answers import Answer
+from server.http import server
 from server.http.app import send_answer
 from server.http.body import Receive, Scope, Send
-from server.http.h1 import server
-from server.http.h1.server import HttpServer
+from server.http.server import HttpServer
 from server.http.tls import Certificate, copied, load
 from server.settings import files
 from server.settings.flag import SettingsError
@@ -227,8 +227,9 @@ async def test_handshakes_count_as_connections(running: Running, used: Pair, mon
 
 @pytest.mark.holds("TLS", "Shutdown", "A connection that was established is answered")
 async def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_answered(
-    running: Running, used: Pair
+    running: Running, used: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "_LAST_HANDSHAKE_SECONDS", PATIENCE)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     while not running.server._connections:  # noqa: ASYNC110 - until it is accepted
         await asyncio.sleep(0)
@@ -238,6 +239,21 @@ async def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_ans
     assert await get(reader, writer) == b"https"
     assert await reader.read() == b""
     await stopping
+    await close(writer)
+
+
+@pytest.mark.holds("TLS", "Shutdown")
+async def test_a_handshake_that_does_not_end_holds_up_no_stop(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HANDSHAKE_SECONDS", 1000)
+    monkeypatch.setattr(server, "_LAST_HANDSHAKE_SECONDS", 0.01)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    while not running.server._connections._by_age:  # noqa: ASYNC110 - until it is accepted
+        await asyncio.sleep(0)
+    await asyncio.wait_for(running.server.stop(1000), PATIENCE)
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
     await close(writer)
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,10 @@ from server.dialects.answers import Streamed, openai_error
 from server.dialects.route import Call, Route
 from server.features.jobs import files as files_module
 from server.features.jobs.batch_routes import pieces
-from server.features.jobs.calls import Documents
 from server.features.jobs.files import read_at
 from server.features.jobs.routes import JobsPart
 from server.frontend.parts import Part
+from server.http.app import App
 from server.http.body import Message
 from server.requests.errors import InvalidRequest
 from tests.server.edge import Called, Edge, call, scope_of
@@ -40,7 +39,7 @@ class Asked:
 async def routes(folder: Path) -> AsyncIterator[Asked]:
     async with (
         opened(folder, FakeServer()) as place,
-        connected(folder, Documents(place.files, place.batches, place.store.documents, time.time)) as client,
+        connected(folder, place.calls()) as client,
     ):
         yield Asked(Edge(parts={"jobs": JobsPart(client)}), place)
 
@@ -134,6 +133,34 @@ async def test_metadata_has_the_bounds_of_openai(tmp_path: Path, metadata: dict[
     assert not any(len(text) > 3 and text in str(refused.value) for pair in metadata.items() for text in pair)
 
 
+def app_with(answer: Callable[[Call], Awaitable[Streamed]]) -> App:
+    part = Part()
+    part.routes = [Route(method="GET", path="/pieces", answer=answer, error_shape=openai_error, summary="")]
+    return Edge(parts={"jobs": part}).app
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_ends_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Its last message does not come, so that the connection closes."""
+    sent = list[Message]()
+
+    async def answer(_: Call) -> Streamed:
+        return Streamed(200, [], 15, pieces(b"first", 15, nothing))
+
+    async def nothing(offset: int) -> bytes:
+        return b""
+
+    async def receive() -> Message:
+        return await asyncio.Future[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app_with(answer)(scope_of("GET", "/pieces", {}), receive, send)
+    assert b"".join(message.get("body", b"") for message in sent) == b"first"
+    assert all(message.get("more_body") for message in sent if message["type"] == "http.response.body")
+    assert caplog.records == []
+
+
 async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> None:
     """Of a client that does not read one piece is here, however small it is."""
     asked, reads = list[int](), asyncio.Event()
@@ -152,10 +179,7 @@ async def test_the_next_piece_of_a_file_is_read_once_the_one_before_was() -> Non
         if message.get("more_body") and not message["body"]:
             await reads.wait()
 
-    part = Part()
-    part.routes = [Route(method="GET", path="/pieces", answer=answer, error_shape=openai_error, summary="")]
-    app = Edge(parts={"jobs": part}).app
-    task = asyncio.create_task(app(scope_of("GET", "/pieces", {}), receive, send))
+    task = asyncio.create_task(app_with(answer)(scope_of("GET", "/pieces", {}), receive, send))
     for _ in range(100):
         await asyncio.sleep(0)
     assert asked == []

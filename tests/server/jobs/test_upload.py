@@ -1,5 +1,6 @@
 """The form of an upload as it comes: passed on in pieces however it is cut, or refused with nothing left of it."""
 
+import json
 import random
 from collections.abc import Mapping
 from itertools import pairwise
@@ -65,7 +66,7 @@ async def received(
         return next(coming)
 
     headers = {name: value for name, value in given.items() if value}
-    return await batch_routes.received(Edge().request(receive, headers), jobs)
+    return json.loads(bytes((await batch_routes.upload(jobs, Edge().request(receive, headers))).body))
 
 
 async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:
@@ -87,6 +88,7 @@ async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:
         (FILE + PURPOSE + END, {"content-length": ""}, InvalidRequest, "content-length"),
         (b"{}", {"content-type": "application/json"}, UnsupportedMedia, None),
         (b"{}", {"content-type": "multipart/form-data"}, UnsupportedMedia, None),
+        (b"{}", {"content-type": f"multipart/form-data; boundary={'x' * 257}"}, UnsupportedMedia, None),
         (b"no form at all", {}, MalformedBody, None),
         (PURPOSE + END, {}, MalformedBody, None),
         (
@@ -104,10 +106,10 @@ async def test_a_file_is_passed_on_in_pieces_however_it_is_cut() -> None:
         (b"--cut\r\n\r\n\r\n" * 3 + FILE + PURPOSE + END, {}, InvalidRequest, ""),
         (FILE + PURPOSE + b"--cut\r\nx: y\r\n\r\n\r\n" + END, {}, InvalidRequest, ""),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 async def test_another_form_is_refused_and_leaves_nothing(
-    form: bytes, headers: dict[str, str], kind: type[RequestError], param: str | None
+    form: bytes, headers: dict[str, str], kind: type[RequestError], param: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = Jobs()
     with pytest.raises(kind) as refused:
@@ -116,6 +118,7 @@ async def test_another_form_is_refused_and_leaves_nothing(
     assert refused.value.param == param
     assert "file_end" not in jobs.asked
     assert ("file_abandon" in jobs.asked) == ("file_begin" in jobs.asked)
+    assert caplog.records == []
 
 
 async def test_a_client_that_leaves_leaves_nothing() -> None:

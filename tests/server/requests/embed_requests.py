@@ -3,13 +3,12 @@
 import asyncio
 from typing import Any
 
-from server.requests.row_memory import RequestContext
-from server.requests.work import Embedded, EmbedRequest, Trace
+from server.requests.work import Embedded, EmbedRequest, RequestContext, Trace
 from tests.server.edge import Edge, served_model
 
 
 def a_request(**fields: Any) -> EmbedRequest:
-    given = {"model": served_model(), "texts": ["one", "three"], "context": RequestContext(), **fields}
+    given = {"model": served_model(), "items": ["one", "three"], "context": RequestContext(), **fields}
     return EmbedRequest(**given)
 
 

@@ -40,6 +40,11 @@ def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> 
     assert (b"retry-after" in dict(answer.headers)) == (kind in (errors.Overloaded, errors.NotReady))
 
 
+@pytest.mark.parametrize("message", ["x must be left or right", "x must be true, false, NONE, START or END"])
+def test_a_choice_of_words_is_one_of_them(message: str) -> None:
+    assert errors.InvalidRequest(message).problem == "not_one_of"
+
+
 @pytest.mark.holds("Errors")
 def test_the_documented_statuses_and_teis_own_with_its_types() -> None:
     shapes = {kind.__name__: (openai_error(kind("")), tei_error(kind("x", param="inputs"))) for kind in every_error()}

@@ -31,9 +31,8 @@ def framed(first: list[int], last: list[int]) -> list[list[Token]]:
 
 def submitted(
     rule: TokenIdsRule,
-    token_ids: Any,
+    items: Any,
     *,
-    texts: Any = None,
     frame: tuple[list[int], list[int]] = ([10], [11]),
     vocabulary: Mapping[int, bytes] | None = VOCABULARY,
     times: int = 1,
@@ -52,7 +51,7 @@ def submitted(
         given = GivenIds(rule, vocabulary)
         pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
         for _ in range(times):
-            await pipeline.embed(a_request(texts=texts, token_ids=token_ids, **fields), trace)
+            await pipeline.embed(a_request(items=items, **fields), trace)
         return edge, trace
 
     return asyncio.run(run())
@@ -68,7 +67,7 @@ async def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
     edge = Edge()
     given = GivenIds(TokenIdsRule.CL100K, VOCABULARY)
     pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
-    request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
+    request = a_request(items=[[1, 2, 3], [], [2, 3]], allows_errors=True)
     edge, embedded = edge, await embeddings.embed_any(pipeline, request, Trace())
     assert edge.tokenizers.asked[0][0] == ["the ferry", "ferry"]
     assert embedded.rows[:, 0].tolist() == [9, 0, 5]
@@ -128,7 +127,7 @@ def test_cl100k_ids_become_texts_with_the_prompt_before_them() -> None:
 
 
 def test_texts_beside_cl100k_ids_stay() -> None:
-    edge, _ = submitted(TokenIdsRule.CL100K, [[], [2, 3]], texts=["a", ""])
+    edge, _ = submitted(TokenIdsRule.CL100K, ["a", [2, 3]])
     assert edge.tokenizers.asked[0][0] == ["a", "ferry"]
 
 

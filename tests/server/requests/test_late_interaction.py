@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from engine.model.tasks import LateInteraction
 from engine.types import OutputKind, Rows
 from server.requests.late_interaction import counted, max_sim, rows_that_count, shaped
-from server.requests.row_memory import RequestContext
-from server.requests.work import Computed, Work
+from server.requests.work import Computed, RequestContext, Work
 from tests.server.edge import served_model
 from tests.server.loop_share import turns_during
-from tokenizer_pool.token_ids import TokenizedTexts
-from wire.parts import EXPANSION_TOKEN
+from tokenizer_pool.tasks import TokenizedTexts
+from wire.parts import EXPANSION_TOKEN, Part
 
 CLS, SEP, MASK, QUERY, DOCUMENT = 90, 91, 92, 93, 94
 MAX_SEQLEN = 20
@@ -29,8 +28,8 @@ def flat(lists: list[list[int]]) -> list[int]:
 
 def tokenized(texts: list[list[int]], types: list[list[int]] | None = None) -> TokenizedTexts:
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    of_tokens = None if types is None else np.array(flat(types), np.int32)
-    return TokenizedTexts(np.array(flat(texts), np.int32), offsets, np.zeros(len(texts), np.uint8), of_tokens)
+    parts = {} if types is None else {Part.TOKEN_TYPE_IDS: np.array(flat(types), np.int32)}
+    return TokenizedTexts(np.array(flat(texts), np.int32), offsets, np.zeros(len(texts), np.uint8), parts)
 
 
 def split(tokens: TokenizedTexts) -> list[list[int]]:
@@ -81,9 +80,7 @@ def test_any_texts(late: LateInteraction, bodies: list[list[int]], num_queries: 
     assert done.token_ids.dtype == done.offsets.dtype == np.int32
     flag = 0 if late.attends_to_expansion else EXPANSION_TOKEN
     marks = [[0] * (len(ids) - filled) + [flag] * filled for ids, filled in expected]
-    assert (done.marks is None and not any(flat(marks))) or (
-        done.marks is not None and done.marks.tolist() == flat(marks)
-    )
+    assert done.parts.get(Part.MARKS, np.zeros(len(flat(marks)))).tolist() == flat(marks)
 
 
 def test_types_go_along() -> None:
@@ -91,10 +88,8 @@ def test_types_go_along() -> None:
     done = shape(tokenized([[CLS, SEP], [CLS, 5, SEP]], [[1, 2], [3, 4, 5]]), late)
 
     assert split(done) == [[CLS, QUERY, SEP, MASK], [CLS, DOCUMENT, 5, SEP]]
-    assert done.token_type_ids is not None
-    assert done.token_type_ids.tolist() == [1, 0, 2, 0, 3, 0, 4, 5]
-    assert done.marks is not None
-    assert done.marks.tolist() == [0, 0, 0, EXPANSION_TOKEN, 0, 0, 0, 0]
+    assert done.parts[Part.TOKEN_TYPE_IDS].tolist() == [1, 0, 2, 0, 3, 0, 4, 5]
+    assert done.parts[Part.MARKS].tolist() == [0, 0, 0, EXPANSION_TOKEN, 0, 0, 0, 0]
 
 
 def test_many_texts_are_shaped_slice_by_slice() -> None:
@@ -129,7 +124,7 @@ def test_rows_that_count_are_left() -> None:
     computed = Computed({OutputKind.MULTI_VECTOR: Rows(rows, tokens.offsets)}, tokens)
 
     left = asyncio.run(
-        rows_that_count(computed, Work(model=model, texts=["a"] * 3, num_queries=1, context=RequestContext()))
+        rows_that_count(computed, Work(model=model, items=["a"] * 3, num_queries=1, context=RequestContext()))
     )
 
     assert left.offsets is not None

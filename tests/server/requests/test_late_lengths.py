@@ -30,15 +30,15 @@ from server.requests.admission import Admission
 from server.requests.late_interaction import lengths as longest
 from server.requests.late_interaction import shaped
 from server.requests.pipeline import Pipeline
-from server.requests.row_memory import RequestContext
-from server.requests.work import Work
+from server.requests.work import RequestContext, Work
 from tests.engine.folder_files import change
 from tests.engine.model.detection.shapes import CONFIG, multi_vector, pylate, stanford_colbert
 from tests.engine.tiny_models import save
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
-from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
+from tokenizer_pool.tasks import TokenizedTexts, offsets_of
+from tokenizer_pool.token_ids import join
 from tokenizer_pool.tokenizer import Tokenizer as OwnTokenizer
 from wire.vocabulary import RequestClass
 
@@ -144,7 +144,7 @@ def own_ids(folder: Path, texts: Sequence[str], *, num_queries: int, **how: Any)
     how |= {"query_prompt": found.prompts.get("query", ""), "prompt": found.prompts.get("document", "")}
     work = Work(
         model=model,
-        texts=texts,
+        items=texts,
         num_queries=num_queries,
         outputs=OutputKind.MULTI_VECTOR,
         context=RequestContext(),

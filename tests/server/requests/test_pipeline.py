@@ -10,8 +10,7 @@ import pytest
 from engine.types import OutputKind
 from server.requests.errors import DeadlineExceeded
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS
-from server.requests.row_memory import RequestContext
-from server.requests.work import EmbedRequest, Trace
+from server.requests.work import EmbedRequest, RequestContext, Trace
 from server.settings.api_keys import ApiKey
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tests.server.requests.embed_requests import a_request, embed
@@ -38,7 +37,7 @@ def test_texts_go_through_the_pool_to_a_manager_and_come_back_as_rows() -> None:
 @pytest.mark.holds("OpenAI's route")
 def test_ids_go_as_they_stand_without_the_pool() -> None:
     ids = [[5, 6], list(range(40))]
-    embedded, edge = embed(a_request(texts=None, token_ids=ids, prompt="query: "))
+    embedded, edge = embed(a_request(items=ids, prompt="query: "))
 
     assert edge.tokenizers.asked == []
     (submission,) = edge.managers.submitted
@@ -52,18 +51,18 @@ def test_ids_go_as_they_stand_without_the_pool() -> None:
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (a_request(texts=["a"] * BULK_ITEMS), RequestClass.INTERACTIVE),
-        (a_request(texts=["a"] * (BULK_ITEMS + 1)), RequestClass.BULK),
-        (a_request(texts=["a"] * 9, request_class=RequestClass.INTERACTIVE), RequestClass.BULK),
+        (a_request(items=["a"] * BULK_ITEMS), RequestClass.INTERACTIVE),
+        (a_request(items=["a"] * (BULK_ITEMS + 1)), RequestClass.BULK),
+        (a_request(items=["a"] * 9, request_class=RequestClass.INTERACTIVE), RequestClass.BULK),
         (a_request(request_class=RequestClass.INTERACTIVE), RequestClass.INTERACTIVE),
         (a_request(request_class=RequestClass.BULK), RequestClass.BULK),
-        (a_request(texts=["a" * 10**6]), RequestClass.INTERACTIVE),  # most of it will be cut off
-        (a_request(model=served_model(max_seqlen=10**6), texts=["a" * 4 * BULK_TOKENS]), RequestClass.BULK),
+        (a_request(items=["a" * 10**6]), RequestClass.INTERACTIVE),  # most of it will be cut off
+        (a_request(model=served_model(max_seqlen=10**6), items=["a" * 4 * BULK_TOKENS]), RequestClass.BULK),
         (
-            a_request(model=served_model(max_seqlen=10**6), texts=None, token_ids=[[1] * BULK_TOKENS]),
+            a_request(model=served_model(max_seqlen=10**6), items=[[1] * BULK_TOKENS]),
             RequestClass.INTERACTIVE,
         ),
-        (a_request(model=served_model(max_seqlen=10**6), texts=None, token_ids=[[1] * 4097]), RequestClass.BULK),
+        (a_request(model=served_model(max_seqlen=10**6), items=[[1] * 4097]), RequestClass.BULK),
     ],
 )
 def test_the_class_is_by_size_and_small_requests_may_ask_for_bulk(
@@ -80,7 +79,7 @@ async def test_tokens_count_as_admitted_until_the_answer_is_in() -> None:
     edge, admitted = Edge(), []
     edge.tokenizers.at_work = lambda: admitted.append(int(edge.page.admitted_tokens.sum()))
     edge.managers.gate = asyncio.Event()
-    asking = asyncio.create_task(edge.pipeline.embed(a_request(texts=["a" * 16]), Trace()))
+    asking = asyncio.create_task(edge.pipeline.embed(a_request(items=["a" * 16]), Trace()))
     await edge.managers.arrivals.get()
     admitted.append(int(edge.page.admitted_tokens.sum()))
     edge.managers.gate.set()
@@ -105,7 +104,7 @@ def test_rows_are_cut_first_and_then_scaled(dimensions: int | None, normalize: b
     wished = normalize if by_request else None
 
     embedded, _ = embed(
-        a_request(model=model, texts=["a", "b", "c"], dimensions=dimensions, normalize=wished), managers_rows=ROWS
+        a_request(model=model, items=["a", "b", "c"], dimensions=dimensions, normalize=wished), managers_rows=ROWS
     )
 
     expected = ROWS[:, :dimensions].astype(np.float64)
@@ -125,7 +124,7 @@ def test_a_models_truncate_dim_cuts_rows_unless_the_request_says(
 ) -> None:
     model = served_model(truncate_dim=3, normalize=normalize)
 
-    embedded, _ = embed(a_request(model=model, texts=["a"], dimensions=wished), managers_rows=ROWS[:1])
+    embedded, _ = embed(a_request(model=model, items=["a"], dimensions=wished), managers_rows=ROWS[:1])
 
     expected = ROWS[:1, :width]
     assert np.allclose(embedded.rows, expected / (np.linalg.norm(expected) if normalize else 1), rtol=1e-6)

@@ -32,8 +32,8 @@ def error_of(request: EmbedRequest, **stand_ins: Any) -> RequestError:
     return refused.value
 
 
-MANY = a_request(texts=["a", "b"])
-SINGLE = a_request(texts=["a"], is_single=True)
+MANY = a_request(items=["a", "b"])
+SINGLE = a_request(items=["a"], is_single=True)
 
 
 @pytest.mark.holds("Errors")
@@ -81,7 +81,7 @@ def test_every_refusal_of_a_text_has_words_of_its_own() -> None:
     ],
 )
 def test_ids_that_are_none_of_the_models(ids: list[list[int]], param: str, message: str) -> None:
-    error = error_of(a_request(texts=None, token_ids=ids))
+    error = error_of(a_request(items=ids))
 
     assert type(error) is (EmptyInput if message == "has no tokens" else InvalidRequest)
     assert error.param == param
@@ -99,7 +99,7 @@ def test_a_text_may_have_a_field_of_its_own_before_the_others() -> None:
 
 
 def test_ids_that_are_too_many_where_truncation_is_off() -> None:
-    error = error_of(a_request(texts=None, token_ids=[[1] * 17], is_single=True, truncation=Truncation.NONE))
+    error = error_of(a_request(items=[[1] * 17], is_single=True, truncation=Truncation.NONE))
     assert (error.param, error.message) == ("input", "input is longer than 16 tokens and truncation is off")
 
 
@@ -144,13 +144,13 @@ async def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_ar
     model = served_model(**{"dimensions": size, "token_dimensions": size, **dimensions})
     edge = Edge(max_held_bytes=1 << 40)
     for texts in (["one", "three"], ["one", "threes"]):
-        request = a_request(model=model, outputs=OutputKind.TOKENS, texts=texts)
+        request = a_request(model=model, outputs=OutputKind.TOKENS, items=texts)
         if texts[1] == "three":
             await edge.pipeline.embed(request, Trace())
             continue
         with pytest.raises(InvalidRequest, match="fewer inputs"):
             await edge.pipeline.embed(request, Trace())
-        await edge.pipeline.embed(a_request(model=model, texts=texts), Trace())
+        await edge.pipeline.embed(a_request(model=model, items=texts), Trace())
     kinds = [submission.outputs for submission in edge.managers.submitted]
     assert kinds == [OutputKind.TOKENS, OutputKind.POOLED]
 

@@ -12,11 +12,10 @@ from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
-from server.requests.row_memory import RequestContext
-from server.requests.work import MAX_COMPARISONS, Trace
+from server.requests.work import MAX_COMPARISONS, RequestContext, Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 from wire.parts import EXPANSION_TOKEN, Part
 
 PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}

@@ -37,7 +37,7 @@ def test_the_strongest_entries_of_each_sparse_row_are_kept(most: int, kept: list
 
 def test_a_models_max_active_dims_cuts_its_sparse_rows() -> None:
     model = served_model(outputs=OutputKind.SPARSE, max_active_dims=1)
-    request = a_request(model=model, texts=["a", "b", "c"], outputs=OutputKind.SPARSE)
+    request = a_request(model=model, items=["a", "b", "c"], outputs=OutputKind.SPARSE)
 
     embedded, _ = embed(request, managers__rows=lambda kind, submission: SPARSE)
 

@@ -10,8 +10,7 @@ from batch_manager.client import BatchManagers
 from server.requests.admission import Admission
 from server.requests.errors import InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
-from server.requests.row_memory import RequestContext
-from server.requests.work import DecodeRequest, TokenizeRequest, Trace
+from server.requests.work import DecodeRequest, RequestContext, TokenizeRequest, Trace
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefusal, TextRefused
@@ -49,7 +48,7 @@ def pipeline_of(pool: Pool) -> Pipeline:
 
 def tokenize(pool: Pool, **fields: Any) -> tuple[list[list[Token]], Trace]:
     request, trace = (
-        TokenizeRequest(**{"model": served_model(), "texts": ["one", "three"], "context": RequestContext(), **fields}),
+        TokenizeRequest(**{"model": served_model(), "items": ["one", "three"], "context": RequestContext(), **fields}),
         Trace(),
     )
     return asyncio.run(pipeline_of(pool).tokenize(request, trace)), trace
@@ -57,7 +56,7 @@ def tokenize(pool: Pool, **fields: Any) -> tuple[list[list[Token]], Trace]:
 
 def decode(pool: Pool, **fields: Any) -> tuple[list[str], Trace]:
     request, trace = (
-        DecodeRequest(**{"model": served_model(), "token_ids": [[1, 2], []], "context": RequestContext(), **fields}),
+        DecodeRequest(**{"model": served_model(), "items": [[1, 2], []], "context": RequestContext(), **fields}),
         Trace(),
     )
     return asyncio.run(pipeline_of(pool).decode(request, trace)), trace
@@ -87,10 +86,10 @@ def test_texts_of_ids() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"texts": ["a"] * BULK_ITEMS}, INTERACTIVE),
-        ({"texts": ["a"] * (BULK_ITEMS + 1)}, BULK),
-        ({"texts": ["a" * (BULK_TOKENS + 1) * 4]}, BULK),
-        ({"texts": ["a"] * 99, "request_class": INTERACTIVE}, BULK),
+        ({"items": ["a"] * BULK_ITEMS}, INTERACTIVE),
+        ({"items": ["a"] * (BULK_ITEMS + 1)}, BULK),
+        ({"items": ["a" * (BULK_TOKENS + 1) * 4]}, BULK),
+        ({"items": ["a"] * 99, "request_class": INTERACTIVE}, BULK),
         ({"request_class": BULK}, BULK),
     ],
 )
@@ -104,8 +103,8 @@ def test_the_class_is_by_size_and_small_requests_may_ask_for_bulk(
 
 def test_many_ids_are_bulk() -> None:
     pool = Pool()
-    decode(pool, token_ids=[[1] * BULK_TOKENS])
-    decode(pool, token_ids=[[1] * BULK_TOKENS, [1]])
+    decode(pool, items=[[1] * BULK_TOKENS])
+    decode(pool, items=[[1] * BULK_TOKENS, [1]])
     assert [asked["request_class"] for asked in pool.asked] == [INTERACTIVE, BULK]
 
 
@@ -142,6 +141,6 @@ def test_a_text_that_is_refused(reason: TextRefusal, index: int, message: str) -
 )
 def test_ids_that_are_refused(reason: TextRefusal, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        decode(Pool(refused(reason, 0)), token_ids=[[5]], is_single=True)
+        decode(Pool(refused(reason, 0)), items=[[5]], is_single=True)
     assert type(caught.value) is (NotTokenizable if reason is TextRefusal.FAILED else InvalidRequest)
     assert (caught.value.message, caught.value.param) == (message, "ids")

@@ -15,8 +15,7 @@ from engine.model.model_folder import ModelFolder
 from engine.offer import offer_of
 from engine.registry import ENGINES
 from engine.types import OutputKind
-from server.features.jobs.feature import JobsFlags
-from server.features.jobs.messages import JobsStart
+from server.features.jobs.feature import JobsFlags, JobsStart
 from server.frontend.start import Access, FeatureStart, FrontendStart, ProcessAddress
 from server.settings.api_keys import ApiKey, KeyFile, digest
 from server.settings.flag import flags_of

@@ -229,9 +229,6 @@ class FakeChild:
         self.seen = 0
         self.states: list[Any] = []
 
-    def note_seen(self, number: int) -> None:
-        self.seen = number
-
     def send_state(self, number: int, state: Any) -> None:
         self.states.append((number, state))
 

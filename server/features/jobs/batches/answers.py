@@ -3,7 +3,6 @@ an answer that counts. It is a line of output or of errors, as OpenAI has them.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,15 +47,11 @@ class LineAnswers:
         self._batch_id = state.id.removeprefix("batch-")
         self._endpoint = state.endpoint
         self._expires_at = state.expires_at
-        self._longest = state.expires_at - state.created_at
         self._ask = ask
         self._dtype = dtype
         self._clock = clock
-        self._latest = math.inf
-
-    def begin(self) -> None:
-        """The window is no longer than it is now, on the loop's clock: the other one may be set back."""
-        left = min(self._expires_at - self._clock(), self._longest)
+        # The window is no longer than it is now, on the loop's clock: the other one may be set back.
+        left = min(state.expires_at - clock(), state.expires_at - state.created_at)
         self._latest = asyncio.get_running_loop().time() + left
 
     @property

@@ -93,7 +93,7 @@ class Batches:
         async with self._creating:
             if await self._files.info(owner, input_file_id) is None:
                 raise InvalidRequest("input_file_id is not the id of a file", param="input_file_id")
-            owners = [document.owner for document in await self._open()]
+            owners = [document.owner for document in await open_batches(self._documents)]
             if owners.count(owner) >= min(_MAX_OPEN_OF_ONE, MAX_OPEN - len(owners)):
                 raise StoreFull(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
             await self._documents.put(state.document(owner))
@@ -104,7 +104,7 @@ class Batches:
     async def delete_file(self, owner: str, file_id: str) -> bool:
         """Whether there was one. Raises Conflict where a batch reads or writes it."""
         async with self._creating:
-            for document in await self._open():
+            for document in await open_batches(self._documents):
                 state = state_of(document)
                 if document.owner == owner and file_id in (
                     state.input_file_id,
@@ -115,7 +115,7 @@ class Batches:
                     raise Conflict(message, param="file_id")
             hidden = await self._files.hide(owner, file_id)
         if hidden is not None:
-            await self._files.removal.remove(hidden)
+            await self._files.remove(hidden)
         return hidden is not None
 
     async def delete(self, owner: str, batch_id: str) -> bool:
@@ -170,7 +170,31 @@ class Batches:
                     logger.error("batches wait: the store can't be read: %s", error)
                     await asyncio.sleep(RETRY_PAUSE)
                     continue
-                await self._changed.wait(LOOK_SECONDS if self._holder else None)
+                await self._changed.wait_for(LOOK_SECONDS if self._holder else None)
+
+    async def forget_old(self, ttl: float) -> None:
+        """Forgets batches that ended so many seconds ago. Until cancelled."""
+        while True:
+            try:
+                if count := await self.forget(ttl):
+                    logger.info("%d batch(es) are forgotten, as they ended %.0f s ago or more", count, ttl)
+            except StoreError as error:
+                logger.error("batches that ended long ago can't be forgotten: %s", error)
+            await asyncio.sleep(max(1.0, min(_LONGEST_SECONDS, ttl / 10)))
+
+    async def forget(self, ttl: float) -> int:
+        """Removes the batches that are due, and returns how many there were."""
+        count, kept = 0, None
+        while True:
+            page = await self._documents.in_state(KIND, ENDED, after=kept, limit=_PAGE)
+            for document in page:
+                state = state_of(document)
+                if state.times.get(f"{state.status}_at", state.expires_at) > self._clock() - ttl:
+                    kept = document.document_id
+                elif await self._documents.delete(document.owner, KIND, document.document_id):
+                    count += 1
+            if len(page) < _PAGE:
+                return count
 
     async def release(self) -> None:
         """Give up all claims once `run` was cancelled: other servers may go on at once with what ran here."""
@@ -180,7 +204,7 @@ class Batches:
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
         waiting: list[Document] = []
-        for document in await self._open():
+        for document in await open_batches(self._documents):
             if (run := self._running.get(document.document_id)) is not None:
                 if run.is_stuck:
                     continue  # another server may have the folder
@@ -201,7 +225,16 @@ class Batches:
                 if claimed is None:
                     continue
                 document = claimed
-            run = self._running[document.document_id] = self._run_of(document)
+            run = self._running[document.document_id] = BatchRun(
+                document,
+                self._files,
+                self._documents,
+                ask=self._ask,
+                slots=self._slots,
+                saved=self._saved,
+                clock=self._clock,
+                holder=self._holder,
+            )
             group.create_task(self._run_one(document.document_id, run))
 
     def _has_place(self, document: Document, counts: Counter[str]) -> bool:
@@ -215,22 +248,6 @@ class Batches:
 
     def _may_run(self, document: Document) -> bool:
         return self._holder is None or self._holder.may_claim(state_of(document), self._clock())
-
-    async def _open(self) -> list[Document]:
-        """The oldest first."""
-        return await self._documents.in_state(KIND, OPEN, limit=MAX_OPEN)
-
-    def _run_of(self, document: Document) -> BatchRun:
-        return BatchRun(
-            document,
-            self._files,
-            self._documents,
-            ask=self._ask,
-            slots=self._slots,
-            saved=self._saved,
-            clock=self._clock,
-            holder=self._holder,
-        )
 
     async def _run_one(self, batch_id: str, run: BatchRun) -> None:
         logger.info("batch %s %s", batch_id, "begins" if run.state.status == "validating" else "goes on")
@@ -276,6 +293,11 @@ class Batches:
         self._changed.set()
 
 
+async def open_batches(documents: DocumentStore) -> list[Document]:
+    """The open batches of all owners, the oldest first."""
+    return await documents.in_state(KIND, OPEN, limit=MAX_OPEN)
+
+
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > _MAX_METADATA:
         raise InvalidRequest(f"metadata may have {_MAX_METADATA} pairs", param="metadata")
@@ -303,36 +325,3 @@ def _seconds(window: str) -> int:
             "completion_window must be a number and m, h or d, at most 30 days", param="completion_window"
         )
     return seconds
-
-
-class Expiry:
-    """Forgets batches that ended long ago. `run` looks until it is cancelled."""
-
-    def __init__(self, documents: DocumentStore, *, ttl: float, clock: Callable[[], float]) -> None:
-        """ttl  seconds from the end of a batch"""
-        self._documents = documents
-        self._ttl = ttl
-        self._clock = clock
-
-    async def run(self) -> None:
-        while True:
-            try:
-                if count := await self.forget():
-                    logger.info("%d batch(es) are forgotten, as they ended %.0f s ago or more", count, self._ttl)
-            except StoreError as error:
-                logger.error("batches that ended long ago can't be forgotten: %s", error)
-            await asyncio.sleep(max(1.0, min(_LONGEST_SECONDS, self._ttl / 10)))
-
-    async def forget(self) -> int:
-        """Removes the batches that are due, and returns how many there were."""
-        count, kept = 0, None
-        while True:
-            page = await self._documents.in_state(KIND, ENDED, after=kept, limit=_PAGE)
-            for document in page:
-                state = state_of(document)
-                if state.times.get(f"{state.status}_at", state.expires_at) > self._clock() - self._ttl:
-                    kept = document.document_id
-                elif await self._documents.delete(document.owner, KIND, document.document_id):
-                    count += 1
-            if len(page) < _PAGE:
-                return count

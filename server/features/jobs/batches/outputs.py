@@ -32,47 +32,41 @@ _ROWS_A_GROUP = 8192
 _MOST_BYTES = 64 << 20  # of rows in memory
 
 
-class Output:
-    """One file. Blocking: call it in a thread."""
+def write(path: Path, content: bytes | bytearray, at: int) -> None:
+    """Writes bytes, which are on the disk when it returns. The same call again, after an error, mends what that one
+    left. Blocking.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, content: bytes | bytearray, at: int) -> None:
-        """Writes bytes, which are on the disk when it returns. The same call again, after an error, mends what that one
-        left.
-
-        Raises OSError, also where bytes before these are gone: they would become zeros.
-        """
-        flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT if at == 0 else 0)
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            rest = memoryview(content)
-            while rest:
-                written = os.pwrite(descriptor, rest, at)
-                rest, at = rest[written:], at + written
-            os.ftruncate(descriptor, at)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def copy(self, earlier: Path, size: int) -> None:
-        """Begin with the first `size` bytes of another file. On the disk when it returns. Raises OSError."""
-        try:
-            with earlier.open("rb") as source, open(self.path, "wb", opener=_opened_private) as copy:
-                at = 0
-                while at < size and (count := os.sendfile(copy.fileno(), source.fileno(), at, size - at)):
-                    at += count
-                if at < size:
-                    raise FileNotFoundError(f"{earlier} has lost its end")
-                os.fsync(copy.fileno())
-        except OSError:
-            self.path.unlink(missing_ok=True)  # a part of it would keep a full disk full
-            raise
+    Raises OSError, also where bytes before these are gone: they would become zeros.
+    """
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT if at == 0 else 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            rest, at = rest[written:], at + written
+        os.ftruncate(descriptor, at)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _opened_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+def copy(earlier: Path, path: Path, size: int) -> None:
+    """Copies the first `size` bytes, which are on the disk when it returns. Blocking. Raises OSError."""
+    descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        with earlier.open("rb") as source:
+            at = 0
+            while at < size and (count := os.sendfile(descriptor, source.fileno(), at, size - at)):
+                at += count
+        if at < size:
+            raise FileNotFoundError(f"{earlier} has lost its end")
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)  # a part of it would keep a full disk full
+        raise
+    finally:
+        os.close(descriptor)
 
 
 class Outputs:
@@ -85,20 +79,14 @@ class Outputs:
         self._dtype = dtype
         self._pair = self._of(kept.state.claim)
 
-    async def input_path(self) -> Path:
-        """The input, copied into the folder if it lies elsewhere. Raises OSError, StoreUnavailable."""
-        state = self._kept.state
-        return await self._files.local(state.input_file_id, f"{state.output_file_id}.input")
-
     async def begin(self) -> bool:
         """Whether all that is committed is there, copied from an earlier claim's files if need be. Raises OSError."""
         state = self._kept.state
         if state.outputs_claim == state.claim:
             return True
         earlier = self._of(state.outputs_claim)
-        are_there = [
-            await self._copy(*one) for one in zip(earlier, self._pair, _sizes(state), _ids(state), strict=True)
-        ]
+        copies = zip(earlier, self._pair, _sizes(state), _ids(state), strict=True)
+        are_there = [await self._copied(*one) for one in copies]
         if not all(are_there):
             await asyncio.to_thread(self._sync_folder)  # it fails where all of the folder is away, which may come back
             return False
@@ -108,10 +96,10 @@ class Outputs:
         return True
 
     def write(self, output: bytearray, error: bytearray, sizes: tuple[int, int]) -> None:
-        """Behind so many bytes of each. On the disk when it returns. Blocking. Raises OSError."""
+        """Writes behind so many bytes of each. On the disk when it returns. Blocking. Raises OSError."""
         for one, content, size in zip(self._pair, (output, error), sizes, strict=True):
             if content:
-                one.write(content, size)
+                write(one, content, size)
         if not all(sizes):  # one of them may be new
             self._sync_folder()
 
@@ -122,13 +110,13 @@ class Outputs:
             dtype = self._dtype if name == "output" else None
             path = self._files.path(file_id)
             if size and await self._files.info(self._kept.owner, file_id) is None:
-                if one.path.exists() or dtype is not None or not path.exists():  # else it has its name already
+                if one.exists() or dtype is not None or not path.exists():  # else it has its name already
                     await asyncio.to_thread(_close, one, size, path, dtype)
                 ending = "parquet" if dtype is not None else "jsonl"
                 await self._files.keep(self._kept.owner, file_id, f"{state.id}_{name}.{ending}")
             self._files.remove_copy(file_id)
-            if not size or one.path != path:
-                one.path.unlink(missing_ok=True)
+            if not size or one != path:
+                one.unlink(missing_ok=True)
 
     def remove_rest(self) -> None:
         """Remove what all claims have left, beside the files that clients see. Blocking."""
@@ -148,20 +136,20 @@ class Outputs:
             if await self._files.exists(file_id):
                 continue
             if (hidden := await self._files.hide(self._kept.owner, file_id)) is not None:
-                await self._files.removal.remove(hidden)  # its owner had deleted it when this claim named it
+                await self._files.remove(hidden)  # its owner had deleted it when this claim named it
 
-    def _of(self, claim: str) -> tuple[Output, Output]:
+    def _of(self, claim: str) -> tuple[Path, Path]:
         end = f".{claim}" if claim else ""
         output, error = _ids(self._kept.state)
         rows = ".rows" if self._dtype is not None else ""
-        return Output(self._files.path(output + rows + end)), Output(self._files.path(error + end))
+        return self._files.path(output + rows + end), self._files.path(error + end)
 
-    async def _copy(self, earlier: Output, output: Output, size: int, file_id: str) -> bool:
+    async def _copied(self, earlier: Path, output: Path, size: int, file_id: str) -> bool:
         """Whether the output has its committed bytes, or is a file already. Raises OSError."""
         if not size or await self._files.info(self._kept.owner, file_id) is not None:
             return True
         try:
-            await asyncio.to_thread(output.copy, earlier.path, size)
+            await asyncio.to_thread(copy, earlier, output, size)
         except FileNotFoundError:
             if self._files.path(file_id).exists() and self._kept.state.status in ("finalizing", "cancelling"):
                 return True
@@ -180,21 +168,21 @@ def _ids(state: BatchState) -> tuple[str, str]:
     return state.output_file_id, state.error_file_id
 
 
-def _close(output: Output, size: int, path: Path, dtype: "np.dtype[Any] | None") -> None:
-    output.write(b"", size)
-    if output.path == path:
+def _close(output: Path, size: int, path: Path, dtype: "np.dtype[Any] | None") -> None:
+    write(output, b"", size)
+    if output == path:
         return
-    whole = output.path
+    whole = output
     if dtype is not None:
-        whole = output.path.with_name(f"{output.path.name}.parquet")
-        write_parquet(output.path, whole, dtype)
+        whole = output.with_name(f"{output.name}.parquet")
+        write_parquet(output, whole, dtype)
     whole.replace(path)
     sync_folder(path.parent)
 
 
-def _remove(these: tuple[Output, Output]) -> None:
+def _remove(these: tuple[Path, Path]) -> None:
     for output in these:
-        output.path.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)
 
 
 class LineRows(msgspec.Struct, frozen=True):

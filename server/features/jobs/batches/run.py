@@ -41,26 +41,6 @@ _Value = TypeVar("_Value")
 logger = logging.getLogger("embedline.jobs")
 
 
-class DiskWait:
-    """Measures how long a call of the disk has taken that has not ended: where a mount is lost it may never."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._until = math.inf  # when it should have ended
-
-    @contextlib.contextmanager
-    def asked(self, seconds: float = 0.0) -> Iterator[None]:
-        """Measures one call while the block runs, for which so many seconds are usual."""
-        self._until = self._clock() + seconds
-        try:
-            yield
-        finally:
-            self._until = math.inf
-
-    def has_hung_for(self, seconds: float) -> bool:
-        return self._clock() > self._until + seconds
-
-
 class Slots:
     """Gives turns to batches: `async with slots.turn(queue)` goes around each turn, whose lines are asked for in this
     queue.
@@ -157,7 +137,7 @@ class BatchRun:
         self._slots = slots
         self._queue = SendQueue(self.owner)  # of this turn
         self._clock = clock
-        self._disk = DiskWait(clock)
+        self._disk_due = math.inf  # when a call of the disk that has not ended should have
         self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[Answered | None]] = deque()  # lines in flight, in their order
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
@@ -184,7 +164,6 @@ class BatchRun:
 
     async def run(self) -> None:
         """Runs until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
-        self._answers.begin()
         try:
             if await self._has_outputs():
                 await self._run()
@@ -217,7 +196,7 @@ class BatchRun:
 
         async def copied() -> Path:
             try:
-                return await self._outputs.input_path()
+                return await self._files.local(self.state.input_file_id, f"{self.state.output_file_id}.input")
             except (OSError, StoreError) as error:
                 if self._is_over or self._answers.seconds_left <= 0:
                     raise FileNotFoundError("its input can't be copied, and nobody waits for it any more") from error
@@ -240,7 +219,7 @@ class BatchRun:
     async def _checked(self, path: Path) -> Scan | None:
         """Scans the input; None if the batch has failed because of that."""
         try:
-            with self._disk.asked(_MANY_SECONDS):
+            with self._disk_asked(_MANY_SECONDS):
                 found = await asyncio.to_thread(scan, path, lambda: self._stops)
         except asyncio.CancelledError:
             self._stops = True  # the thread too
@@ -286,7 +265,7 @@ class BatchRun:
                     room = self._most_in_flight - len(window)
                     if window and room < _READ_LINES:
                         break
-                    with self._disk.asked():
+                    with self._disk_asked():
                         taken, is_at_end = await asyncio.to_thread(next_lines, lines, max(1, min(room, _READ_LINES)))
                     for line in taken if not self._stops else ():
                         held += len(line.content or b"")
@@ -341,7 +320,7 @@ class BatchRun:
         while True:
             try:
                 await self._reserve(changes["output_bytes"] + changes["error_bytes"])
-                with self._disk.asked():
+                with self._disk_asked():
                     await asyncio.to_thread(self._outputs.write, self._output, self._error, sizes)
                 await self.kept.change(lambda state: msgspec.structs.replace(state, **changes))
                 break
@@ -401,17 +380,26 @@ class BatchRun:
         does."""
         while True:
             try:
-                with self._disk.asked(_MANY_SECONDS):
+                with self._disk_asked(_MANY_SECONDS):
                     return await do()
             except FileNotFoundError:
                 raise
             except (OSError, StoreError) as error:
                 await self._pause(why, error)
 
+    @contextlib.contextmanager
+    def _disk_asked(self, seconds: float = 0.0) -> Iterator[None]:
+        """Goes around a call that usually ends within so many seconds. Where a mount is lost it may never end."""
+        self._disk_due = self._clock() + seconds
+        try:
+            yield
+        finally:
+            self._disk_due = math.inf
+
     @property
     def is_stuck(self) -> bool:
         """Whether the folder has not answered for as long as a claim lasts: then it is not to be renewed."""
-        return self._disk.has_hung_for(self.kept.lease)
+        return self._clock() > self._disk_due + self.kept.lease
 
     async def _has_lost_its_input(self) -> bool:
         """Whether the batch has failed so. A folder that is away may come back within the window."""

@@ -62,11 +62,15 @@ class Usage:
 
     def usual_result(self, owner: str, limits: StoreLimits) -> int:
         """Bytes that the next result of this owner may have, by its latest ones."""
-        return self._usual.get(owner, first_result(limits.quota_of(owner)))
+        return self._usual.get(owner, min(_FIRST_RESULT, limits.quota_of(owner) // _PART))
 
     def learn(self, owner: str, size: int, limits: StoreLimits) -> None:
-        """The size of a result, also of one that found no room."""
-        self._usual[owner] = usual_after(self.usual_result(owner, limits), size, limits.quota_of(owner))
+        """The size of a result, also of one that found no room.
+
+        Never more than half of what the owner may hold, so that one request can always run beside nothing.
+        """
+        usual = max(size, self.usual_result(owner, limits) // 2)
+        self._usual[owner] = min(usual, limits.quota_of(owner) // 2)
 
     def has_room_for_result(self, owner: str, limits: StoreLimits) -> bool:
         """Whether one more request may run: each that runs may need as much room as its owner's latest results did."""
@@ -84,17 +88,6 @@ class Usage:
         its.add(*change)
         if its == Totals():
             del self.by_owner[owner]
-
-
-def first_result(quota: int) -> int:
-    """The bytes reserved before an owner's results are known."""
-    return min(_FIRST_RESULT, quota // _PART)
-
-
-def usual_after(usual: int, size: int, quota: int) -> int:
-    """The usual size after a result of this size, never more than half of what the owner may hold: one request can
-    always run beside nothing."""
-    return min(max(size, usual // 2), quota // 2)
 
 
 def size_of_new(new: NewRequest) -> int:

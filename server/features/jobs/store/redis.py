@@ -5,11 +5,11 @@ Opening it refuses a server that would lose what was accepted, and warns where i
 """
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -36,11 +36,9 @@ from server.features.jobs.store.store import (
     StoreUnusable,
     Turns,
     content_digest,
-    errors_from,
-    headers_from,
     json_text,
     new_request_id,
-    retry_from,
+    read_as,
 )
 from server.features.jobs.types import (
     NUM_PRIORITIES,
@@ -62,7 +60,9 @@ PREFIX = "{embedline:jobs}:"  # braces: one slot of a cluster
 LEAST_REDIS = 7  # whose XAUTOCLAIM passes over entries that were removed
 LOOK_SECONDS = 1.0  # other servers' requests, and claims that nobody renewed, are looked for so often
 VIEW = ("route", "priority", "status", "webhook_status", "created_at", "status_at", "errors")
-RESULT = ("status_code", "result_headers", "content_type", "result")
+CLAIMED = ("request_id", "owner", "route", "headers", "body", "priority", "retry", "created_at", "num_claims")
+DELIVERY = ("request_id", "owner", "endpoint", "status", "ended_at", "errors", "num_attempts")
+RESULT = ("status_code", "headers", "content_type", "body")
 TIMED = ("expiring", "purging", "outbox")  # by when something is due
 FIELDS = ("owner", "state", "content", "created_at", "held_bytes", "version")
 logger = logging.getLogger("embedline.server")
@@ -82,14 +82,7 @@ class RedisRequests:
 
     async def add(self, new: NewRequest) -> str:
         size = size_of_new(new)
-        known: dict[str, str | bytes] = {
-            "route": new.route,
-            "headers": json_text(new.headers),
-            "retry": json_text(new.retry),
-            "endpoint": new.webhook_endpoint or "",
-            "webhook_status": WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED,
-            "body": new.body,
-        }
+        webhook_status = WebhookStatus.PENDING if new.webhook_endpoint else WebhookStatus.NO_WEBHOOK_PROVIDED
         what, *more = await self._connection.run(
             scripts.ADD,
             new_request_id(self._connection.clock()),
@@ -101,7 +94,8 @@ class RedisRequests:
             repr(new.max_time_in_queue),
             scripts.limits_text(self._limits),
             self._limits.max_queued,
-            *(part for pair in known.items() for part in pair),
+            *("route", new.route, "headers", json_text(new.headers), "retry", json_text(new.retry)),
+            *("endpoint", new.webhook_endpoint or "", "webhook_status", webhook_status, "body", new.body),
         )
         if what == b"conflict":
             raise IdempotencyConflict("an earlier request has this idempotency key and another content")
@@ -117,7 +111,7 @@ class RedisRequests:
         num_expired, rows = await self._connection.run(scripts.CLAIM, *given, *_turns(turns))
         self._num_expired += num_expired
         self._webhook_due.set()  # some may have expired
-        return [_claimed(*row) for row in rows]
+        return [read_as(Claimed, **_named(CLAIMED, row)) for row in rows]
 
     async def renew(self, request_ids: Sequence[str]) -> None:
         await self._connection.run(scripts.RENEW, self._holder, *request_ids)
@@ -125,13 +119,8 @@ class RedisRequests:
     async def finish(self, request_id: str, outcome: Finished) -> bool:
         known: tuple[str | bytes | int, ...] = ()
         if (result := outcome.result) is not None:
-            values: tuple[str | bytes | int, ...] = (
-                result.status_code,
-                json_text(result.headers),
-                result.content_type,
-                result.body,
-            )
-            known = tuple(part for pair in zip(RESULT, values, strict=True) for part in pair)
+            known = ("status_code", result.status_code, "result_headers", json_text(result.headers))
+            known += ("content_type", result.content_type, "result", result.body)
         size, limits = size_of_end(outcome), self._limits
         given = (request_id, outcome.status.value, json_text(outcome.errors), size, scripts.limits_text(limits))
         what, *more = await self._connection.run(scripts.FINISH, *given, *known)
@@ -151,17 +140,7 @@ class RedisRequests:
         ((known_owner, *known),) = await self._connection.read(("HMGET", self._row(request_id), "owner", *VIEW))
         if known_owner is None or known_owner.decode() != owner:
             return None
-        route, priority, status, webhook_status, created_at, status_at, errors = known
-        return RequestView(
-            request_id,
-            route.decode(),
-            int(priority),
-            status=Status(status.decode()),
-            webhook_status=WebhookStatus(webhook_status.decode()),
-            created_at=float(created_at),
-            status_at=float(status_at),
-            errors=errors_from(errors),
-        )
+        return read_as(RequestView, request_id=request_id, **_named(VIEW, known))
 
     async def result(
         self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
@@ -170,8 +149,7 @@ class RedisRequests:
         if not known:
             return None
         num_bytes, *fields = known
-        found = _result(*fields)
-        return None if found is None else dataclasses.replace(found, num_bytes=num_bytes)
+        return read_as(Result, num_bytes=num_bytes, **_named(RESULT, fields))
 
     async def cancel(self, owner: str, request_id: str) -> bool:
         size = size_of_end(Finished(Status.CANCELED))
@@ -229,7 +207,8 @@ class RedisRequests:
         self._webhook_due.clear()
         lease = repr(self._limits.delivery_lease)
         rows = await self._connection.run(scripts.DUE, limit, lease, MAX_BYTES_AT_ONCE, *_turns(turns))
-        return [_delivery(*row) for row in rows]
+        num_own = len(DELIVERY)  # the others are the result's
+        return [read_as(Delivery, **_named(DELIVERY, row[:num_own]), result=_result(row[num_own:])) for row in rows]
 
     async def delivered(self, request_id: str) -> None:
         await self._connection.run(scripts.SETTLE, request_id, WebhookStatus.SUCCEEDED.value)
@@ -245,10 +224,10 @@ class RedisRequests:
         return min(_scores(answers), default=None)
 
     async def claimable(self, seconds: float) -> None:
-        await self._claimable.wait(min(seconds, LOOK_SECONDS))
+        await self._claimable.wait_for(min(seconds, LOOK_SECONDS))
 
     async def webhook_due(self, seconds: float) -> None:
-        await self._webhook_due.wait(min(seconds, LOOK_SECONDS))
+        await self._webhook_due.wait_for(min(seconds, LOOK_SECONDS))
 
     def _note_emptied(self, times: bytes | None) -> None:
         if self._emptied not in (None, times or b"0"):
@@ -272,40 +251,14 @@ def _scores(answers: list[list[bytes]]) -> list[float]:
     return [float(answer[1]) for answer in answers if answer]
 
 
-def _claimed(*row: bytes) -> Claimed:
-    request_id, owner, route, headers, body, priority, retry, created_at, num_claims = row
-    return Claimed(
-        request_id.decode(),
-        owner.decode(),
-        route.decode(),
-        headers=headers_from(headers),
-        body=body,
-        priority=int(priority),
-        retry=retry_from(retry),
-        created_at=float(created_at),
-        num_claims=int(num_claims),
-    )
+def _named(names: Iterable[str], values: Iterable[bytes | None]) -> dict[str, Any]:
+    """The values by their names, those that are there; all but bodies are texts."""
+    pairs = zip(names, values, strict=True)
+    return {name: value if name == "body" else value.decode() for name, value in pairs if value is not None}
 
 
-def _delivery(*row: bytes) -> Delivery:
-    request_id, owner, endpoint, status, ended_at, errors, num_attempts, *result = row
-    return Delivery(
-        request_id.decode(),
-        owner.decode(),
-        endpoint.decode(),
-        status=Status(status.decode()),
-        ended_at=float(ended_at),
-        result=_result(*result),
-        errors=errors_from(errors),
-        num_attempts=int(num_attempts),
-    )
-
-
-def _result(*known: bytes | None) -> Result | None:
-    status_code, headers, content_type, body = known
-    if status_code is None or headers is None or content_type is None or body is None:
-        return None
-    return Result(int(status_code), headers_from(headers), body, content_type.decode())
+def _result(known: Sequence[bytes | None]) -> Result | None:
+    return None if None in known else read_as(Result, **_named(RESULT, known))
 
 
 class RedisDocuments:
@@ -443,7 +396,8 @@ async def _check_server(client: Redis) -> None:
     if int(version.partition(".")[0]) < LEAST_REDIS:
         raise StoreUnusable(f"--jobs-redis: this is Redis {version}; it takes {LEAST_REDIS} or later")
     try:
-        known = {name: await _configured(client, name) for name in ("appendonly", "appendfsync", "maxmemory-policy")}
+        names = ("appendonly", "appendfsync", "maxmemory-policy")
+        known = {name: str((await client.config_get(name))[name]) for name in names}
     except ResponseError:
         logger.warning("--jobs-redis: CONFIG GET is refused, so nobody has checked that Redis keeps what it accepted")
         return
@@ -457,10 +411,6 @@ async def _check_server(client: Redis) -> None:
             "set appendfsync always",
             known["appendfsync"],
         )
-
-
-async def _configured(client: Redis, name: str) -> str:
-    return str((await client.config_get(name))[name])
 
 
 async def _make(client: Redis) -> None:

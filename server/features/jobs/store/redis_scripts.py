@@ -83,6 +83,11 @@ local function bounds(limits, owner)  -- the quota, the owner's part of it, and 
   share = owner == '' and 1 or tonumber(share)
   return tonumber(quota), math.floor(quota * share), share
 end
+local function has_room(limits, owner, growth)  -- and how much is held, of all and of the owner
+  local quota, its_quota = bounds(limits, owner)
+  local held, _, _, its = usage(owner)
+  return held + growth <= quota and its + growth <= its_quota, held, its
+end
 local function usual_result(owner, quota)
   return tonumber(call('HGET', P .. 'usage', 'usual:' .. owner) or math.min(1048576, math.floor(quota / 16)))
 end
@@ -284,15 +289,13 @@ local r = call('HMGET', row(ARGV[5]), 'status', 'owner', 'size')
 if r[1] ~= 'QUEUED' and r[1] ~= 'IN_PROGRESS' then return {'ended'} end
 local size, owner = tonumber(ARGV[8]), r[2]
 if #ARGV > 9 then
-  local quota, its_quota = bounds(ARGV[9], owner)
+  local _, its_quota = bounds(ARGV[9], owner)
   if size > its_quota then return {'too large'} end
   local usual = math.max(size, math.floor(usual_result(owner, its_quota) / 2))
   call('HSET', P .. 'usage', 'usual:' .. owner, math.min(usual, math.floor(its_quota / 2)))
-  local held, _, _, its = usage(owner)
   local growth = size - r[3]
-  if growth > 0 and (held + growth > quota or its + growth > its_quota) then
-    return {'full', growth, held, its, owner}
-  end
+  local fits, held, its = has_room(ARGV[9], owner, growth)
+  if growth > 0 and not fits then return {'full', growth, held, its, owner} end
 end
 finish(ARGV[5], ARGV[6], ARGV[7], size, {unpack(ARGV, 10)})
 return {'kept'}
@@ -392,12 +395,11 @@ end
 # quota and share, kind, id, owner, state, size, what has to find room, then the fields of the hash
 PUT = """
 local limits, kind, id, owner, state, size = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
-local quota, its_quota = bounds(limits, owner)
 local needs = tonumber(ARGV[11])
 local key = P .. 'document:' .. kind .. ':' .. id
 if call('EXISTS', key) == 1 then return {'taken'} end
-local held, _, _, its = usage(owner)
-if needs > 0 and (held + needs > quota or its + needs > its_quota) then return {'full', held, its} end
+local fits, held, its = has_room(limits, owner, needs)
+if needs > 0 and not fits then return {'full', held, its} end
 local seq = call('INCR', P .. 'documents')
 call('HSET', key, 'owner', owner, 'state', state, 'size', size, 'seq', seq, 'version', 1, unpack(ARGV, 12))
 call('ZADD', P .. 'owned:' .. kind .. ':' .. owner, seq, id)
@@ -409,15 +411,12 @@ return {'kept'}
 # quota and share, kind, id, owner, state, size, version, content, held bytes
 REPLACE = """
 local limits, kind, id, owner, state, size = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
-local quota, its_quota = bounds(limits, owner)
 local key = P .. 'document:' .. kind .. ':' .. id
 local r = call('HMGET', key, 'owner', 'version', 'state', 'size', 'held_bytes', 'seq')
 if r[1] ~= owner or r[2] ~= ARGV[11] then return {'changed'} end
-local held, _, _, its = usage(owner)
 local growth = size - r[4]
-if tonumber(ARGV[13]) > tonumber(r[5]) and (held + growth > quota or its + growth > its_quota) then
-  return {'full', growth, held, its}
-end
+local fits, held, its = has_room(limits, owner, growth)
+if tonumber(ARGV[13]) > tonumber(r[5]) and not fits then return {'full', growth, held, its} end
 call('HSET', key, 'state', state, 'size', size, 'content', ARGV[12], 'held_bytes', ARGV[13])
 call('HINCRBY', key, 'version', 1)
 call('ZREM', P .. 'stated:' .. kind .. ':' .. r[3], id)

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
+from server.features.jobs.disk import Folder
 from server.features.jobs.store.quotas import Totals, Usage, refuse_growth, size_of_content, size_of_document
 from server.features.jobs.store.sqlite_requests import SqliteRequests
 from server.features.jobs.store.sqlite_writer import Reader, Transaction, Writer
 from server.features.jobs.store.store import StoreError, StoreLimits, StoreUnusable
 from server.features.jobs.types import Document
-from wire.files import MADE, ReadByOthersError, lock, make_private, sync_folder
+from wire.files import sync_folder
 
 VERSION = 1
 APPLICATION_ID = 0x656D626A  # "embj"
 FILE = "jobs.sqlite"
-LOCK = "lock"
 MAX_LOG_BYTES = 64 << 20  # what stays of the write-ahead log between checkpoints
 OPEN_BY_OWNER = (
     "SELECT owner, total(size), count(*) FROM requests WHERE status IN ('QUEUED', 'IN_PROGRESS') GROUP BY owner"
@@ -203,30 +203,15 @@ def _find(transaction: Transaction, kind: str, document_id: str) -> Document | N
     return None if row is None else Document(*row)
 
 
-def _locked(folder: Path) -> int:
-    """Make the folder; the descriptor of its lock."""
-    try:
-        make_private(folder)
-        return lock(folder / LOCK, MADE | os.O_NOFOLLOW)
-    except ReadByOthersError:
-        raise StoreUnusable(
-            f"{folder} can be read by others; if it is for jobs alone, run chmod 700 {folder}"
-        ) from None
-    except BlockingIOError as error:
-        raise StoreUnusable(f"{folder} is in use by another server; give each its own folder") from error
-    except OSError as error:
-        raise StoreUnusable(f"{folder} can't be used for jobs: {error.strerror}") from error
-
-
 class SqliteStore:
     """A Store. The folder is its alone until it is closed."""
 
     def __init__(
-        self, folder: Path, lock: int, connection: sqlite3.Connection, limits: StoreLimits, clock: Callable[[], float]
+        self, folder: Folder, connection: sqlite3.Connection, limits: StoreLimits, clock: Callable[[], float]
     ) -> None:
-        self._lock = lock
-        self._reader = Reader(folder / FILE)
-        room = partial(room_beside, folder / FILE)
+        self._folder = folder
+        self._reader = Reader(folder.path / FILE)
+        room = partial(room_beside, folder.path / FILE)
         self._writer = Writer(connection, _usage(connection), room=room, clock=clock, result_ttl=limits.result_ttl)
         self.requests = SqliteRequests(self._writer, self._reader, limits=limits, clock=clock)
         self.documents = SqliteDocuments(self._writer, self._reader, limits)
@@ -234,21 +219,23 @@ class SqliteStore:
     async def close(self) -> None:
         await self._reader.close()
         await self._writer.close()
-        os.close(self._lock)
+        self._folder.close()
 
 
 async def open_sqlite(
     path: Path, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time
 ) -> SqliteStore:
-    """Open or make the store in this folder, else StoreUnusable. What was in progress is queued again."""
-    limits = limits or StoreLimits()
-    descriptor = await asyncio.to_thread(_locked, path)
+    """Open or make the store in this folder. What was in progress is queued again.
+
+    Raises SettingsError for the folder, StoreUnusable for what is in it.
+    """
+    folder = await asyncio.to_thread(Folder, str(path))
     try:
         connection = await asyncio.to_thread(open_for_writing, path / FILE)
     except BaseException:
-        os.close(descriptor)
+        folder.close()
         raise
-    return SqliteStore(path, descriptor, connection, limits, clock)
+    return SqliteStore(folder, connection, limits or StoreLimits(), clock)
 
 
 def _usage(connection: sqlite3.Connection) -> Usage:
@@ -277,6 +264,7 @@ def open_for_writing(file: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         check_pages(connection, file)
         _prepare(connection, file)
+        connection.row_factory = sqlite3.Row
     except (OSError, sqlite3.Error) as error:
         raise StoreUnusable(f"{file} can't be opened as a store of jobs: {error}") from error
     sync_folder(file.parent)

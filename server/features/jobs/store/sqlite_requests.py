@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from server.features.jobs.store.quotas import (
@@ -24,11 +23,9 @@ from server.features.jobs.store.store import (
     StoreLimits,
     Turns,
     content_digest,
-    errors_from,
-    headers_from,
     json_text,
     new_request_id,
-    retry_from,
+    read_as,
 )
 from server.features.jobs.types import (
     NUM_PRIORITIES,
@@ -51,24 +48,28 @@ INSERT INTO requests (request_id, owner, route, headers, priority, retry, webhoo
     status, webhook_status, size, created_at, status_at, max_time_in_queue, expires_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# From one owner to the next by the index, so that it takes as long as there are owners, not requests.
-QUEUED_OWNERS = """
+OWNERS = """
 WITH RECURSIVE owners(owner) AS (
-    SELECT min(owner) FROM requests INDEXED BY turns WHERE status = 'QUEUED' UNION ALL
-    SELECT (SELECT min(owner) FROM requests INDEXED BY turns WHERE status = 'QUEUED' AND owner > owners.owner)
+    SELECT min(owner) FROM requests INDEXED BY {index} WHERE {waits} UNION ALL
+    SELECT (SELECT min(owner) FROM requests INDEXED BY {index} WHERE {waits} AND owner > owners.owner)
     FROM owners WHERE owner IS NOT NULL
 )
-SELECT owner, (SELECT seq FROM requests INDEXED BY turns
-    WHERE status = 'QUEUED' AND owner = owners.owner ORDER BY priority, seq LIMIT 1)
+SELECT owner, (SELECT {first} FROM requests INDEXED BY {index}
+    WHERE {waits} AND owner = owners.owner ORDER BY {order} LIMIT 1)
 FROM owners WHERE owner IS NOT NULL
-"""
+"""  # from one owner to the next by the index, so that it takes as long as there are owners, not requests
+QUEUED_OWNERS = OWNERS.format(index="turns", waits="status = 'QUEUED'", first="seq", order="priority, seq")
+DUE_OWNERS = OWNERS.format(
+    index="due", waits="next_attempt_at IS NOT NULL", first="next_attempt_at", order="next_attempt_at"
+)
 FIRST_QUEUED = """
 SELECT seq, size FROM requests INDEXED BY turns
 WHERE status = 'QUEUED' AND owner = ? AND expires_at > ? ORDER BY priority, seq LIMIT 1
 """
 CLAIM = """
 UPDATE requests SET status = 'IN_PROGRESS', status_at = ?, num_claims = num_claims + 1 WHERE seq = ?
-RETURNING request_id, owner, route, headers, priority, retry, created_at, num_claims
+RETURNING request_id, owner, route, headers, (SELECT body FROM bodies WHERE bodies.seq = requests.seq) AS body,
+    priority, retry, created_at, num_claims
 """
 RELEASE = """
 UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND status = 'IN_PROGRESS' RETURNING owner
@@ -80,12 +81,12 @@ UPDATE requests SET status = ?, webhook_status = ?, errors = ?, size = ?, status
 WHERE seq = ?
 """
 VIEW = """
-SELECT route, priority, status, webhook_status, created_at, status_at, errors
+SELECT request_id, route, priority, status, webhook_status, created_at, status_at, errors
 FROM requests WHERE request_id = ? AND owner = ?
 """
 RESULT = "SELECT status_code, headers, content_type, body FROM results WHERE seq = ?"
 RESULT_HEAD = """
-SELECT results.seq, status_code, results.headers, content_type FROM requests JOIN results USING (seq)
+SELECT results.seq, status_code, results.headers AS headers, content_type FROM requests JOIN results USING (seq)
 WHERE request_id = ? AND owner = ?
 """
 KEEP = "INSERT INTO results (seq, status_code, headers, content_type, body) VALUES (?, ?, ?, ?, ?)"
@@ -102,32 +103,23 @@ SELECT min(due) FROM (SELECT min(expires_at) AS due FROM requests WHERE status =
     SELECT min(next_attempt_at) FROM requests WHERE next_attempt_at IS NOT NULL)
 """
 END_TTL = "UPDATE requests SET purge_at = :now WHERE owner = :owner AND purge_at > :now"
-# Owners of due webhooks are found as those of the queue are.
-DUE_OWNERS = """
-WITH RECURSIVE owners(owner) AS (
-    SELECT min(owner) FROM requests INDEXED BY due WHERE next_attempt_at IS NOT NULL UNION ALL
-    SELECT (SELECT min(owner) FROM requests INDEXED BY due WHERE next_attempt_at IS NOT NULL AND owner > owners.owner)
-    FROM owners WHERE owner IS NOT NULL
-)
-SELECT owner, (SELECT next_attempt_at FROM requests INDEXED BY due
-    WHERE next_attempt_at IS NOT NULL AND owner = owners.owner ORDER BY next_attempt_at LIMIT 1)
-FROM owners WHERE owner IS NOT NULL
-"""
 FIRST_DUE = """
 SELECT seq, size FROM requests INDEXED BY due WHERE owner = ? AND next_attempt_at <= ? ORDER BY next_attempt_at LIMIT 1
 """
 # Its status_at is when it ended, for a webhook that is pending changes no status.
 BEGIN_ATTEMPT = """
 UPDATE requests SET num_attempts = num_attempts + 1, next_attempt_at = ?, attempt_wait = ? WHERE seq = ?
-RETURNING request_id, owner, webhook_endpoint, status, status_at, errors, num_attempts
+RETURNING request_id, owner, webhook_endpoint AS endpoint, status, status_at AS ended_at, errors, num_attempts
 """
+# The TTL of the request counts from its end.
 SETTLE = """
-UPDATE requests SET webhook_status = ?, next_attempt_at = NULL, purge_at = max(status_at + ?, ?),
-    status = CASE WHEN status = 'SUCCEEDED' AND ? THEN 'WEBHOOK_FAILED' ELSE status END
-WHERE request_id = ? AND next_attempt_at IS NOT NULL
+UPDATE requests SET webhook_status = :status, next_attempt_at = NULL, purge_at = max(status_at + :ttl, :now),
+    status = CASE WHEN status = 'SUCCEEDED' AND :status = 'FAILED' THEN 'WEBHOOK_FAILED' ELSE status END
+WHERE request_id = :request_id AND next_attempt_at IS NOT NULL
 """
 POSTPONE = """
-UPDATE requests SET next_attempt_at = ?, attempt_wait = ? WHERE request_id = ? AND next_attempt_at IS NOT NULL
+UPDATE requests SET next_attempt_at = :at, attempt_wait = max(0.0, :at - :now)
+WHERE request_id = :request_id AND next_attempt_at IS NOT NULL
 """
 
 
@@ -219,37 +211,36 @@ class SqliteRequests:
         ).fetchone()
         if row is None:
             return False
-        ending = _Ending(*row)
         if outcome.result is not None:
-            outcome = self._kept_if_there_is_room(transaction, ending, outcome)
-        self._end(transaction, ending, outcome)
+            outcome = self._kept_if_there_is_room(transaction, row, outcome)
+        self._end(transaction, row, outcome)
         return True
 
-    def _kept_if_there_is_room(self, transaction: Transaction, ending: "_Ending", outcome: Finished) -> Finished:
+    def _kept_if_there_is_room(self, transaction: Transaction, ending: sqlite3.Row, outcome: Finished) -> Finished:
         """The outcome, as failed where it can never have room. Raises StoreFull where there is none now."""
-        owner, size, usage, limits = ending.owner, size_of_end(outcome), transaction.usage, self._limits
+        owner, was, size = ending["owner"], ending["size"], size_of_end(outcome)
+        usage, limits = transaction.usage, self._limits
         if size > limits.quota_of(owner):
             return too_large_to_keep(outcome)
         usage.learn(owner, size, limits)
-        if size > ending.size:
-            refuse_growth(size - ending.size, limits, owner, usage.total.held_bytes, usage.by_owner[owner].held_bytes)
+        if size > was:
+            refuse_growth(size - was, limits, owner, usage.total.held_bytes, usage.by_owner[owner].held_bytes)
         return outcome
 
-    def _end(self, transaction: Transaction, ending: "_Ending", outcome: Finished) -> None:
+    def _end(self, transaction: Transaction, ending: sqlite3.Row, outcome: Finished) -> None:
         """A webhook is due at once; without one, or canceled, the request's TTL begins."""
         now, connection, size = transaction.now, transaction.connection, size_of_end(outcome)
-        webhook_status = _webhook_status(ending.webhook_endpoint, outcome.status)
+        webhook_status = _webhook_status(ending["webhook_endpoint"], outcome.status)
         is_due = webhook_status == WebhookStatus.PENDING
         times = (None, now) if is_due else (now + self._limits.result_ttl, None)
         changed = (outcome.status.value, webhook_status.value, json_text(outcome.errors), size, now, *times)
-        connection.execute(END, (*changed, ending.seq))
-        connection.execute("DELETE FROM bodies WHERE seq = ?", (ending.seq,))
+        connection.execute(END, (*changed, ending["seq"]))
+        connection.execute("DELETE FROM bodies WHERE seq = ?", (ending["seq"],))
         if (result := outcome.result) is not None:
-            kept = (ending.seq, result.status_code, json_text(result.headers), result.content_type, result.body)
+            kept = (ending["seq"], result.status_code, json_text(result.headers), result.content_type, result.body)
             connection.execute(KEEP, kept)
-        running = -1 if ending.status == Status.IN_PROGRESS else 0
-        held = size - ending.size
-        transaction.usage.add(ending.owner, held=held, open_bytes=-ending.size, num_open=-1, running=running)
+        running, was = -1 if ending["status"] == Status.IN_PROGRESS else 0, ending["size"]
+        transaction.usage.add(ending["owner"], held=size - was, open_bytes=-was, num_open=-1, running=running)
 
     async def release(self, request_ids: Sequence[str]) -> None:
         def release(transaction: Transaction) -> None:
@@ -264,19 +255,7 @@ class SqliteRequests:
 
     async def view(self, owner: str, request_id: str) -> RequestView | None:
         rows = await self._reader.rows(VIEW, (request_id, owner))
-        if not rows:
-            return None
-        ((route, priority, status, webhook_status, created_at, status_at, errors),) = rows
-        return RequestView(
-            request_id,
-            route,
-            priority,
-            status=Status(status),
-            webhook_status=WebhookStatus(webhook_status),
-            created_at=created_at,
-            status_at=status_at,
-            errors=errors_from(errors),
-        )
+        return read_as(RequestView, **rows[0]) if rows else None
 
     async def result(
         self, owner: str, request_id: str, *, offset: int = 0, count: int = MAX_RESULT_BYTES
@@ -285,10 +264,9 @@ class SqliteRequests:
             row = connection.execute(RESULT_HEAD, (request_id, owner)).fetchone()
             if row is None:
                 return None
-            seq, status_code, headers, content_type = row
-            with connection.blobopen("results", "body", seq, readonly=True) as blob:
+            with connection.blobopen("results", "body", row["seq"], readonly=True) as blob:
                 blob.seek(min(offset, len(blob)))
-                return Result(status_code, headers_from(headers), blob.read(count), content_type, len(blob))
+                return read_as(Result, **row, body=blob.read(count), num_bytes=len(blob))
 
         return await self._reader.do(read)
 
@@ -298,7 +276,7 @@ class SqliteRequests:
                 f"{ENDING} WHERE request_id = ? AND owner = ? AND status = 'QUEUED'", (request_id, owner)
             ).fetchone()
             if row is not None:
-                self._end(transaction, _Ending(*row), Finished(Status.CANCELED))
+                self._end(transaction, row, Finished(Status.CANCELED))
             return row is not None
 
         return await self._writer.do(cancel)
@@ -338,7 +316,7 @@ class SqliteRequests:
             f"{ENDING} WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?", (transaction.now, MAX_ENDED_AT_ONCE)
         ).fetchall()
         for row in rows:
-            self._end(transaction, _Ending(*row), EXPIRY)
+            self._end(transaction, row, EXPIRY)
         return len(rows)
 
     async def purge(self) -> int:
@@ -353,10 +331,7 @@ class SqliteRequests:
         )
 
     async def end_ttl(self, owner: str) -> None:
-        def end(transaction: Transaction) -> None:
-            transaction.connection.execute(END_TTL, {"now": transaction.now, "owner": owner})
-
-        await self._writer.do(end)
+        await self._writer.execute(END_TTL, owner=owner)
 
     async def due_webhooks(self, limit: int, turns: Turns = NO_TURNS) -> list[Delivery]:
         self._webhook_due.clear()
@@ -372,32 +347,23 @@ class SqliteRequests:
 
     async def delivery_failed(self, request_id: str, next_attempt_at: float | None) -> None:
         if next_attempt_at is None:
-            return await self._settle(request_id, WebhookStatus.FAILED)
-
-        def postpone(transaction: Transaction) -> None:
-            wait = max(0.0, next_attempt_at - transaction.now)
-            transaction.connection.execute(POSTPONE, (next_attempt_at, wait, request_id))
-
-        await self._writer.do(postpone)
+            await self._settle(request_id, WebhookStatus.FAILED)
+        else:
+            await self._writer.execute(POSTPONE, request_id=request_id, at=next_attempt_at)
 
     async def _settle(self, request_id: str, status: WebhookStatus) -> None:
-        """Ends the attempts of a webhook; the TTL of the request counts from its end."""
-
-        def settle(transaction: Transaction) -> None:
-            given = (status.value, self._limits.result_ttl, transaction.now, status == WebhookStatus.FAILED, request_id)
-            transaction.connection.execute(SETTLE, given)
-
-        await self._writer.do(settle)
+        ttl = self._limits.result_ttl
+        await self._writer.execute(SETTLE, request_id=request_id, status=status.value, ttl=ttl)
 
     async def next_due(self) -> float | None:
         ((due,),) = await self._reader.rows(NEXT_DUE)
         return None if due is None else float(due)
 
     async def claimable(self, seconds: float) -> None:
-        await self._claimable.wait(seconds)
+        await self._claimable.wait_for(seconds)
 
     async def webhook_due(self, seconds: float) -> None:
-        await self._webhook_due.wait(seconds)
+        await self._webhook_due.wait_for(seconds)
 
 
 def _earlier(transaction: Transaction, new: NewRequest) -> str | None:
@@ -424,33 +390,9 @@ def _bounded(rows: Iterable[tuple[int, int]], limit: int) -> Iterator[int]:
 
 
 def _claim_one(transaction: Transaction, seq: int) -> Claimed:
-    connection = transaction.connection
-    (row,) = connection.execute(CLAIM, (transaction.now, seq)).fetchall()
-    request_id, owner, route, headers, priority, retry, created_at, num_claims = row
-    transaction.usage.add(owner, running=1)
-    (body,) = connection.execute("SELECT body FROM bodies WHERE seq = ?", (seq,)).fetchone()
-    return Claimed(
-        request_id,
-        owner,
-        route,
-        headers=headers_from(headers),
-        body=body,
-        priority=priority,
-        retry=retry_from(retry),
-        created_at=created_at,
-        num_claims=num_claims,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """A row that is about to end, and its size until then."""
-
-    seq: int
-    size: int
-    webhook_endpoint: str | None
-    owner: str
-    status: str
+    (row,) = transaction.connection.execute(CLAIM, (transaction.now, seq)).fetchall()
+    transaction.usage.add(row["owner"], running=1)
+    return read_as(Claimed, **row)
 
 
 def _webhook_status(endpoint: str | None, status: Status) -> WebhookStatus:
@@ -474,25 +416,8 @@ def _purge(transaction: Transaction) -> int:
     return len(rows)
 
 
-def _result_of(connection: sqlite3.Connection, seq: int) -> Result | None:
-    row = connection.execute(RESULT, (seq,)).fetchone()
-    if row is None:
-        return None
-    status_code, headers, content_type, body = row
-    return Result(status_code, headers_from(headers), body, content_type)
-
-
 def _begin_attempt(transaction: Transaction, lease: float, seq: int) -> Delivery:
-    given = (transaction.now + lease, lease, seq)
-    (row,) = transaction.connection.execute(BEGIN_ATTEMPT, given).fetchall()
-    request_id, owner, endpoint, status, ended_at, errors, num_attempts = row
-    return Delivery(
-        request_id,
-        owner,
-        endpoint,
-        status=Status(status),
-        ended_at=ended_at,
-        result=_result_of(transaction.connection, seq),
-        errors=errors_from(errors),
-        num_attempts=num_attempts,
-    )
+    ask = transaction.connection.execute
+    (row,) = ask(BEGIN_ATTEMPT, (transaction.now + lease, lease, seq)).fetchall()
+    result = ask(RESULT, (seq,)).fetchone()
+    return read_as(Delivery, **row, result=None if result is None else read_as(Result, **result))

@@ -106,6 +106,14 @@ class Writer:
         result: T = await waiting.future
         return result
 
+    async def execute(self, statement: str, **given: object) -> None:
+        """Carries out one statement, which has the time as `:now`."""
+
+        def run(transaction: Transaction) -> None:
+            transaction.connection.execute(statement, {**given, "now": transaction.now})
+
+        await self.do(run)
+
     async def close(self) -> None:
         """Write what waits, then end the thread and the connection."""
         with self._changed:
@@ -184,6 +192,7 @@ class Reader:
 
     def __init__(self, file: Path) -> None:
         self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA query_only = 1")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 

@@ -11,6 +11,7 @@ The functions at the end make ids and digests, and write parts of a request as t
 """
 
 import asyncio
+import contextlib
 import hashlib
 import heapq
 import itertools
@@ -18,7 +19,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +44,7 @@ BLOCK_BYTES, INODE_BYTES = 4096, 512
 MAX_RESULT_BYTES = (1 << 31) - 1  # more than any store keeps
 MAX_BYTES_AT_ONCE = 64 << 20  # in memory: of one claim's bodies, or of the results in one answer of `due_webhooks`
 BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
+_JSON = ("headers", "retry", "errors")  # parts of a request that stores keep as JSON
 T = TypeVar("T")
 
 
@@ -293,28 +295,17 @@ def delay_until(due: float | None, now: float, *, longest: float = 60.0) -> floa
     return min(longest, max(0.0, due - now)) if due is not None and math.isfinite(due) else longest
 
 
-class Signal:
+class Signal(asyncio.Event):
     """Wakes the one who waits for something new in a store. Nothing that came after `clear` is missed.
 
     Clear it, look, and wait only if there was nothing.
     """
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def set(self) -> None:
-        self._event.set()
-
-    async def wait(self, seconds: float | None) -> None:
+    async def wait_for(self, seconds: float | None) -> None:
         """Return at once if it was set since it was cleared, else when it is, or after so many seconds if any."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return
+                await self.wait()
 
 
 def new_request_id(now: float) -> str:
@@ -334,13 +325,7 @@ def json_text(part: Headers | tuple[JobError, ...] | RetryPolicy) -> str:
     return msgspec.json.encode(part).decode()
 
 
-def headers_from(text: str | bytes) -> Headers:
-    return msgspec.json.decode(text, type=Headers)
-
-
-def errors_from(text: str | bytes) -> tuple[JobError, ...]:
-    return msgspec.json.decode(text, type=tuple[JobError, ...])
-
-
-def retry_from(text: str | bytes) -> RetryPolicy:
-    return msgspec.json.decode(text, type=RetryPolicy)
+def read_as(kind: type[T], **kept: Any) -> T:
+    """What a store keeps of a request, by the names of its parts. Numbers may be texts, and JSON is read."""
+    parts = {name: msgspec.json.decode(part) if name in _JSON else part for name, part in kept.items()}
+    return msgspec.convert(parts, kind, strict=False)

@@ -1,4 +1,4 @@
-"""Tensors by a checkpoint's names, out of files and modules; FP8 ones are read as plain ones by their scales."""
+"""Tensors by a checkpoint's names, out of files; FP8 ones are read as plain ones by their scales."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.fused.checkpoint import DequantizedCheckpoint, ModuleCheckpoint, SafetensorsCheckpoint
+from engine.fused.checkpoint import DequantizedCheckpoint, SafetensorsCheckpoint
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
 from engine.types import ModelError
 from tests.engine.engines import refusal
@@ -49,9 +49,8 @@ def test_files_are_opened_when_they_are_read(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_nobody_has(tmp_path: Path) -> None:
-    for checkpoint in (SafetensorsCheckpoint(sharded(tmp_path), CPU), ModuleCheckpoint(nn.Linear(2, 3))):
-        with pytest.raises(ModelError, match=r"^the weights have no tensor 'three'$"):
-            checkpoint.read("three")
+    with pytest.raises(ModelError, match=r"^the weights have no tensor 'three'$"):
+        SafetensorsCheckpoint(sharded(tmp_path), CPU).read("three")
 
 
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:
@@ -68,14 +67,6 @@ def test_names_of_berts_first_days(tmp_path: Path) -> None:
     assert checkpoint.names == {"a.LayerNorm.weight", "a.LayerNorm.bias", "gamma"}
     assert torch.equal(checkpoint.read("a.LayerNorm.weight"), ONE)
     assert torch.equal(checkpoint.read("a.LayerNorm.bias"), TWO)
-
-
-def test_a_module() -> None:
-    module = nn.Linear(2, 3)
-    checkpoint = ModuleCheckpoint(module)
-    assert checkpoint.names == {"weight", "bias"}
-    assert torch.equal(checkpoint.read("weight"), module.weight)
-    assert not checkpoint.read("weight").requires_grad
 
 
 ROWS, COLUMNS = 200, 136  # the last blocks have 72 rows and 56 columns

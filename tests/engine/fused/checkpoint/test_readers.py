@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.fused.readers import MappedReader, StagedReader, Staging
+from engine.fused.readers import CudaTransfer, MappedReader, StagedReader, Staging
 from engine.store.tensor_file import byte_ranges
 from engine.types import ModelError
 from tests.engine.fused.model.models import CPU
@@ -17,7 +17,7 @@ from tests.engine.fused.model.models import CPU
 BUFFER, SLICE = 64, 16  # bytes
 
 
-class LazyTransfer:
+class LazyTransfer(CudaTransfer):
     """Copies as late as it may: what is written to a buffer before it is waited for shows in the target."""
 
     def __init__(self) -> None:

@@ -11,12 +11,11 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, MPNetConfig, MPNetModel, PretrainedConfig
 
 from engine.fused.adapters import ADAPTERS
-from engine.fused.checkpoint import ModuleCheckpoint
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.spec import Spec
 from engine.types import ModelError
 from tests.engine.engines import refusal
-from tests.engine.fused.model.models import assert_close, check, inputs_of, load_fused, save
+from tests.engine.fused.model.models import Held, assert_close, check, inputs_of, load_fused, save
 from tests.engine.tiny_models import GQA, SHARED, Reference, arbitrary, batch
 from tests.tiers import full_but
 
@@ -127,7 +126,7 @@ def test_where_the_product_can_the_activation_is_a_part_of_it(
 def test_transformers_own_names(family: str, tmp_path: Path) -> None:
     needs(family)
     folder = save(family, tmp_path / "model")
-    checkpoint = ModuleCheckpoint(AutoModel.from_pretrained(folder))
+    checkpoint = Held(AutoModel.from_pretrained(folder).state_dict())
     assert "layers.0.self_attn.q_proj.weight" in checkpoint.names
     check(load_fused(folder, checkpoint), folder, [(5, 17, 1)])
 

@@ -14,12 +14,12 @@ from engine.tensorrt_llm.planning.backbone import is_causal, window_of
 from engine.tensorrt_llm.planning.head import (
     HeadKind,
     PlannedHead,
-    check_config,
     head_of,
     notes_of,
     pad_id_of,
     without_trailing_padding,
 )
+from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.types import ModelError
 from tests.engine import engines
 from tests.engine.tensorrt_llm.header_models import CONFIG, write_model
@@ -44,8 +44,9 @@ def refused(folder: ModelFolder) -> str:
 
 
 def test_the_library_reads_architectures_before_it_is_told_ours(tmp_path: Path) -> None:
+    flags = ModelFlags(dtype="auto", quantization="none", is_stock=False)
     with pytest.raises(ModelError, match=r"^the tensorrt-llm engine looks for architectures in config\.json"):
-        check_config(write_model(tmp_path, architectures=None))
+        plan(write_model(tmp_path, architectures=None), [], flags)
 
 
 def test_scores(tmp_path: Path) -> None:

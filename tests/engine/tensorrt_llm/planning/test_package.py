@@ -1,5 +1,6 @@
 """What is said of the package by its version and features, without one being there."""
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ def test_it_may_be_too_old(version: str, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("version", ["1.3.0rc22", "1.3.0rc100", "1.3.0", "1.4.0rc1", "1.4.0rc1+cu13", "2.0", "1.10.0"])
 def test_it_is_found_and_not_imported(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, version)
-    assert package.find() == package.Package(version)
+    assert package.find() == version
     assert "tensorrt_llm" not in sys.modules
 
 
@@ -52,8 +53,12 @@ def test_a_source_tree_without_metadata_is_left_to_its_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, None)
-    monkeypatch.setattr(package, "_installed_version", lambda: "")
-    assert package.find().version == ""
+
+    def lacking(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", lacking)
+    assert package.find() == ""
 
 
 def test_what_is_no_version_is_not_too_old() -> None:
@@ -81,7 +86,7 @@ class Stable:
 
 
 def test_features_are_there() -> None:
-    package.check_features(Whole, Arguments)
+    package.check_features("", Whole, Arguments)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_features_are_there() -> None:
 )
 def test_features_that_lack_are_named(llm: type, arguments: type, feature: str) -> None:
     with pytest.raises(ModelError, match=f"has no {feature}, so it can't encode"):
-        package.check_features(llm, arguments)
+        package.check_features("1.3.0", llm, arguments)
 
 
 def test_what_is_checked_before_a_process_starts_needs_no_torch() -> None:

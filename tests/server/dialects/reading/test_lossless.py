@@ -13,7 +13,7 @@ from server.dialects.reading.json_body import KNOWN_FIELDS, LosslessDecoder, par
 from server.dialects.table import ROUTES
 from server.features.jobs.routes import _decode as decode_async
 from server.requests.errors import InvalidRequest, RequestError
-from tests.server.edge import good_body, new_call
+from tests.server.edge import good_body, new_call, route_of
 
 
 class Inner(msgspec.Struct):
@@ -210,7 +210,7 @@ def test_every_field_of_every_route_takes_them(route: Any) -> None:
 
 @pytest.mark.holds("Requests and answers", "Fields of other dialects")
 def test_a_field_that_changes_nothing_may_be_spelled_so_too() -> None:
-    (route,) = (route for route in ROUTES if route.path == "/decode")
+    route = route_of("/decode")
     for name, row in KNOWN_FIELDS.items():
         for value in row.neutral or ():
             if isinstance(value, bool | int):
@@ -238,7 +238,7 @@ def test_a_field_that_changes_nothing_may_be_spelled_so_too() -> None:
     ],
 )  # fmt: skip
 def test_ids_and_inner_objects_take_them(path: str, body: bytes, plain: bytes) -> None:
-    (route,) = (route for route in ROUTES if route.path == path)
+    route = route_of(path)
 
     found, wanted = (str(route.decode(new_call(), each)) for each in (body, plain))
 

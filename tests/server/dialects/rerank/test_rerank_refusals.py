@@ -9,11 +9,11 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.dialects.rerank import Family, Habits, decode, family_of
+from server.dialects.rerank import Family, family_of
 from server.requests.errors import Overloaded, RequestError
 from server.settings.api_keys import ApiKey, digest
 from tests.server.dialects.rerank.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
-from tests.server.edge import ERROR_KEYS, Called, Edge, call, new_call, state_with
+from tests.server.edge import ERROR_KEYS, Called, Edge, call, new_call, route_of, state_with
 from tokenizer_pool.messages import TextRefusal, TextRefused
 
 
@@ -145,7 +145,7 @@ def test_objects_that_are_no_texts(documents: Any) -> None:
 )
 def test_what_would_take_long_to_decode_is_refused(documents: bytes) -> None:
     with pytest.raises(RequestError):
-        decode(new_call(), b'{"query":"q","documents":' + documents + b"}", habits=Habits(Family.RESULTS))
+        route_of("/v1/rerank").decode(new_call(), b'{"query":"q","documents":' + documents + b"}")
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from server.dialects.answers import Answer
 from server.dialects.route import Call
 from server.dialects.row_answers import FLOATS, RAW_FLOATS, RowForm
-from server.dialects.tei import encode_embed, encode_embed_all, encode_similarity, encode_tokens
-from server.requests.row_memory import RequestContext
-from server.requests.work import Embedded, EmbedRequest, TokenizeRequest, Trace
-from tests.server.edge import new_call, served_model
+from server.requests.work import Embedded, EmbedRequest, RequestContext, TokenizeRequest, Trace
+from tests.server.edge import new_call, route_of, served_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.tasks import Token
+
+encode_embed, encode_embed_all, encode_similarity, encode_tokens = (
+    route_of(path).stages.encode for path in ("/embed", "/embed_all", "/similarity", "/tokenize")
+)
 
 
 def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
@@ -33,7 +35,7 @@ def embedded(rows: NDArray[np.float32], offsets: list[int] | None = None) -> Emb
 
 
 Encode = Callable[[Call, EmbedRequest, Embedded], Coroutine[Any, Any, Answer]]
-REQUEST = EmbedRequest(model=served_model(), texts=["a"], context=RequestContext())
+REQUEST = EmbedRequest(model=served_model(), items=["a"], context=RequestContext())
 
 
 def encoded(encode: Encode, given: Embedded, form: RowForm = FLOATS) -> Coroutine[Any, Any, Answer]:
@@ -48,7 +50,7 @@ def answer_of(encode: Encode, given: Embedded) -> Any:
 
 def tokens_in_json(tokens: list[list[Token]]) -> Coroutine[Any, Any, Answer]:
     return encode_tokens(
-        new_call(), TokenizeRequest(model=served_model(), texts=["a"] * len(tokens), context=RequestContext()), tokens
+        new_call(), TokenizeRequest(model=served_model(), items=["a"] * len(tokens), context=RequestContext()), tokens
     )
 
 

@@ -9,25 +9,19 @@ import pytest
 from engine.types import OutputKind
 from server.dialects.route import Call, RequestOptions
 from server.dialects.row_answers import FLOATS, RAW_FLOATS, Container
-from server.dialects.table import ROUTES
-from server.dialects.tei import decode_embed, decode_embed_all, decode_similarity
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.work import EmbedRequest
 from tests.server.asking import decoded_by, refused_by
-from tests.server.edge import new_call, one_model
+from tests.server.edge import new_call, one_model, route_of
+
+decode_embed, decode_embed_all, decode_similarity, decode_any = (
+    route_of(path).decode for path in ("/embed", "/embed_all", "/similarity", "/")
+)
 
 Decode = Callable[[Call, bytes], EmbedRequest]
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: ", "passage": "P: "}})
 SIMILAR = {"source_sentence": "a", "sentences": ["b", "c"]}
-
-
-def decode_any(call: Call, body: bytes) -> EmbedRequest:
-    """The decoder of POST /: what another route's decoder made of the body."""
-    (root,) = [route for route in ROUTES if route.path == "/"]
-    request = root.decode(call, body).request
-    assert isinstance(request, EmbedRequest)
-    return request
 
 
 def asked(decode: Decode, body: dict[str, Any]) -> Any:

@@ -8,13 +8,14 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.route import RequestOptions
-from server.dialects.tei import decode_predict
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, decoded_by, refused_by, tei_error
-from tests.server.edge import Called, Edge, one_model
+from tests.server.edge import Called, Edge, one_model, route_of
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from wire.parts import Part
 from wire.vocabulary import RequestClass
+
+decode_predict = route_of("/predict").decode
 
 CLASSIFIER = {"task": "classify", "labels": ["bad", "so-so", "good"], "activation": "softmax"}
 ROWS = [[0.0, 3.0, 1.0], [5.0, -5.0, 5.0]]

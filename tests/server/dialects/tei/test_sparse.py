@@ -9,15 +9,17 @@ import pytest
 from engine.model.tasks import LateInteraction
 from engine.types import OutputKind
 from server.dialects.row_answers import sparse_bytes, sparse_headers
-from server.dialects.sparse import decode_embed_hybrid, sparse_by_item
+from server.dialects.sparse import sparse_by_item
 from server.requests import late_interaction, work
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 from tests.server.asking import RAW, ask, tei_error
-from tests.server.edge import Called, Edge, new_call, one_model
+from tests.server.edge import Called, Edge, new_call, one_model, route_of
 from tests.server.loop_share import turns_during
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 from wire.parts import QUERY_TOKEN, Part
+
+decode_embed_hybrid = route_of("/embed_hybrid").decode
 
 ALL = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
 TEXTS = {"inputs": ["ab", "c"]}
@@ -121,13 +123,12 @@ def test_the_types_that_tokens_have_already_stay() -> None:
         np.array([5, 6, 7], np.int32),
         np.array([0, 2, 3], np.int32),
         np.zeros(2, np.uint8),
-        np.array([0, 1, 1], np.int32),
+        {Part.TOKEN_TYPE_IDS: np.array([0, 1, 1], np.int32)},
     )
     marked = late_interaction.marked_queries(tokens, num_queries=1)
-    assert marked.marks is not None
-    assert marked.marks.tolist() == [QUERY_TOKEN, QUERY_TOKEN, 0]
-    assert tokens.marks is None
-    assert marked.token_type_ids is tokens.token_type_ids
+    assert marked.parts[Part.MARKS].tolist() == [QUERY_TOKEN, QUERY_TOKEN, 0]
+    assert Part.MARKS not in tokens.parts
+    assert marked.parts[Part.TOKEN_TYPE_IDS] is tokens.parts[Part.TOKEN_TYPE_IDS]
 
 
 # all rows

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from server.dialects.tei import decode_decode, decode_tokenize, encode_tokens
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import decoded_by, refused_by
-from tests.server.edge import new_call, one_model
+from tests.server.edge import new_call, one_model, route_of
 from tests.server.loop_share import turns_during
 from tokenizer_pool.tasks import Token
+
+decode_tokenize, decode_decode = (route_of(path).decode for path in ("/tokenize", "/decode"))
+encode_tokens = route_of("/tokenize").stages.encode
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
 
@@ -38,8 +40,8 @@ def test_tokenize() -> None:
 def test_decode() -> None:
     request = decode({"ids": [[5, 6], [7]], "other": 1})
 
-    assert (request.token_ids, request.is_single, request.skip_special_tokens) == ([[5, 6], [7]], False, True)
-    assert (decode({"ids": [5, 6]}).token_ids, decode({"ids": [5]}).is_single) == ([[5, 6]], True)
+    assert (request.items, request.is_single, request.skip_special_tokens) == ([[5, 6], [7]], False, True)
+    assert (decode({"ids": [5, 6]}).items, decode({"ids": [5]}).is_single) == ([[5, 6]], True)
     assert not decode({"ids": [5], "skip_special_tokens": False}).skip_special_tokens
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.table import ROUTES
-from server.dialects.vllm import decode_pooling
 from server.requests.work import EmbedRequest
 from tests.server.asking import RAW, ask
-from tests.server.edge import Called, Edge, new_call, one_model
+from tests.server.edge import Called, Edge, new_call, one_model, route_of
+
+decode_pooling = route_of("/pooling").decode
 
 EMBED: dict[str, Any] = {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "task": "embed"}
 LABELS: dict[str, Any] = {"outputs": OutputKind.LOGITS, "task": "classify", "labels": ["a", "b"], "num_labels": 2}
@@ -59,9 +59,8 @@ def test_the_answer_around_the_data() -> None:
 def test_scores_are_of_texts_with_the_models_prompt(
     path: str, body: dict[str, str], own: dict[str, str], prompt: str
 ) -> None:
-    (route,) = (route for route in ROUTES if route.path == path)
     call = new_call(models=one_model(outputs=OutputKind.LOGITS, task="classify", **own))
-    request = route.decode(call, json.dumps(body).encode())
+    request = route_of(path).decode(call, json.dumps(body).encode())
     assert getattr(request, "work", request).prompt == prompt
 
 
@@ -176,8 +175,8 @@ def test_a_chat_is_its_rendered_text_without_special_tokens(path: str, model: di
     chat = ask(path, {"messages": HELLO, "add_generation_prompt": True}, **model, look=look)
     text = ask(path, {"input": "abc", "add_special_tokens": False}, **model)
 
-    (_, rendering), (texts, how) = asked
-    assert rendering["chat"].add_generation_prompt
+    (chats, _), (texts, how) = asked
+    assert chats[0].add_generation_prompt
     assert (list(texts), how["add_special_tokens"], how["prompt"]) == (["abc"], False, "")
     answers = [json.loads(called.body) for called in (chat, text)]
     assert answers[0]["data"] == answers[1]["data"]

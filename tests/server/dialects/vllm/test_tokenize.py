@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.vllm import decode_tokenize
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.asking import ask
-from tests.server.edge import Edge, new_call, one_model
+from tests.server.edge import Edge, new_call, one_model, route_of
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat
+
+decode_tokenize = route_of("/tokenize").decode
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -67,8 +68,8 @@ def test_texts_of_ids_under_both_names() -> None:
 def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
     asked: list[Any] = []
 
-    async def render(conversations: list[str], *, model: int, request_class: Any, chat: Chat) -> list[str]:
-        asked.append((conversations, chat))
+    async def render(chats: list[Chat], **_: Any) -> list[str]:
+        asked.append(chats)
         return ["user: hi\n"]
 
     def prepare(edge: Edge) -> None:
@@ -81,7 +82,7 @@ def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
     called = ask("/tokenize", {"messages": HELLO}, OutputKind.POOLED, before=prepare, look=look)
 
     assert json.loads(called.body)["count"] == 9
-    assert asked == [(['[{"role":"user","content":"hi"}]'], Chat(add_generation_prompt=True))]
+    assert asked == [[Chat('[{"role":"user","content":"hi"}]', add_generation_prompt=True)]]
 
 
 @pytest.mark.holds("Chats")
@@ -105,9 +106,11 @@ def decoded(body: dict[str, Any]) -> Any:
 
 def test_chats_become_plain_messages() -> None:
     request = decoded({"messages": [{"role": "user", "content": PARTS}, {"role": "assistant", "content": None}]})
-    assert json.loads(request.texts[0]) == [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""}]
+    messages = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""}]
+    assert json.loads(request.items[0].messages) == messages
     several = decoded({"messages": [HELLO, HELLO], "continue_final_message": True})
-    assert (len(several.texts), several.is_single, several.chat) == (2, False, Chat(continue_final_message=True))
+    hello = Chat(json.dumps(HELLO, separators=(",", ":")), continue_final_message=True)
+    assert (several.items, several.is_single) == ([hello, hello], False)
     assert decoded({"messages": HELLO, "add_generation_prompt": False, "add_special_tokens": True}).add_special_tokens
 
 

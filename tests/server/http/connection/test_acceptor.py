@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.http import acceptor
-from server.http.acceptor import Acceptor, ConnectionCount
+from server.http import server
+from server.http.server import Acceptor, ConnectionCount
 from wire.page import Page
 
 pytestmark = pytest.mark.both_loops
@@ -67,7 +67,7 @@ async def listening(*, num_frontends: int = 2) -> AsyncIterator[Port]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gives way waits for longer than any test."""
-    monkeypatch.setattr(acceptor, "_GIVE_WAY_SECONDS", 1000)
+    monkeypatch.setattr(server, "_GIVE_WAY_SECONDS", 1000)
 
 
 @pytest.mark.holds("Connections")
@@ -147,7 +147,7 @@ class ShortOfDescriptors(socket.socket):
 async def test_connections_wait_while_no_descriptor_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(acceptor, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(server, "_RETRY_SECONDS", 0.01)
 
     caplog.set_level(logging.INFO)
     accepted: asyncio.Queue[socket.socket] = asyncio.Queue()

@@ -136,6 +136,20 @@ async def test_what_comes_after_an_early_answer_has_a_limit(server: Bare, monkey
         assert client.statuses() == [200]
 
 
+@pytest.mark.parametrize("last", [b"", b"connection: close\r\n"])
+async def test_who_still_sends_may_read_an_early_answer_that_closes(server: Bare, last: bytes) -> None:
+    """A connection that is closed while its client sends is reset, and the answer is lost."""
+    if not last:
+        server.server.drain()
+    client = server.connect()
+    await client.send(b"POST /now HTTP/1.1\r\nhost: a\r\n" + last + b"content-length: 90\r\n\r\nthe begin")
+    assert client.statuses() == [200]
+    assert b"connection: close" in client.transport.written
+    assert (client.transport.has_ended, client.transport.is_closing()) == (True, False)
+    await client.send(b"x" * 81)
+    assert client.statuses() == [200]
+
+
 async def sent_until_closed(client: Connected, piece: bytes) -> int:
     """Bytes that were sent before the server closed; at most 10 MB."""
     num_sent = 0

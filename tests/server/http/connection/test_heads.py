@@ -38,7 +38,6 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running
         b"GET /now HTTP/1.0\r\nhost: a#\r\n\r\n",
         b"GET http://user@a/now HTTP/1.1\r\nhost: a\r\n\r\n",
         b"GET http:///now HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"GET http://a HTTP/1.1\r\nhost: a\r\n\r\n",
         b"GET http://a/now HTTP/1.1\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -87,6 +86,15 @@ async def test_the_host_of_an_absolute_target_outranks_the_header(
     assert client.statuses() == [200]
     assert app.paths == ["/now"]
     assert sorted(app.headers) == [(b"host", host), (b"x", b"y")]
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize("rest", [b"", b"?x=1"])
+async def test_an_absolute_target_may_have_no_path(server: Bare, app: App, rest: bytes) -> None:
+    client = server.connect()
+    await client.send(b"GET http://localhost" + rest + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+    await turns()
+    assert app.paths == ["/"]
 
 
 @pytest.mark.holds("Requests and answers")
@@ -231,6 +239,17 @@ async def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connectio
     client = server.connect()
     client.transport.is_read = False
     await client.send(b"GET /now HTTP/1.1\r\nhost: a\r\n" + last + b"\r\n")
+    while server.server._connections.established():
+        await turns(1)
+    assert client.transport.is_closing()
+
+
+@pytest.mark.holds("Clients that do not read their answers are disconnected")
+async def test_nor_does_the_begin_of_one_whose_handler_ended(server: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocol, "answer_seconds", 0.01)
+    client = server.connect()
+    client.transport.is_read = False
+    await client.send(GET % b"cut")
     while server.server._connections.established():
         await turns(1)
     assert client.transport.is_closing()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from typing import Any, NamedTuple
 
 from server.features.jobs.batches.batches import Batches
 from server.features.jobs.batches.state import Holder
+from server.features.jobs.calls import Calls
 from server.features.jobs.files import Files, Objects
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.sqlite import open_sqlite
 from server.features.jobs.store.store import DocumentStore, RequestStore, Store, StoreLimits
+from server.features.jobs.webhook_addresses import AddressRules
 from tests.batch_manager.peers import until
 from tests.server.jobs.store.stores import Clock
+from wire.metrics import Recorder
 
 LEASE = 60.0
 JSON = {"content-type": "application/json"}
@@ -69,6 +73,10 @@ class Place:
     @property
     def requests(self) -> RequestStore:
         return self.store.requests
+
+    def calls(self, clock: Callable[[], float] = time.time) -> Calls:
+        how: dict[str, Any] = {"addresses": AddressRules(), "metrics": Recorder(), "changed": lambda: None}
+        return Calls(self.store, self.files, self.batches, clock=clock, **how)
 
     async def uploaded(self, content: bytes, owner: str = "") -> str:
         file_id = await self.files.begin(owner, "in.jsonl", "batch", len(content))

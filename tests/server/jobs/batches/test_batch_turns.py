@@ -17,7 +17,7 @@ from server.features.jobs.batches import run as batch_run
 from server.features.jobs.batches import run as slots_module
 from server.features.jobs.batches.answers import LineAnswers
 from server.features.jobs.batches.run import Slots
-from server.features.jobs.gauges import BatchGauges
+from server.features.jobs.gauges import Gauges
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import Pace, SendQueue
 from server.features.jobs.store.store import StoreFull, StoreLimits
@@ -250,7 +250,7 @@ async def test_a_batch_that_the_server_fails_on_ends_as_failed(
     monkeypatch.setattr("server.features.jobs.batches.answers.request_of", broken)
     metrics = Recorder()
     async with opened(tmp_path, FakeServer()) as place:
-        place.batches._saved = BatchGauges(place.batches._documents, metrics, title="jobs 0").saved
+        place.batches._saved = Gauges(place.store, metrics, title="jobs 0").saved
         shown = await ended(place, await place.made(joined(input_lines(30))))
         found = await place.custom_ids(shown["output_file_id"])
     assert (shown["status"], [error["code"] for error in shown["errors"]["data"]]) == ("failed", ["server_error"])

@@ -11,8 +11,8 @@ import pytest
 
 from server.features.jobs.batches import batches as batches_module
 from server.features.jobs.batches import lines as batch_lines
+from server.features.jobs.batches import outputs
 from server.features.jobs.batches import run as batch_run
-from server.features.jobs.batches.outputs import Output
 from server.features.jobs.http_client import HttpAnswer
 from server.features.jobs.pace import SendQueue
 from server.features.jobs.store.store import StoreFull
@@ -191,15 +191,15 @@ async def test_a_batch_that_was_interrupted_goes_on_with_one_line_for_each(
 
 
 async def test_a_full_disk_only_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, failures = Output.write, iter([OSError(28, "No space left on device")] * 3)
+    write, failures = outputs.write, iter([OSError(28, "No space left on device")] * 3)
 
-    def full(self: Output, content: bytes, at: int) -> None:
+    def full(path: Path, content: bytes, at: int) -> None:
         for failure in failures:
-            write(self, content[: len(content) // 2], at)
+            write(path, content[: len(content) // 2], at)
             raise failure
-        write(self, content, at)
+        write(path, content, at)
 
-    monkeypatch.setattr(Output, "write", full)
+    monkeypatch.setattr(outputs, "write", full)
     it = await ran(tmp_path, joined(input_lines(50)))
     assert [line["custom_id"] for line in it.found] == names(50)
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from server.features.jobs import gauges as gauges_module
-from server.features.jobs.calls import Documents
-from server.features.jobs.gauges import BatchGauges
+from server.features.jobs.calls import Calls
+from server.features.jobs.gauges import Gauges
 from tests.batch_manager.peers import until
 from tests.server.jobs.batches.fake_batches import (
     FakeServer,
@@ -37,7 +37,7 @@ class Counted:
 
     place: Place
     metrics: Recorder
-    counts: Documents
+    counts: Calls
 
     async def told(self, owner: str) -> dict[str, Any]:
         told: dict[str, Any] = msgspec.to_builtins(await self.counts.document_counts(owner))
@@ -49,9 +49,9 @@ async def counted(folder: Path, server: Any) -> AsyncIterator[Counted]:
     """With gauges, whatever `server` answers."""
     async with opened(folder, server) as place:
         metrics = Recorder()
-        gauges = BatchGauges(place.documents, metrics, title="jobs 0")
+        gauges = Gauges(place.store, metrics, title="jobs 0")
         place.batches._saved, place.batches._clock = gauges.saved, lambda: 1_800_000_000.0
-        counts = Documents(place.files, place.batches, place.documents, lambda: 1_800_000_030.0)
+        counts = place.calls(lambda: 1_800_000_030.0)
         watching = asyncio.create_task(gauges.run())
         async with running(place):
             yield Counted(place, metrics, counts)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from server.features.jobs.batches import batches as expiry_module
-from server.features.jobs.batches.batches import Expiry
 from tests.server.jobs.batches.fake_batches import FakeServer, input_lines, joined, running, shared, when_ended
 from tests.server.jobs.store.stores import Clock
 
@@ -18,7 +17,6 @@ async def test_a_batch_is_forgotten_after_its_ttl_and_its_files_stay(
     monkeypatch.setattr(expiry_module, "_PAGE", 1)
     clock = Clock()
     async with shared(tmp_path, clock, FakeServer()) as (place,):
-        expiry = Expiry(place.batches._documents, ttl=TTL, clock=clock)
         ids, outputs = [], []
         for _ in range(3):
             ids.append(await place.made(joined(input_lines(1))))
@@ -26,12 +24,12 @@ async def test_a_batch_is_forgotten_after_its_ttl_and_its_files_stay(
                 outputs.append((await when_ended(place, ids[-1]))["output_file_id"])
             clock.now += TTL / 4
         still_open = await place.made(joined(input_lines(1)))
-        assert await expiry.forget() == 0
+        assert await place.batches.forget(TTL) == 0
         clock.now += TTL / 2
-        assert await expiry.forget() == 2
+        assert await place.batches.forget(TTL) == 2
         found = [state.id for state in await place.batches.newest("", after=None, limit=9)]
         assert found == [still_open, ids[2]]
         clock.now += 10 * TTL
-        assert await expiry.forget() == 1
+        assert await place.batches.forget(TTL) == 1
         assert (await place.batches.get("", still_open)) is not None
         assert all([await place.files.info("", output) for output in outputs])

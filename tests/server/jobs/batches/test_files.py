@@ -62,14 +62,14 @@ async def test_an_upload_that_ends_while_others_are_dropped_ends(
     async with opened(tmp_path, FakeServer()) as place:
         _, second = [await place.files.begin("", "in.jsonl", "batch", 3) for _ in range(2)]
         monkeypatch.setattr(files_module, "_IDLE_SECONDS", -1.0)
-        remove = place.files.removal.remove
+        remove = place.files.remove
 
         async def remove_slowly(document: Document) -> None:
             if second in place.files._uploads:
                 await place.files.end("", second)
             await remove(document)
 
-        monkeypatch.setattr(place.files.removal, "remove", remove_slowly)
+        monkeypatch.setattr(place.files, "remove", remove_slowly)
         await place.files.begin("", "in.jsonl", "batch", 3)
         assert await place.files.info("", second) is not None
 

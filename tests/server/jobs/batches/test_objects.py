@@ -213,8 +213,8 @@ async def test_what_a_store_that_is_away_keeps_is_removed_later(
         assert list((tmp_path / "files").iterdir()) == []
         assert kept() == {deleted}
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(place.files.removal.run())
-            await until(lambda: not (place.files.removal.has(deleted) or place.files.removal.has(abandoned)))
+            running = group.create_task(place.files.run())
+            await until(lambda: not {deleted, abandoned} & place.files._removed.keys())
             running.cancel()
         assert kept() == set()
         assert await place.files._documents.held("", "file") == (0, 0)

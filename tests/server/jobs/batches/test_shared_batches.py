@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from server.features.jobs.batches import outputs
 from server.features.jobs.batches import run as batch_run
-from server.features.jobs.batches.outputs import Output
 from server.features.jobs.batches.state import BatchState, Holder
 from server.features.jobs.store.store import StoreUnavailable
 from server.features.jobs.types import Document
@@ -91,15 +91,15 @@ async def test_a_server_that_stood_still_writes_nothing_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stops in the middle of a write, for longer than its claim, and goes on when another server is done."""
-    write, stands, goes_on = Output.write, threading.Event(), threading.Event()
+    write, stands, goes_on = outputs.write, threading.Event(), threading.Event()
 
-    def stopping(self: Output, content: bytes, at: int) -> None:
+    def stopping(path: Path, content: bytes, at: int) -> None:
         if at and not stands.is_set():
             stands.set()
             goes_on.wait()
-        write(self, content, at)
+        write(path, content, at)
 
-    monkeypatch.setattr(Output, "write", stopping)
+    monkeypatch.setattr(outputs, "write", stopping)
     clock, server = Clock(), FakeServer()
     async with shared(tmp_path, clock, server, FakeServer()) as (first, second):
         batch_id = await first.made(CONTENT)

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from server.features.jobs.batches import batches as batches_module
+from server.features.jobs.batches import outputs
 from server.features.jobs.batches import run as batch_run
+from server.features.jobs.batches.batches import open_batches
 from server.features.jobs.batches.lines import Scan, scan
-from server.features.jobs.batches.outputs import Output
 from server.features.jobs.batches.state import state_of
 from server.features.jobs.store.store import StoreUnavailable
 from server.features.jobs.types import Document
@@ -44,18 +45,18 @@ def _commits_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_without_room_for_its_copy_gives_up_a_claim_that_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, is_full, goes_on = Output.copy, threading.Event(), threading.Event()
+    copy, is_full, goes_on = outputs.copy, threading.Event(), threading.Event()
     refused: list[Path] = []
 
-    def full(self: Output, earlier: Path, size: int) -> None:
-        if refused and self.path not in refused:
-            return copy(self, earlier, size)
-        refused.append(self.path)
+    def full(earlier: Path, path: Path, size: int) -> None:
+        if refused and path not in refused:
+            return copy(earlier, path, size)
+        refused.append(path)
         is_full.set()
         goes_on.wait()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Output, "copy", full)
+    monkeypatch.setattr(outputs, "copy", full)
     clock, gate, taken_over = Clock(), Gate(COUNT // 2), Gate(10)
     async with shared(tmp_path, clock, gate, FakeServer(), taken_over) as (first, second, third):
         batch_id = await cut_off(first, gate, CONTENT)
@@ -75,7 +76,7 @@ async def test_a_copy_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "sendfile", raising(OSError(errno.ENOSPC, "No space left on device")))
     (tmp_path / "one.1").write_bytes(b"line")
     with pytest.raises(OSError, match="No space"):
-        Output(tmp_path / "one.2").copy(tmp_path / "one.1", 4)
+        outputs.copy(tmp_path / "one.1", tmp_path / "one.2", 4)
     assert os.listdir(tmp_path) == ["one.1"]
 
 
@@ -116,7 +117,7 @@ async def test_a_store_that_went_back_costs_time_alone(tmp_path: Path, monkeypat
         monkeypatch.setattr(place.batches._documents, "replace", noted)
         async with running(place):
             await gate.closed.wait()
-            (now,) = await place.batches._open()
+            (now,) = await open_batches(place.documents)
             assert state_of(now).number > state_of(early[0]).number
             assert await replace(dataclasses.replace(early[0], version=now.version))
             gate.opens()

@@ -10,7 +10,7 @@ import pytest
 
 from server.feature import Feature
 from server.features.jobs.feature import JOBS
-from server.features.jobs.messages import MAX_BODY_BYTES
+from server.features.jobs.routes import MAX_BODY_BYTES
 from server.features.pipelines.feature import PIPELINES
 from tests.server.jobs.served.asking import accepted, ended, result, view
 from tests.server.jobs.served.hooks import receiving

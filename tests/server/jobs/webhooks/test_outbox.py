@@ -32,7 +32,6 @@ async def running(
         store.requests,
         sender,
         secrets=lambda: [],
-        model_id="m",
         clock=clock,
         counted=counted,
         changed=lambda: counted("ended"),
@@ -91,8 +90,8 @@ async def test_the_body_is_basetens(tmp_path: Path, outcome: Finished, data: obj
     assert body.pop("time").startswith("2027-01-15T08:00:00")
     assert body == {
         "request_id": "ID",
-        "model_id": "m",
-        "deployment_id": "m",
+        "model_id": "embedline",
+        "deployment_id": "embedline",
         "type": "async_request_completed",
         "data": data,
         "errors": errors,

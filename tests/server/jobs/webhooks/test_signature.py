@@ -9,11 +9,9 @@ import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from server.features.jobs import webhooks
-from server.features.jobs.main import _secrets as secrets_of
 from server.features.jobs.webhooks import Secret, SecretFile, read_secrets, signed_headers
 from server.settings import files
 from server.settings.flag import SettingsError
-from wire.child import StartError
 
 NEW, OLD = (f"whsec_{base64.b64encode(bytes([byte]) * 32).decode()}" for byte in (1, 2))
 BODY = b'{"request_id":"r1","data":[0.5]}'
@@ -88,5 +86,5 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
 
 def test_secrets_that_can_not_be_end_the_start(tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text("whsec_short")
-    with pytest.raises(StartError, match="--jobs-webhook-secrets, line 1: a secret is"):
-        secrets_of(str(tmp_path / "secrets"))
+    with pytest.raises(SettingsError, match="--jobs-webhook-secrets, line 1: a secret is"):
+        SecretFile(str(tmp_path / "secrets"))

@@ -252,7 +252,7 @@ def test_what_waits_for_room_is_ahead_only_of_what_waits_there_too(request_class
             admit(door, request_class)
             admit(door, request_class, deadline=NOW + 0.1)
             refused = refusal(door, request_class, needs_memory=True)
-            assert refused.retry_after == pytest.approx(30.0 - BUDGETS.of(request_class))
+            assert refused.retry_after == pytest.approx(30.0 - BUDGETS[request_class])
             assert refusal(door, request_class, needs_memory=True, deadline=NOW + 29.0).reason == "wait"
         refusal(door, request_class)
 

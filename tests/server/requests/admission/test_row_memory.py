@@ -7,8 +7,8 @@ import pytest
 
 from engine.types import OutputKind
 from server.requests.errors import NotReady
-from server.requests.row_memory import HeldMemory, RequestContext, RowMemory
-from server.requests.work import EmbedRequest, Work, bytes_to_hold
+from server.requests.row_memory import HeldMemory, RowMemory
+from server.requests.work import EmbedRequest, RequestContext, Work, bytes_to_hold
 from tests.server.edge import DIMENSIONS, served_model
 
 MAX_BYTES = 100
@@ -186,20 +186,20 @@ def test_who_waits_too_long_is_refused_and_makes_room() -> None:
     ],
 )
 def test_what_a_request_will_take(outputs: OutputKind, encoding: str, bytes_of_a_number: int) -> None:
-    work = Work(model=served_model(), texts=["a"] * 4096, outputs=outputs, context=RequestContext())
+    work = Work(model=served_model(), items=["a"] * 4096, outputs=outputs, context=RequestContext())
     expected = 4096 * DIMENSIONS * bytes_of_a_number
     assert bytes_to_hold(work, num_tokens=3 * 4096, encoding=encoding) == expected
 
 
 def test_64_kib_of_rows_are_not_counted() -> None:
     most = 64 * 1024 // 4 // DIMENSIONS
-    few, more = (Work(model=served_model(), texts=["a"] * num, context=RequestContext()) for num in (most, most + 1))
+    few, more = (Work(model=served_model(), items=["a"] * num, context=RequestContext()) for num in (most, most + 1))
     assert bytes_to_hold(few, num_tokens=0, encoding="float") == 0
     assert bytes_to_hold(more, num_tokens=0, encoding="float") > 0
 
 
 def test_fewer_dimensions_make_smaller_answers_of_the_same_rows() -> None:
-    work = EmbedRequest(model=served_model(), texts=["a"] * 4096, dimensions=DIMENSIONS // 2, context=RequestContext())
+    work = EmbedRequest(model=served_model(), items=["a"] * 4096, dimensions=DIMENSIONS // 2, context=RequestContext())
     assert bytes_to_hold(work, num_tokens=0, encoding="float") == 4096 * DIMENSIONS * (4 + 12 // 2)
 
 

@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.dialects import weaviate
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest
 from server.requests.models import ModelTable, ServedModel
 from server.requests.pipeline import parts_of
 from server.requests.prompts import Purpose, adapter_for
-from server.requests.work import EmbedRequest
-from tests.server.edge import new_call, served_model
+from tests.server.edge import new_call, route_of, served_model
 from tests.server.requests.embed_requests import a_request, embed
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 from wire.parts import PROMPT_TOKEN, Part
 
 ADAPTERS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
@@ -78,14 +76,14 @@ def test_weaviates_task_type_without_an_adapter_is_refused() -> None:
         weaviates(few, "passage")
 
 
-def weaviates(model: ServedModel, task_type: str) -> EmbedRequest:
+def weaviates(model: ServedModel, task_type: str) -> Any:
     body = {"text": "a", "config": {"task_type": task_type}}
-    return weaviate.decode(new_call(models=ModelTable([model])), json.dumps(body).encode())
+    return route_of("/vectors").decode(new_call(models=ModelTable([model])), json.dumps(body).encode())
 
 
 def test_sequences_say_which_adapter_computes_them() -> None:
     ids, offsets = np.arange(5, dtype=np.int32), np.array([0, 2, 5], np.int32)
-    tokens = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8), marks=np.full(5, PROMPT_TOKEN, np.uint8))
+    tokens = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8), {Part.MARKS: np.full(5, PROMPT_TOKEN, np.uint8)})
     assert set(parts_of(tokens, a_request())) == {Part.MARKS}
     parts = parts_of(tokens, a_request(adapter=3, query_adapter=1, num_queries=1))
     assert np.frombuffer(parts[Part.ADAPTERS], np.int32).tolist() == [1, 3]

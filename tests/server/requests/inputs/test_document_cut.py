@@ -10,8 +10,7 @@ from engine.types import OutputKind
 from server.requests import rerank
 from server.requests.errors import NotTokenizable
 from server.requests.rerank import Ranked, RerankRequest, rank
-from server.requests.row_memory import RequestContext
-from server.requests.work import Trace
+from server.requests.work import RequestContext, Trace
 from tests.server.edge import Edge, served_model
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS

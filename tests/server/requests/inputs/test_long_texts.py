@@ -17,8 +17,7 @@ from server.requests.work import Chunking, Embedded, Trace
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool.messages import TextRefusal, TextRefused
-from tokenizer_pool.tasks import Token
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import Token, TokenizedTexts
 from wire.parts import PROMPT_TOKEN, Part
 
 FIRST, LAST = 1, 2
@@ -42,8 +41,8 @@ class Framing(Tokenizers):
         types = [[marks * (0 <= at - len(head) < len(prompt)) for at in range(len(each))] for each in ids]
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         truncated = np.array([len(content) > room for content in contents], np.uint8)
-        flat_marks = np.concatenate(types).astype(np.uint8) if prompt else None
-        return TokenizedTexts(np.concatenate(ids).astype(np.int32), offsets, truncated, marks=flat_marks)
+        parts = {Part.MARKS: np.concatenate(types).astype(np.uint8)} if prompt else {}
+        return TokenizedTexts(np.concatenate(ids).astype(np.int32), offsets, truncated, parts)
 
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._work(texts, how)
@@ -117,7 +116,7 @@ def by_hand(windows: Sequence[str], prompt: str = "") -> list[float]:
 @pytest.mark.holds("Long texts")
 def test_a_long_text_is_the_average_of_its_windows_by_their_tokens() -> None:
     texts = ["short", "sixsix", "seventh", "a text of twenty-five tok"]
-    embedded, trace, edge = run(Chunking.WINDOWS, texts=texts)
+    embedded, trace, edge = run(Chunking.WINDOWS, items=texts)
 
     expected = [
         by_hand(["short"]),
@@ -135,7 +134,7 @@ def test_a_long_text_is_the_average_of_its_windows_by_their_tokens() -> None:
 
 @pytest.mark.holds("Long texts")
 def test_the_prompt_stands_before_each_window() -> None:
-    embedded, _, edge = run(Chunking.WINDOWS, texts=["abc", "abcdefgh"], prompt="p:")
+    embedded, _, edge = run(Chunking.WINDOWS, items=["abc", "abcdefgh"], prompt="p:")
 
     assert np.allclose(embedded.rows, [by_hand(["abc"], "p:"), by_hand(["abcd", "efgh"], "p:")], rtol=1e-6)
     types = list(bytes(edge.managers.submitted[0].parts[Part.MARKS]))
@@ -143,26 +142,26 @@ def test_the_prompt_stands_before_each_window() -> None:
 
 
 def test_windows_have_no_special_tokens_if_the_request_wants_none() -> None:
-    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefghij"], add_special_tokens=False)
+    embedded, _, _ = run(Chunking.WINDOWS, items=["abcdefghij"], add_special_tokens=False)
     rows = [row_of(ids_of(window)) for window in ("abcdefgh", "ij")]
     assert np.allclose(embedded.rows, [np.average(rows, axis=0, weights=[8, 2])], rtol=1e-6)
 
 
 def test_averages_are_cut_and_scaled_as_other_rows() -> None:
-    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefgh"], model={"normalize": True}, dimensions=3)
+    embedded, _, _ = run(Chunking.WINDOWS, items=["abcdefgh"], model={"normalize": True}, dimensions=3)
 
     expected = np.array(by_hand(["abcdef", "gh"])[:3])
     assert np.allclose(embedded.rows, [expected / np.linalg.norm(expected)], rtol=1e-6)
 
 
 def test_a_lower_limit_makes_smaller_windows() -> None:
-    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefgh"], max_tokens=5)
+    embedded, _, _ = run(Chunking.WINDOWS, items=["abcdefgh"], max_tokens=5)
     assert np.allclose(embedded.rows, [by_hand(["abc", "def", "gh"])], rtol=1e-6)
 
 
 def test_short_texts_cost_nothing_more() -> None:
-    embedded, _, edge = run(Chunking.WINDOWS, texts=["abc", "abcdef"])
-    plain, _, other = run(Chunking.NONE, texts=["abc", "abcdef"])
+    embedded, _, edge = run(Chunking.WINDOWS, items=["abc", "abcdef"])
+    plain, _, other = run(Chunking.NONE, items=["abc", "abcdef"])
 
     assert np.array_equal(embedded.rows, plain.rows)
     assert len(edge.tokenizers.asked) == len(other.tokenizers.asked) == 1
@@ -178,27 +177,27 @@ def test_rows_of_single_windows_stay_as_they_are_to_the_bit() -> None:
 @pytest.mark.parametrize("chunking", [Chunking.WINDOWS, Chunking.LATE])
 def test_what_can_not_be_tokenized_is_named(chunking: Chunking) -> None:
     with pytest.raises(RequestError) as refused:
-        run(chunking, texts=["a", "b", "seven??"])
+        run(chunking, items=["a", "b", "seven??"])
     assert refused.value.param == "input[2]"
 
 
 def test_an_engine_that_fails_on_a_window_names_the_text() -> None:
     error = RequestRefused(batching.RequestRefusal.ENGINE_FAILED, 3)
     with pytest.raises(EngineFailed) as refused:
-        run(Chunking.WINDOWS, texts=["a", "abcdefgh", "b"], error=error)
+        run(Chunking.WINDOWS, items=["a", "abcdefgh", "b"], error=error)
     assert refused.value.param == "input[2]"
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        run(Chunking.WINDOWS, texts=["a", "abcdefgh"], prompt="prompt")
+        run(Chunking.WINDOWS, items=["a", "abcdefgh"], prompt="prompt")
     assert refused.value.param == "input[0]"  # of one token, and there is room for none
 
 
 @pytest.mark.holds("Long texts")
 @pytest.mark.parametrize("prompt", ["", "p"])
 def test_late_chunks_are_means_of_their_tokens_in_one_sequence(prompt: str) -> None:
-    embedded, trace, edge = run(Chunking.LATE, texts=["ab", "c", "d"], prompt=prompt)
+    embedded, trace, edge = run(Chunking.LATE, items=["ab", "c", "d"], prompt=prompt)
 
     (submission,) = edge.managers.submitted
     assert np.frombuffer(submission.token_ids, np.int32).tolist() == [FIRST, *ids_of(prompt + "abcd"), LAST]
@@ -212,18 +211,18 @@ def test_late_chunks_are_means_of_their_tokens_in_one_sequence(prompt: str) -> N
 
 def test_chunks_of_more_tokens_than_the_model_takes_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="9 tokens together, and late_chunking takes 8 at most") as refused:
-        run(Chunking.LATE, texts=["abcd", "efg"])
+        run(Chunking.LATE, items=["abcd", "efg"])
     assert refused.value.param == "input"
 
 
 def test_an_empty_chunk_is_refused() -> None:
     with pytest.raises(EmptyInput) as refused:
-        run(Chunking.LATE, texts=["ab", "", "c"])
+        run(Chunking.LATE, items=["ab", "", "c"])
     assert refused.value.param == "input[1]"
 
 
 @pytest.mark.holds("Long texts")
 def test_a_model_whose_row_is_no_mean_has_no_late_chunks() -> None:
     with pytest.raises(UnsupportedTask) as refused:
-        run(Chunking.LATE, texts=["ab", "cd"], is_mean=False)
+        run(Chunking.LATE, items=["ab", "cd"], is_mean=False)
     assert refused.value.param == "late_chunking"

@@ -16,7 +16,7 @@ from server.requests.work import Embedded, Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import TokenizedTexts
 
 LONG = "x" * 17  # one more than the model takes
 
@@ -57,7 +57,7 @@ def first_numbers(embedded: Embedded) -> list[float]:
 @pytest.mark.holds("Errors of single items")
 def test_empty_long_and_untokenizable_texts_fail_alone() -> None:
     texts = ["one", "", "three", LONG, "?", "seventh"]
-    embedded, edge = embed(texts=texts, truncation=Truncation.NONE)
+    embedded, edge = embed(items=texts, truncation=Truncation.NONE)
 
     assert kinds(embedded) == {1: EmptyInput, 3: InvalidRequest, 4: NotTokenizable}
     assert first_numbers(embedded) == [3, 0, 5, 0, 0, 7]
@@ -73,13 +73,13 @@ def test_empty_long_and_untokenizable_texts_fail_alone() -> None:
 
 
 def test_long_texts_are_cut_where_truncation_is_on() -> None:
-    embedded, _ = embed(texts=["one", LONG, ""], truncation=Truncation.RIGHT)
+    embedded, _ = embed(items=["one", LONG, ""], truncation=Truncation.RIGHT)
     assert kinds(embedded) == {2: EmptyInput}
     assert embedded.truncated.tolist() == [0, 1, 0]
 
 
 def test_nothing_is_computed_where_every_item_fails() -> None:
-    embedded, edge = embed(texts=["", LONG, "?"], truncation=Truncation.NONE, dimensions=4)
+    embedded, edge = embed(items=["", LONG, "?"], truncation=Truncation.NONE, dimensions=4)
     assert kinds(embedded) == {0: EmptyInput, 1: InvalidRequest, 2: NotTokenizable}
     assert edge.managers.submitted == []
     assert embedded.rows.shape == (3, 4)
@@ -89,7 +89,7 @@ def test_nothing_is_computed_where_every_item_fails() -> None:
 @pytest.mark.parametrize("num_bad", [0, 1, 7, 64])
 def test_many_untokenizable_texts_cost_few_tries_each(num_bad: int) -> None:
     texts = ["?" if place < num_bad else "fine" for place in np.random.default_rng(1).permutation(64)]
-    embedded, edge = embed(texts=texts)
+    embedded, edge = embed(items=texts)
     assert sorted(kinds(embedded)) == [place for place, text in enumerate(texts) if text == "?"]
     assert len(edge.tokenizers.asked) <= 1 + 2 * num_bad
     assert sum(len(asked) for asked, _ in edge.tokenizers.asked) <= 64 * (1 + min(num_bad, 7))
@@ -97,19 +97,19 @@ def test_many_untokenizable_texts_cost_few_tries_each(num_bad: int) -> None:
 
 def test_token_ids() -> None:
     ids = [[5, 6], [], [7, 100], list(range(17)), [8]]
-    embedded, _ = embed(texts=None, token_ids=ids, truncation=Truncation.NONE)
+    embedded, _ = embed(items=ids, truncation=Truncation.NONE)
     assert kinds(embedded) == {1: EmptyInput, 2: InvalidRequest, 3: InvalidRequest}
     assert first_numbers(embedded)[0::4] == [2, 1]
 
 
 def test_texts_and_ids_in_one_request() -> None:
-    embedded, _ = embed(texts=["one", "", "", "?", "three", ""], token_ids=[[], [5, 6], [], [], [], [100]])
+    embedded, _ = embed(items=["one", [5, 6], "", "?", "three", [100]])
     assert kinds(embedded) == {2: EmptyInput, 3: NotTokenizable, 5: InvalidRequest}
     assert first_numbers(embedded) == [3, 2, 0, 0, 5, 0]
 
 
 def test_rows_are_cut_and_scaled_as_without() -> None:
-    embedded, _ = embed(texts=["one", ""], dimensions=4, normalize=True)
+    embedded, _ = embed(items=["one", ""], dimensions=4, normalize=True)
     assert embedded.rows.shape == (2, 4)
     assert np.allclose(embedded.rows[0], 0.5)
 
@@ -128,7 +128,7 @@ def test_an_engines_error_fails_the_request_and_names_the_right_item() -> None:
     async def run() -> None:
         edge = Edge()
         edge.managers.error = RequestRefused(batching.RequestRefusal.NON_FINITE, 1)
-        await embeddings.embed_any(edge.pipeline, a_request(texts=["", "one", "two"], allows_errors=True), Trace())
+        await embeddings.embed_any(edge.pipeline, a_request(items=["", "one", "two"], allows_errors=True), Trace())
 
     with pytest.raises(EngineFailed) as refused:
         asyncio.run(run())

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import takeover
-from server.supervisor.listeners import Listeners, bind
+from server.supervisor.listeners import Listeners, UnixPort, bind
 from server.supervisor.ports import Ports
 from server.supervisor.takeover import Handover, Predecessor, RunningServer, place
 from tests.server_e2e.running import PATIENCE
@@ -74,6 +74,14 @@ def running(*, devices: tuple[str, ...] = ("cpu",), is_loaded: bool = True) -> I
         server.close()
 
 
+def close(ports: Ports) -> None:
+    ports.http.close()
+    more: list[Listeners | UnixPort | Predecessor | None] = [ports.monitor, ports.uds, ports.predecessor]
+    for one in more:
+        if one is not None:
+            one.close()
+
+
 async def elsewhere(call: Callable[[], _T]) -> _T:
     """In a thread: a successor asks before it has an event loop."""
     return await asyncio.to_thread(call)
@@ -83,10 +91,6 @@ async def find(server: Running) -> Predecessor:
     found = await elsewhere(lambda: takeover.find(server.path))
     assert found is not None
     return found
-
-
-def forget(found: Predecessor) -> None:
-    Ports(found.http, found.monitor, found).close()
 
 
 async def until(condition: Callable[[], object]) -> None:

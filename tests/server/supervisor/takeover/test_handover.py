@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from server.http import acceptor
+from server.http import server
 from server.settings.flag import SettingsError
 from server.supervisor import takeover
 from server.supervisor.takeover import Handover, NoPlace, RunningServer, place
-from tests.server.supervisor.takeover.running_server import elsewhere, find, forget, run, running, until
+from tests.server.supervisor.takeover.running_server import elsewhere, find, run, running, until
 from wire import frames
 
 
@@ -43,7 +43,7 @@ def test_the_successor_gets_the_sockets_and_tells_when_it_is_ready() -> None:
             server.listener.close()
             found.http.sockets[0].accept()[0].close()
             client.close()
-            forget(found)
+            found.close()
 
     run(test)
 
@@ -52,11 +52,11 @@ def test_the_successor_gets_the_sockets_and_tells_when_it_is_ready() -> None:
 def test_when_the_successor_dies_the_running_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         with running() as server:
-            forget(await find(server))
+            (await find(server)).close()
             await until(lambda: not server.http.kept_elsewhere)
             assert server.taken == []
             assert "this one goes on" in caplog.text
-            forget(await find(server))  # and the next one may try
+            (await find(server)).close()  # and the next one may try
 
     run(test)
 
@@ -71,7 +71,7 @@ def test_of_two_at_once_one_is_refused() -> None:
             assert server.http.kept_elsewhere
             first.drain()
             await until(lambda: server.taken)
-            forget(first)
+            first.close()
 
     run(test)
 
@@ -177,10 +177,10 @@ def test_the_newest_server_is_the_one_that_is_found(is_told: bool) -> None:
             old.handover.close()
             third = await find(old)
             assert third.monitor is None
-            forget(third)
+            third.close()
             newer.close()
             assert not old.path.exists()
-            forget(found)
+            found.close()
 
     run(test)
 
@@ -189,7 +189,7 @@ def test_the_newest_server_is_the_one_that_is_found(is_told: bool) -> None:
 def test_a_moment_without_descriptors_ends_takeovers_for_that_moment_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(acceptor, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(server, "_RETRY_SECONDS", 0.02)
 
     async def test() -> None:
         with running() as server, socket.socket(socket.AF_UNIX) as early:
@@ -200,6 +200,6 @@ def test_a_moment_without_descriptors_ends_takeovers_for_that_moment_alone(
                 await until(lambda: "none can be accepted" in caplog.text)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            forget(await find(server))
+            (await find(server)).close()
 
     run(test)

@@ -12,7 +12,7 @@ from server.settings.settings import Settings
 from server.supervisor import takeover
 from server.supervisor.ports import open_ports
 from server.supervisor.takeover import Predecessor
-from tests.server.supervisor.takeover.running_server import elsewhere, run, running, until
+from tests.server.supervisor.takeover.running_server import close, elsewhere, run, running, until
 
 
 @pytest.mark.holds("Taking over")
@@ -43,7 +43,7 @@ def test_on_a_gpu_that_both_need_the_running_server_ends_first(monkeypatch: pyte
             server.listener.close()
             with socket.create_connection(("127.0.0.1", (await opening).http.address[1])):
                 pass
-            (await opening).close()
+            close(await opening)
 
     run(test)
 
@@ -71,7 +71,7 @@ def test_the_monitor_port_goes_along_unless_another_is_asked_for(port: str | int
             asked = {} if port is None else {"prometheus_port": monitor_port if port == "the same" else port}
             ports = await elsewhere(lambda: open_ports(server.settings(**asked), ["cpu"]))
             assert (ports.monitor and ports.monitor.address[1]) == (None if port == 0 else monitor_port)
-            ports.close()
+            close(ports)
 
     run(test)
 
@@ -83,7 +83,7 @@ def test_where_no_server_runs_it_is_an_ordinary_start(caplog: pytest.LogCaptureF
     ports = open_ports(settings, ["cpu"])
     assert ports.predecessor is None
     assert ports.http.address == ("127.0.0.1", port)
-    ports.close()
+    close(ports)
 
 
 @pytest.mark.holds("Taking over", "A Unix socket")
@@ -96,7 +96,7 @@ def test_a_socket_of_another_server_is_not_taken_along(tmp_path: Path, monkeypat
             other.bind("http.sock")
             other.listen(1)
             ports = await elsewhere(lambda: open_ports(server.settings(uds="http.sock"), ["cpu"]))
-            ports.close()
+            close(ports)
             await until(lambda: not server.http.kept_elsewhere)
 
             monkeypatch.setattr(Predecessor, "pid", 1)
