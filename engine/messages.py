@@ -146,7 +146,7 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
     outputs, flags, num_seqs, num_tokens = _BATCH.unpack_from(payload)
     numbers = np.frombuffer(payload, np.int32, num_seqs + 1 + num_tokens, _BATCH.size)
     rest = memoryview(payload)[_BATCH.size + numbers.nbytes :]
-    has_parts = flags & ~_Flags.IS_URGENT & ~_Flags.GIVES_WAY or len(rest)
+    has_parts = flags & ~int(_Flags.IS_URGENT | _Flags.GIVES_WAY) or len(rest)
     parts = taken_apart(rest, flags, num_seqs, num_tokens) if has_parts else {}
     return Batch(
         model=model,

@@ -175,7 +175,9 @@ class Worker:
             self._answer(in_engine, results, compute_seconds=max(now - began, 0.0))
 
     def _answer(self, in_engine: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
-        if not isinstance(results, EngineError) and not _all_finite(results):
+        if not isinstance(results, EngineError) and not all(
+            np.isfinite(rows.values).all() for rows in results.values()
+        ):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
         if in_engine.is_canary:
             results = self._canary.judge(results) or {}
@@ -209,10 +211,6 @@ def _send_rows(in_engine: _BatchInEngine, results: Results, compute_seconds: flo
 def _send_failed(in_engine: _BatchInEngine, error: EngineError) -> None:
     logger.error("a batch of %d tokens failed: %s", in_engine.num_tokens, error)
     in_engine.connection.send(messages.FAILED, in_engine.frame_id, messages.encode_failed(error))
-
-
-def _all_finite(results: Results) -> bool:
-    return all(bool(np.isfinite(rows.values).all()) for rows in results.values())
 
 
 class StartReport:

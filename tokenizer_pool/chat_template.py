@@ -145,7 +145,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = _now
+    made.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     made.globals["dict"] = _Dict()
     made.globals["namespace"] = _Namespace
     return made
@@ -164,7 +164,3 @@ def _to_json(
 
 def _raise(message: str) -> None:
     raise TemplateError(message)
-
-
-def _now(format: str) -> str:  # templates may name it
-    return datetime.now().strftime(format)

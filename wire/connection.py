@@ -58,7 +58,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         if transport is None:
             return
         transport.writelines(frames.frame(kind, frame_id, parts))
-        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES and not transport.is_closing():
             logger.error("a peer stopped reading; its connection is cut")
             transport.abort()
 

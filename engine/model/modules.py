@@ -272,8 +272,9 @@ def _routed(folder: Path, modules: tuple[Module, ...]) -> tuple[tuple[Module, ..
         (route,) = set(routes.values())
         return (*modules[:first], *route, *modules[first + 1 :]), None
     # the Router's own rules say which text takes which route
-    mappings = object_in(object_in(_router_config(folder, modules[first]), "parameters"), "route_mappings")
-    is_alone = len(modules) == 1 and not mappings
+    is_alone = len(modules) == 1 and not object_in(
+        object_in(_router_config(folder, modules[first]), "parameters"), "route_mappings"
+    )
     if is_alone and routes.keys() == {"query", "document"} and [each.kind for each in routes["query"]] == [_TABLE]:
         return routes["document"], routes["query"][0].path
     raise _refusal(folder, modules)

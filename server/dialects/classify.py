@@ -46,12 +46,13 @@ def _decode(call: Call, body: bytes, *, may_be_infinitys: bool = True) -> _Reque
     model = call.models.choose(fields.model)
     raw_scores, is_infinitys = read_infinitys_raw_scores(fields)
     call.set_form()
+    cut = read_cut(fields, model)
     given = read_items(fields, chat, max_items=call.max_items)
     return _Request(
         **call.common(model),
         **asdict(given),
         add_special_tokens=fields.add_special_tokens,
-        **read_cut(fields, model),
+        **cut,
         raw_scores=raw_scores,
         has_infinitys_form=is_infinitys and may_be_infinitys,
         prompt=prompt_for(model) if chat is None else "",

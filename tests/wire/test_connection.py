@@ -4,12 +4,13 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import uvloop
 
 from tests.server_e2e.running import PATIENCE
-from wire.connection import FrameConnection, Link, serve
+from wire.connection import MAX_UNSENT_BYTES, FrameConnection, Link, serve
 
 KIND = 0x0777
 
@@ -150,3 +151,16 @@ def test_a_frame_that_comes_with_the_connection_finds_it_up(
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(scenario())
+
+
+async def test_a_peer_that_does_not_read_is_cut_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However many frames were still to be sent."""
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_write_buffer_size.return_value = MAX_UNSENT_BYTES + 1
+    transport.is_closing.side_effect = lambda: transport.abort.called
+    connection = FrameConnection(lambda *_: None, lambda _: None)
+    connection.connection_made(transport)
+    for frame_id in range(3):
+        connection.send(1, frame_id)
+    transport.abort.assert_called_once()
+    assert [record.getMessage() for record in caplog.records] == ["a peer stopped reading; its connection is cut"]

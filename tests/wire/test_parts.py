@@ -75,3 +75,10 @@ def test_it_comes_to_an_engine_with_its_sequences(part: Part) -> None:
     assert of(batch) == ([2, 3] if of_sequences else [2, 3, 4, 5, 6])
     assert of(batch.taken(np.array([False, True]))) == ([3] if of_sequences else [4, 5, 6])
     assert [other.name for other in Part if other is not part and getattr(batch, other.field) is not None] == []
+
+
+@pytest.mark.parametrize("part", Part)
+def test_a_batch_without_the_bytes_of_a_part_that_it_names_is_refused(part: Part) -> None:
+    whole = engine_messages.encode_batch(OutputKind.POOLED, [1], [np.array([5], np.int32).tobytes()], {part: [b""]})
+    with pytest.raises(ValueError, match="the parts of a batch have 0 bytes"):
+        engine_messages.decode_batch("m", b"".join(map(bytes, whole)))

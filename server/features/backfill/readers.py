@@ -168,7 +168,11 @@ def _rows(batches: Iterator[Any], skipped: int, column: str, id_column: str | No
         skipped -= batch.num_rows - whole.num_rows
         for start in range(0, whole.num_rows, ROWS_AT_A_TIME):
             part = whole.slice(start, ROWS_AT_A_TIME)
-            texts = [checked(_text(cell)) for cell in part.column(column)]
+            try:
+                values = part.column(column).to_pylist()  # a fifth of the time of one by one
+            except UnicodeDecodeError:
+                values = [_text(cell) for cell in part.column(column)]
+            texts = list(map(checked, values))
             ids = part.column(id_column).to_pylist() if id_column is not None else [None] * len(texts)
             yield Rows(ids, texts)
 

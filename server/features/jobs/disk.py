@@ -38,7 +38,7 @@ class Folder:
             self._lock = lock(self.path / _LOCK, is_shared=is_shared)
         except ReadByOthersError:
             raise SettingsError(
-                "--jobs: other users can read the folder; if it is for jobs alone, chmod 700 it"
+                f"--jobs: other users can read {self.path}; if it is for jobs alone, chmod 700 it"
             ) from None
         except BlockingIOError:
             raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None

@@ -45,35 +45,44 @@ class HttpConnection:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be used again: the server may have closed it as idle."""
-        return self._streams is not None and not (self._streams[0].at_eof() or self._streams[1].is_closing())
-
     async def post(self, target: str, headers: Iterable[Header], body: bytes, *, max_bytes: int) -> HttpAnswer:
-        """The answer to one request. Raises ConnectionLost and AnswerTooLarge."""
-        stays_open = False
+        """The answer to one request. Raises ConnectionLost and AnswerTooLarge.
+
+        A connection that the server closed while it was idle is made again.
+        """
+        was_open = self._streams is not None
         try:
-            if self._streams is None or not self.is_open:
-                self.close()
-                self._streams = await asyncio.open_unix_connection(self._path, limit=_MAX_HEAD_BYTES)
-            reader, writer = self._streams
-            writer.writelines([_head(target, headers, len(body)), body])
-            await writer.drain()
-            answer = await _answer(reader, max_bytes)
-            stays_open = answer.headers.get("connection", "").lower() != "close"
-            return answer
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-            raise ConnectionLost(str(error)) from None
-        finally:
-            if not stays_open:
-                self.close()
+            return await self._exchange(target, headers, body, max_bytes)
+        except _ClosedBeforeAnswer:
+            if not was_open:
+                raise
+        return await self._exchange(target, headers, body, max_bytes)
 
     def close(self) -> None:
         """Hang up."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
+
+    async def _exchange(self, target: str, headers: Iterable[Header], body: bytes, max_bytes: int) -> HttpAnswer:
+        is_whole = False
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_unix_connection(self._path, limit=_MAX_HEAD_BYTES)
+            reader, writer = self._streams
+            await _write(writer, _head(target, headers, len(body)), body)
+            answer, stays_open = await _answer(reader, max_bytes)
+            is_whole = stays_open
+            return answer
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            raise ConnectionLost(str(error)) from None
+        finally:
+            if not is_whole:
+                self.close()
+
+
+class _ClosedBeforeAnswer(ConnectionLost):
+    """Not one byte of an answer came: most likely it was closed as idle."""
 
 
 def _head(target: str, headers: Iterable[Header], num_bytes: int) -> bytes:
@@ -82,16 +91,35 @@ def _head(target: str, headers: Iterable[Header], num_bytes: int) -> bytes:
     return "\r\n".join([*lines, f"content-length: {num_bytes}", "", ""]).encode()
 
 
-async def _answer(reader: asyncio.StreamReader, max_bytes: int) -> HttpAnswer:
-    """Raises OSError, EOFError, ValueError and AnswerTooLarge."""
-    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+async def _write(writer: asyncio.StreamWriter, head: bytes, body: bytes) -> None:
+    """Raises _ClosedBeforeAnswer."""
+    writer.write(head)
+    writer.write(body)
+    try:
+        await writer.drain()
+    except OSError:
+        raise _ClosedBeforeAnswer("closed before it was sent") from None
+
+
+async def _answer(reader: asyncio.StreamReader, max_bytes: int) -> tuple[HttpAnswer, bool]:
+    """The answer, and whether the connection stays open after it. Raises OSError, EOFError and ValueError."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        raise _ClosedBeforeAnswer("closed before an answer") from None
+    except ConnectionResetError:
+        raise _ClosedBeforeAnswer("reset before an answer") from None
+    first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
-    length = int(headers.get("content-length", -1))
+    length = int(headers["content-length"]) if "content-length" in headers else -1
     if length < 0:
         raise ValueError("an answer without its length")
     if length > max_bytes:
         raise AnswerTooLarge(f"the answer has {length} bytes")
-    return HttpAnswer(int(first.split()[1]), headers, await reader.readexactly(length))
+    body = await reader.readexactly(length)
+    return HttpAnswer(int(first.split()[1]), headers, body), headers.get("connection", "").lower() != "close"
 
 
 class SelfClient:
@@ -128,11 +156,7 @@ class SelfClient:
             try:
                 async with self._pace.turn(queue, has_begun=bool(attempts or lost)):
                     answer = await self._send(route, sent, body, max_bytes)
-                    if answer.status in BUSY:
-                        after = answer.headers.get("retry-after", "")
-                        self._pace.refused(queue.owner, float(after) if after.isdigit() else 1.0)
-                    else:
-                        self._pace.answered(queue.owner)
+                    self._learn(queue.owner, answer)
             except ConnectionLost:
                 lost += 1
                 if lost == _MAX_LOST:
@@ -159,3 +183,9 @@ class SelfClient:
             return await connection.post(route, headers, body, max_bytes=max_bytes)
         finally:
             self._idle.append(connection)  # one that was lost connects again
+
+    def _learn(self, owner: str, answer: HttpAnswer) -> None:
+        if answer.status not in BUSY:
+            return self._pace.answered(owner)
+        retry_after = answer.headers.get("retry-after", "")
+        self._pace.refused(owner, float(retry_after) if retry_after.isdigit() else 1.0)

@@ -83,7 +83,8 @@ def verify(settings: Settings, *, as_json: bool) -> int:
     plan = _plan(_asked(model), settings)
     _check_tokenizer(plan)
     verified = _verified(plan, settings)
-    print(_as_json(plan, verified) if as_json else _as_text(plan, verified))
+    lines = (aligned(label, value) for label, value in _facts(plan, verified))
+    print(_as_json(plan, verified) if as_json else "\n".join([plan.name, *lines]))
     return 0 if verified.outcome.passed else _FAILED
 
 
@@ -165,10 +166,6 @@ def _measured(found: "Fidelity") -> dict[str, float]:
         "minimum": found.min_cosine,
         "overlap": found.overlap,
     }
-
-
-def _as_text(plan: ModelPlan, verified: "Verified") -> str:
-    return "\n".join([plan.name, *(aligned(label, value) for label, value in _facts(plan, verified))])
 
 
 def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:

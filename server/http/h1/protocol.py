@@ -397,7 +397,12 @@ class HttpProtocol(Connection):
 
     def close_if_idle(self) -> None:
         """Close it unless something was received that is still to be answered, here or in the kernel."""
-        if not self._is_answered() or self._received or self.transport.is_closing():
+        if not self._is_answered() or self.transport.is_closing():
+            return
+        if self._is_over:  # what still comes is dropped
+            self.transport.close()
+            return
+        if self._received:
             return
         num_unread = array.array("i", [0])  # bytes in the kernel
         fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, num_unread)

@@ -170,6 +170,7 @@ async def test_stopping_finishes_what_an_engine_can_do_and_refuses_new_work(tmp_
         held = frontend.submit(submission(60, 60))
         frame_id, batch = await manager.engine.batches.get()
         manager.child.stopping.set()
+        await asyncio.sleep(0)  # then the manager knows
         assert refusal(await frontend.ask(submission(5))) == (RequestRefusal.STOPPING, -1)
         manager.engine.is_automatic = True
         manager.engine.answer(frame_id, rows_of(batch))

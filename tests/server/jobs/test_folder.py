@@ -13,7 +13,7 @@ from server.settings.flag import SettingsError
 def test_a_folder_that_others_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o755)
     (tmp_path / "a" / "theirs").touch()
-    with pytest.raises(SettingsError, match="--jobs: other users can read the folder"):
+    with pytest.raises(SettingsError, match=f"--jobs: other users can read {tmp_path}"):
         Folder(str(tmp_path / "a"))
 
 

@@ -24,6 +24,7 @@ defaults
     timeout connect 5s
     timeout client 60s
     timeout server 60s
+    timeout check 5s
     retries 3
     option redispatch
 frontend all

@@ -68,8 +68,7 @@ WHERE status = 'QUEUED' AND owner = ? AND expires_at > ? ORDER BY priority, seq 
 """
 CLAIM = """
 UPDATE requests SET status = 'IN_PROGRESS', status_at = ?, num_claims = num_claims + 1 WHERE seq = ?
-RETURNING request_id, owner, route, headers, (SELECT body FROM bodies WHERE bodies.seq = requests.seq) AS body,
-    priority, retry, created_at, num_claims
+RETURNING request_id, owner, route, headers, priority, retry, created_at, num_claims
 """
 RELEASE = """
 UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND status = 'IN_PROGRESS' RETURNING owner
@@ -390,9 +389,12 @@ def _bounded(rows: Iterable[tuple[int, int]], limit: int) -> Iterator[int]:
 
 
 def _claim_one(transaction: Transaction, seq: int) -> Claimed:
-    (row,) = transaction.connection.execute(CLAIM, (transaction.now, seq)).fetchall()
+    ask = transaction.connection.execute
+    (row,) = ask(CLAIM, (transaction.now, seq)).fetchall()
+    # Not with RETURNING, which would put a large one into a file in the system's temporary folder.
+    (body,) = ask("SELECT body FROM bodies WHERE seq = ?", (seq,)).fetchone()
     transaction.usage.add(row["owner"], running=1)
-    return read_as(Claimed, **row)
+    return read_as(Claimed, **row, body=body)
 
 
 def _webhook_status(endpoint: str | None, status: Status) -> WebhookStatus:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from server.http.body import STOPPING
+from tests.server.http.bare import Bare
 from tests.server.http.running import GET, Running
 from tests.server_e2e.running import PATIENCE
 
@@ -102,3 +103,15 @@ async def test_stop_waits_until_a_large_answer_is_read(running: Running) -> None
         status, body = await client.answer()
         assert (status, len(body)) == (200, size)
         await stopping
+
+
+@pytest.mark.holds("Shutdown")
+@pytest.mark.parametrize("rest", [b"", b"1\r\nx\r\n" * 10_000], ids=["nothing", "small chunks"])
+async def test_a_stop_does_not_wait_for_the_rest_of_a_refused_body(server: Bare, rest: bytes) -> None:
+    client = server.connect()
+    head = b"POST /now HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    await client.send(head + rest)
+    assert client.statuses() == [200]
+    assert not client.transport.is_closing()
+    client.protocol.close_if_idle()
+    assert client.transport.is_closing()
