@@ -23,7 +23,7 @@ def a_key(number: int, *, weight: float = 1.0, tokens_per_minute: int | None = N
     return ApiKey(f"key-{number}", bytes([number]), weight, tokens_per_minute)
 
 
-@pytest.mark.parametrize("budgets", [LARGE, *full(WaitBudgets(1.0, 10.0))])
+@pytest.mark.parametrize("budgets", [LARGE, *full((WaitBudgets(1.0, 10.0),))])
 @pytest.mark.parametrize("num_frontends", [1, *full(3)])
 def test_a_greedy_key_takes_nothing_from_others(budgets: WaitBudgets, num_frontends: int) -> None:
     keys = [a_key(number) for number in range(NUM_KEYS)]
