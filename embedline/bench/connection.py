@@ -9,8 +9,6 @@ import ssl
 from dataclasses import dataclass
 from typing import cast
 
-import httptools
-
 from embedline.bench.options import Target
 
 
@@ -32,7 +30,10 @@ class AnswerParser:
     """Parses one answer: feed it the bytes that were received since the request was sent."""
 
     def __init__(self) -> None:
+        import httptools  # here: benchmarks take percentiles of this package where it is not installed
+
         self._parser = httptools.HttpResponseParser(self)  # calls the methods below whose names begin with on_
+        self._errors = (httptools.HttpParserError, httptools.HttpParserUpgrade)
         self._status = 0  # once there is a whole head
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
@@ -42,7 +43,7 @@ class AnswerParser:
         """The answer once it is whole. Raises BadAnswer."""
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except self._errors as error:
             if self._answer is None:
                 raise BadAnswer(str(error)) from None
         return self._answer
