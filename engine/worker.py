@@ -175,9 +175,7 @@ class Worker:
             self._answer(in_engine, results, compute_seconds=max(now - began, 0.0))
 
     def _answer(self, in_engine: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
-        if not isinstance(results, EngineError) and not all(
-            np.isfinite(rows.values).all() for rows in results.values()
-        ):
+        if not isinstance(results, EngineError) and not all(np.isfinite(one.values).all() for one in results.values()):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
         if in_engine.is_canary:
             results = self._canary.judge(results) or {}

@@ -284,9 +284,10 @@ async def _long_texts(
     """The tokens of these items, all of them. Raises RequestError."""
     if not items:
         return {}
+    texts = request.texts
     asked = TokenizeRequest(
         model=request.model,
-        items=[request.texts[item] for item in items],
+        items=[texts[item] for item in items],
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
         field=request.field,

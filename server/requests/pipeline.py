@@ -113,7 +113,7 @@ class Pipeline:
             context.key,
             request.num_items,
             needs_memory,
-            _least_tokens(request),
+            least_tokens=sum(min(length, request.max_seqlen) for length in request.lengths_of_ids),
         )
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
@@ -174,8 +174,8 @@ class Pipeline:
 
     def _measure(self, request: Work, trace: Trace) -> int:
         """The estimated number of tokens."""
-        lengths_of_ids = [len(item) for item in request.items if isinstance(item, list)]
-        num_tokens, num_texts = sum(lengths_of_ids), request.num_items - len(lengths_of_ids)
+        of_ids = request.lengths_of_ids
+        num_tokens, num_texts = sum(of_ids), request.num_items - len(of_ids)
         if num_texts:
             trace.num_characters = num_characters = request.num_characters
             num_characters += len(request.prompt) * num_texts
@@ -305,11 +305,6 @@ def parts_of(tokens: TokenizedTexts, work: Work) -> dict[Part, Buffer]:
         adapters[: work.num_queries] = work.query_adapter
         parts[Part.ADAPTERS] = adapters.data.cast("B")
     return parts
-
-
-def _least_tokens(request: Work) -> int:
-    """The fewest tokens that the request can have; 0 for texts, whose blanks may be none."""
-    return sum(min(len(item), request.max_seqlen) for item in request.items if isinstance(item, list))
 
 
 def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestClass:
