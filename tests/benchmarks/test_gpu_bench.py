@@ -33,7 +33,7 @@ def run(target: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]
     """By make, in an environment that has what a GPU's machine has, and no more."""
     python = bare_python(out.with_name("bare"))
     given = (f"OUT={out}", f"GPU_PYTHON={python}", "ARGS=--device cpu --tiny", *words)
-    return subprocess.run(["make", target, *given], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(["make", target, *given], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def read(out: Path) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def bench_of(rows: Rows, *, seconds: float = 1000.0) -> Bench:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran = run("first-gpu", out)
@@ -85,7 +85,6 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
 
 
 @pytest.mark.full
-@pytest.mark.timeout(120)
 def test_a_part_alone(tmp_path: Path) -> None:
     ran = run("bench-gpu", tmp_path / "out", "PARTS=kernels")
     assert ran.returncode == 0, ran.stderr

@@ -139,7 +139,6 @@ def test_what_hangs_is_ended_and_the_process_goes_on_behind_it(tmp_path: Path, m
 
 
 @pytest.mark.full
-@pytest.mark.timeout(280)
 def test_models_are_measured_to_their_end_beside_a_kill_and_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +159,7 @@ def test_models_are_measured_to_their_end_beside_a_kill_and_a_stop(
     troublemaker.start()
     command = [sys.executable, "-m", "benchmarks.gpu.step", "--rows", str(path), "--machine", "m", "--device", "cpu"]
     steps = steps_of(["models"], models)
-    assert list(run_all(steps, [*command, "--tiny"], path, deadline=time.monotonic() + 260)) == []
+    assert list(run_all(steps, [*command, "--tiny"], path, deadline=time.monotonic() + 800)) == []
     is_over.set()
     troublemaker.join()
     assert not signals

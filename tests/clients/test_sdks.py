@@ -23,7 +23,7 @@ from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import ROOT, Server, serving
 from tokenizer_pool import cl100k
 
-pytestmark = [pytest.mark.clients, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.full]
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("EMBEDLINE_CLIENTS", ROOT / ".clients"))

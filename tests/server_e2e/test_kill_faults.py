@@ -13,7 +13,7 @@ from tests.server_e2e.load import Load
 from tests.server_e2e.running import PATIENCE, Server, send, serving
 
 Reached = Callable[[str, str], None]
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.full]
 
 
 def until_status(server: Server, wanted: int, began: float) -> float:

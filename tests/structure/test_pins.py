@@ -66,7 +66,6 @@ def test_one_torch_is_named_everywhere() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the list is that of the build for x86_64")
 def test_the_list_is_what_the_index_says() -> None:
     found = torch_requirements.of_index(torch_requirements.pinned_torch())

@@ -1,6 +1,7 @@
-"""Rules for the tests themselves: they wait for events and not for time, and take whatever port is free."""
+"""Rules for the tests themselves: they wait for events and not for time, take whatever port is free, and have time."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from tests.tiers import tier_asked
 
 MAX_SLEEP = 0.02  # seconds: the turn of an event loop, or what a wrong answer would need to arrive
 LISTENING = frozenset({"bind", "create_server"})
+LIMIT = float(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["timeout"])
 
 
 def problems(tree: ast.AST) -> Iterator[str]:
@@ -24,6 +26,8 @@ def problems(tree: ast.AST) -> Iterator[str]:
             yield f"sleeps for {seconds:g} s"
         if name.rpartition(".")[2] in LISTENING and isinstance(first, ast.Tuple) and number_in(first.elts[1]):
             yield f"listens at port {number_in(first.elts[1]):g}"
+        if name == "pytest.mark.timeout" and 0 < number_in(first) <= LIMIT:
+            yield f"is ended after {number_in(first):g} s, which a busy machine may need"
 
 
 def number_in(node: ast.expr | None) -> float:
@@ -44,13 +48,22 @@ def test_tests_wait_for_events_and_take_any_port() -> None:
         ("await asyncio.sleep(0.5)", "sleeps for 0.5 s"),
         ("listener.bind(('127.0.0.1', 8080))", "listens at port 8080"),
         ("socket.create_server(('', 80))", "listens at port 80"),
+        ("pytest.mark.timeout(300)", "is ended after 300 s, which a busy machine may need"),
     ],
 )
 def test_a_planted_problem_is_found(text: str, problem: str) -> None:
     assert list(problems(ast.parse(f"async def test():\n    {text}"))) == [problem]
 
 
-@pytest.mark.parametrize("text", ["await asyncio.sleep(0)", "listener.bind(('127.0.0.1', 0))", "listener.bind(path)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "await asyncio.sleep(0)",
+        "listener.bind(('127.0.0.1', 0))",
+        "listener.bind(path)",
+        "pytest.mark.timeout(1800)",
+    ],
+)
 def test_what_only_looks_alike_is_left_alone(text: str) -> None:
     assert list(problems(ast.parse(f"async def test():\n    {text}"))) == []
 

@@ -29,7 +29,6 @@ def beside(server: Server, name: str, given: dict[str, Any]) -> Any:
 
 @pytest.mark.ray
 @pytest.mark.nightly
-@pytest.mark.timeout(200)
 def test_each_place_gives_the_same(tmp_path: Path) -> None:
     python = python_with_ray()
     found = tmp_path / "found.json"

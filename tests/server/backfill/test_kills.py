@@ -21,7 +21,6 @@ JOB = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "200")
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
@@ -42,7 +41,6 @@ def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: P
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_real_rows_of_a_killed_job_are_those_that_the_server_gives(tmp_path: Path, real_server: Server) -> None:
     values = [f"Note {number} " + "and more " * (number % 7) for number in range(600)]
@@ -119,7 +117,7 @@ def test_what_is_wrong_is_one_line(
 @pytest.mark.parametrize(
     ("few", "many"),
     [
-        pytest.param(20_000, 100_000, marks=[pytest.mark.full, pytest.mark.timeout(400)]),
+        pytest.param(20_000, 100_000, marks=[pytest.mark.full]),
         pytest.param(100_000, 1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
     ],
 )

@@ -22,7 +22,6 @@ def run(kind: str, code: str, folder: Path) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
     printed, kinds = "", []
     for kind, code in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):

@@ -206,7 +206,6 @@ def test_a_database_that_is_away_is_asked_again(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_that_is_killed_and_resumed_leaves_every_row_once(
     tmp_path: Path, folder: Path, url: str, query: Query

@@ -60,7 +60,6 @@ def check(client: QdrantClient, count: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.holds("Each row of a backfill is written exactly once")
 def test_a_job_that_is_killed_and_resumed_leaves_every_point_once(tmp_path: Path) -> None:
     count, chance = 2000, random.Random(18)

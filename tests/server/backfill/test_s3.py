@@ -11,7 +11,7 @@ from tests.server.backfill.jobs import check, end, texts, write_jsonl
 from tests.server.backfill.s3 import S3, running_s3
 from tests.server_e2e.expected import DIMENSIONS
 
-pytestmark = [pytest.mark.clients, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.full]
 
 COUNT, NUM_PARTS = 3000, 60
 IDS = [f"k{number}" for number in range(COUNT)]

@@ -17,7 +17,7 @@ from tests.server.ray.cluster import environment, python_with_ray, servers_below
 from tests.server_e2e.expected import DIMENSIONS
 from tests.server_e2e.running import PATIENCE
 
-pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 NUM_PARTS = 40
 COUNT = 25 * NUM_PARTS

@@ -12,7 +12,7 @@ import pytest
 from tests.server.ray.cluster import Cluster, load, running, wait_until
 from tests.server_e2e.expected import rows_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.full, pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.full, pytest.mark.faults]
 
 NUM_TOO_MANY = 64
 CONFIG = """

@@ -11,7 +11,7 @@ import pytest
 from tests.server.ray.cluster import Cluster, load, running, wait_until
 from tests.server_e2e.running import PATIENCE
 
-pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 NUM_CLIENTS = 12
 SERVER = """

@@ -15,7 +15,7 @@ from tests.server_e2e.load import Load
 from tests.server_e2e.processes.balancer import CONFIGURATIONS, balancing
 from tests.server_e2e.running import Server
 
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.full]
 
 NUM_SERVERS, NUM_CLIENTS = 3, 8
 AFTER = 10.0  # seconds from a fault on, of which the p99 is reported

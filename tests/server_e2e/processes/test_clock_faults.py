@@ -15,7 +15,7 @@ from tests.server_e2e.expected import FAKE
 from tests.server_e2e.load import Load
 from tests.server_e2e.running import PATIENCE, Server, send, serving
 
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.full]
 
 SOURCE = Path(__file__).with_name("wall_clock.c")
 DAY, YEAR = 24 * 3600, 365 * 24 * 3600

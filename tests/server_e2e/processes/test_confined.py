@@ -12,7 +12,7 @@ import pytest
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full]
 
 # In namespaces of their own: loopback is up, all file systems but one folder are read-only.
 CONFINE = 'ip link set lo up && mount --bind "$1" "$1" && mount -o remount,bind,ro / && shift && exec "$@"'

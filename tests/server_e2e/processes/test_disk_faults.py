@@ -13,7 +13,7 @@ from tests.server_e2e.expected import FAKE
 from tests.server_e2e.processes.test_process_faults import free_port, until_answered
 from tests.server_e2e.running import PATIENCE, Server, serving
 
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.full]
 
 
 def may_mount() -> bool:

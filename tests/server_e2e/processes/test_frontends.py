@@ -15,7 +15,7 @@ from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import Server, send, serving
 
 Reached = Callable[[str, str], None]
-pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.full]
 
 FRONTENDS = ("--frontends", "4")
 _ESTABLISHED = "01"

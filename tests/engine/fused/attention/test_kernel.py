@@ -140,9 +140,6 @@ def test_boxes_are_read_only_where_rows_allow() -> None:
     assert deviation(case, sizes=Sizes(32, 4, 1, by_boxes=True)) < 1e-5
 
 
-pytestmark = pytest.mark.timeout(300)
-
-
 def compiled(folder: Path, arch: int, cases: list[str]) -> list[dict[str, Any]]:
     found = compiled_apart(folder, "tests.engine.fused.attention.compile_attention", str(arch), *cases)
     assert [one["case"] for one in found] == cases

@@ -9,7 +9,6 @@ from tests.engine.fused.attention.cases import Case, rule_of
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(600),
 ]
 
 LENGTHS = (1, 17, 700, 0, 128, 64, 333)

@@ -52,7 +52,6 @@ def test_two_servers_share_a_queue_and_batches(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_a_batch_goes_on_at_another_server_after_a_kill(tmp_path: Path) -> None:
     """After the minute that a claim lasts."""
     with two_servers(tmp_path) as (first, second):
