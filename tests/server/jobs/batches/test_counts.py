@@ -93,7 +93,11 @@ async def test_open_batches_are_a_level_by_status(tmp_path: Path, monkeypatch: p
     gate = Gate(0)
     async with counted(tmp_path, gate) as seen:
         await seen.place.made(CONTENT)
-        levels = seen.metrics.levels
-        await until(lambda: ["embedline_jobs_batches_open", "jobs 0", "in_progress", 1] in levels())
+
+        def num_open() -> dict[str, float]:
+            levels = [level for level in seen.metrics.levels() if level[0] == "embedline_jobs_batches_open"]
+            return {status: value for _, _, status, value in levels}
+
+        await until(lambda: num_open()["in_progress"] == 1)
         gate.opens()
-        await until(lambda: not any(value for *_, value in levels()))
+        await until(lambda: not any(num_open().values()))
