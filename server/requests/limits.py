@@ -196,6 +196,7 @@ class InOrder(Generic[_Message, _Result]):
             while (message := await self._next_message()) is not None:
                 self._open.put_nowait(asyncio.get_running_loop().create_task(self._work(message)))
                 del message  # until the next has come it would be kept
+                await asyncio.sleep(0)  # the work begins, and counts what it holds, before more is read
         finally:
             self._open.put_nowait(None)
 
