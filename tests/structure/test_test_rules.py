@@ -1,4 +1,7 @@
-"""Rules for the tests themselves: they wait for events and not for time, take whatever port is free, and have time."""
+"""Rules for the tests themselves: they wait for events and not for time, and take whatever port is free.
+
+None has a limit of its own below pytest's, which a busy machine could reach.
+"""
 
 import ast
 import tomllib

@@ -32,7 +32,6 @@ if not HAS_GPU:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in (
         "gpu: needs a CUDA GPU",
-        "timeout(seconds): of pytest-timeout",
         "full: takes long",
         "holds: a title",
     ):

@@ -7,9 +7,7 @@ from engine.fused.kernels.attention import Sizes, attend
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.attention.cases import Case, rule_of
 
-pytestmark = [
-    pytest.mark.gpu,
-]
+pytestmark = pytest.mark.gpu
 
 LENGTHS = (1, 17, 700, 0, 128, 64, 333)
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of numbers about 1

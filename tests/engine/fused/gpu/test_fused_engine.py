@@ -20,7 +20,7 @@ from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
 from tests.engine.engines import load_options
 from tests.engine.tiny_models import arbitrary, save
 
-pytestmark = [pytest.mark.gpu]
+pytestmark = pytest.mark.gpu
 
 SEQLENS = (5, 17, 1, 30, 9, 40)
 # Of the largest number: bfloat16 in another order, or another dtype. With each product summed in two parts that are
