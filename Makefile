@@ -118,7 +118,7 @@ gpu-wheels: $(VENV)/.created ## what the server lacks on a GPU's machine with Py
 		--dest $(or $(WHEELS),.gpu-wheels) $(GPU_WHEELS)
 
 bench-gpu: ## some of it: PARTS="models server" (WHEELS=folder for what the server lacks, ARGS="--models 8B --ways fp8")
-	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, probes, server"; exit 2; }
+	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, heads, probes, server"; exit 2; }
 	$(HAS_OUT)
 	$(HAS_GPU)
 	$(GPU_BENCH) $(PARTS) $(ARGS)

@@ -18,7 +18,7 @@ from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
 from engine.model.weights import Header, as_float32, header_of, mapped
-from engine.rows_numpy import RowModules, load_modules
+from engine.rows.with_numpy import RowModules, load_modules
 from engine.types import Batch, EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, Results, Rows, untold
 
 _TABLE = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec

@@ -21,11 +21,11 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tokenizer_pool.config_files import read_config
 from tokenizer_pool.loading import NAMED_TOKENS
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat, TextsPiece
 from wire.files import read_whole
+from wire.tokenizer_files import read_config
 
 Message = dict[str, str]
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
-from tokenizer_pool.config_files import Config, TokenizerError, is_of_transformers_5, read_config, tokenizer_class
 from tokenizer_pool.special_tokens import Ends, ends
 from wire.files import read_whole
 from wire.placeholder import placeholder
+from wire.tokenizer_files import Config, TokenizerError, is_of_transformers_5, read_config, tokenizer_class
 
 _CLS_SEP, _BOS_EOS = ("cls_token", "sep_token"), ("bos_token", "eos_token")
 _AROUND = {  # class -> the names of the tokens before and after a text

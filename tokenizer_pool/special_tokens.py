@@ -12,7 +12,7 @@ The code of some repositories does the same in a class of its own (_BY_CODE). It
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizer_pool.config_files import Config, TokenizerError, is_of_transformers_5, read_config
+from wire.tokenizer_files import Config, TokenizerError, is_of_transformers_5, read_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from tokenizer_pool.config_files import TokenizerError, has_token_types
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import load, load_as_it_stands
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
@@ -19,6 +18,7 @@ from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
 from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedTexts
 from wire.parts import PROMPT_TOKEN, Part
+from wire.tokenizer_files import TokenizerError, has_token_types
 
 if TYPE_CHECKING:
     from tokenizer_pool.chat_template import ChatTemplate

@@ -15,7 +15,6 @@ from functools import partial
 from typing import NamedTuple
 
 from tokenizer_pool import messages
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import (
@@ -36,6 +35,7 @@ from wire.child import Child, StartError
 from wire.connection import FrameConnection, serve
 from wire.frames import PayloadTooLarge
 from wire.metrics import Recorder
+from wire.tokenizer_files import TokenizerError
 from wire.vocabulary import RequestClass
 
 # Interactive work goes first, but after this much of it a bulk piece that waits gets its turn: with

@@ -1,1 +1,4 @@
-"""Code that all processes share: frames, connections, control channel, metrics, page. Imports no other package."""
+"""Code that all processes share: frames, connections, control channel, metrics, page, pairs of texts.
+
+Imports no other package.
+"""

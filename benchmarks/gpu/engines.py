@@ -1,7 +1,6 @@
 """A fused engine around a random model in memory, put together by what puts the real ones together."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,11 @@ from engine.fused.assembly import Model, assemble
 from engine.fused.cuda_device import CudaDevice
 from engine.fused.engine import FusedEngine
 from engine.fused.offer import FusedConfig
+from engine.fused.outputs import Modules
 from engine.fused.packing import Shape
+from engine.fused.runner import NumRows
 from engine.model import model_folder
-from engine.rows_torch import RowModules
-from engine.types import OutputKind
+from engine.types import Results
 
 _MAX_NUM_SEQS = 1024
 
@@ -42,7 +42,7 @@ class TimedDevice:
         """See Device."""
         return self._device.block(slot)
 
-    def start(self, slot: int, shape: Shape, num_rows: Mapping[OutputKind, int]) -> None:
+    def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
         """See Device. On an idle stream the first event comes at once, and the launches after it count as work."""
         before, after = gpu_event(), gpu_event()
         before.record(self._device.stream)
@@ -50,7 +50,7 @@ class TimedDevice:
         after.record(self._device.stream)
         self._events.append((before, after))
 
-    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+    def finish(self, slot: int) -> Results:
         """See Device."""
         return self._device.finish(slot)
 
@@ -69,7 +69,7 @@ def engine_of(
         chosen=_choices(model, folder),
         spec=fused.spec,
         weights=fused.weights,
-        modules=RowModules(),
+        modules=Modules(),
         ops=fused.ops,
         max_num_seqs=_MAX_NUM_SEQS,
         num_threads=1,

@@ -13,15 +13,15 @@ from benchmarks.gpu.random_models import RandomModel, build
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.targets import FP8
 from engine.fused.adapters import ADAPTERS
-from engine.fused.assembly import ModelCompute, max_graph_tokens
-from engine.fused.model.forwards import Blocks, Weights, forward_of
+from engine.fused.assembly import max_graph_tokens
+from engine.fused.model.forwards import Blocks, Weights
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, probe_products, products_of
 from engine.fused.model.ops import Ops
+from engine.fused.outputs import ModelCompute, Modules
 from engine.fused.packing import Packer, Shapes, layout, row_counts
 from engine.fused.packing import Shape as BatchShape
 from engine.fused.quantization.quantizing import QuantizableLinears, eligible
 from engine.fused.weights import FusedWeights
-from engine.rows_torch import RowModules
 from engine.types import Batch, OutputKind
 
 MAX_NUM_SEQS = 4096
@@ -78,6 +78,7 @@ class FusedModel:
             max_seqlen=model.shape.max_seqlen,
             has_token_types=False,
             max_graph_tokens=max_graph_tokens(self.spec),
+            outputs=OutputKind.POOLED | OutputKind.TOKENS,
         )
         self.probe_seconds, self.slower_products = 0.0, ""  # of products in FP8, and which have no kernel of their own
         if is_fp8:
@@ -98,8 +99,7 @@ class FusedModel:
 
     def compute_by(self, ops: Ops, weights: Weights) -> ModelCompute:
         """The forward, made of these."""
-        forward = forward_of(Blocks(self.spec, weights, ops))
-        return ModelCompute(forward, ops, pooling=self.shape.pooling, modules=RowModules())
+        return ModelCompute(Blocks(self.spec, weights, ops), Modules(), pooling=self.shape.pooling)
 
     def packed(self, batch: Batch) -> tuple[Tensor, BatchShape]:
         """A batch's block on the device."""
@@ -114,7 +114,9 @@ class FusedModel:
 
         @torch.inference_mode()
         def forward() -> Tensor:
-            return self.compute(block, shape)[OutputKind.POOLED]
+            rows = self.compute(block, shape)[OutputKind.POOLED]
+            assert isinstance(rows, Tensor)
+            return rows
 
         return forward
 

@@ -7,13 +7,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Ops, QuantizedRows, Tiles
+from benchmarks.gpu.random_models import bias_of_words
+from engine.fused.model.ops import (
+    EmbeddingTables,
+    Heads,
+    Inputs,
+    Norm,
+    NormOutputs,
+    Ops,
+    QuantizedRows,
+    RaggedRows,
+    Tiles,
+    WordScores,
+)
+from engine.fused.packing import choose_block, tile_table
 
 Arguments = tuple[Tensor, ...]
 Make = Callable[[int, torch.device, int], Arguments]  # tokens, device, seed -> what `call` takes
+Result = Tensor | QuantizedRows | RaggedRows
 _BF16 = 2  # bytes
 
 
@@ -25,12 +40,15 @@ class Case:
     width: str
     bytes_per_token: float
     inputs: Make
-    call: Callable[[Ops, Arguments], Tensor | QuantizedRows]
+    call: Callable[[Ops, Arguments], Result]
     is_quantized: bool = False
+    num_weight_bytes: int = 0  # read once, however many tokens there are
+    flop_per_token: float = 0.0  # of a matrix product; 0 = there is none
+    num_words: int = 0  # of the vocabulary, where rows are ragged
 
 
 def cases(*, is_tiny: bool) -> list[Case]:
-    """At the widths of MiniLM, bge-m3, and Qwen3 0.6B and 8B."""
+    """At the widths of MiniLM, BERT-base, bge-m3, and Qwen3 0.6B and 8B."""
     if is_tiny:
         return [
             _add_norm("rms", 64, is_quantized=True),
@@ -40,6 +58,7 @@ def cases(*, is_tiny: bool) -> list[Case]:
             _quantize(64),
             _pool(64, seqlen=8),
             _embed(64, vocab_size=100),
+            _vocabulary(64, num_words=1000, seqlen=8),
         ]
     both = (False, True)
     return [
@@ -52,6 +71,8 @@ def cases(*, is_tiny: bool) -> list[Case]:
         _pool(384, seqlen=128),
         _embed(384, vocab_size=30_522),
         _embed(1024, vocab_size=151_669),
+        _vocabulary(768, num_words=30_522, seqlen=128),
+        _vocabulary(1024, num_words=250_002, seqlen=512),
     ]
 
 
@@ -193,3 +214,29 @@ def _embedded(ops: Ops, inputs: Arguments, *, scale: float) -> Tensor:
     tiles = Tiles(token_ids, 16)  # of those nothing is read here
     given = Inputs(token_ids, token_ids, None, token_ids, token_ids, tiles, tiles)
     return ops.embed(given, EmbeddingTables(words, None, None, scale))
+
+
+def _vocabulary(h: int, *, num_words: int, seqlen: int) -> Case:
+    block = choose_block(np.array([0, seqlen], np.int32))
+
+    def make(num_tokens: int, device: torch.device, seed: int) -> Arguments:
+        bounds = np.arange(0, num_tokens + 1, seqlen, dtype=np.int32)
+        table = torch.from_numpy(tile_table(bounds, block=block)).to(device)
+        bias = torch.full((num_words,), bias_of_words(h**0.5, seqlen), device=device)
+        words = _random((num_words, h), device, seed + 1)
+        return _random((num_tokens, h), device, seed), words, bias, table, torch.from_numpy(bounds).to(device)
+
+    def call(ops: Ops, inputs: Arguments) -> RaggedRows:
+        hidden, words, bias, table, bounds = inputs
+        return ops.vocabulary_weights(hidden, WordScores(words, bias, False), Tiles(table, block), bounds)
+
+    return Case(
+        name="weights of words",
+        width=f"h={h} V={num_words} S={seqlen}",
+        bytes_per_token=h * _BF16,
+        num_weight_bytes=num_words * h * _BF16,
+        flop_per_token=2.0 * h * num_words,
+        num_words=num_words,
+        inputs=make,
+        call=call,
+    )

@@ -10,19 +10,24 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from benchmarks.gpu.random_models import RandomModel, build, save_pooling, save_tokenizer
+from benchmarks.gpu.random_models import RandomModel, bias_of_words, build, save_pooling, save_tokenizer
 from benchmarks.gpu.shapes import Shape
+from engine.model.coverage import Use
 
 _SHARD_BYTES = 2_000_000_000
 _NUM_WRITERS = 8
 _DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}  # as safetensors has them
 _MEMORY = Path("/dev/shm")
+_CLASSES: Mapping[Use, Any] = {Use.RERANK: AutoModelForSequenceClassification, Use.SPARSE: AutoModelForMaskedLM}
+_SPARSE_SEQLEN = 128  # tokens of a text that is to have few words
 _ROOM = 30_000_000_000  # bytes: 8 billion parameters in bf16, the smaller models, and as much again
 
 
@@ -31,12 +36,12 @@ class ModelFolder:
     """One that is wanted."""
 
     shape: Shape
-    is_reranker: bool = False  # it answers "yes" or "no"; else it embeds
+    use: Use = Use.EMBED  # a generative reranker answers "yes" or "no"
 
     @property
     def name(self) -> str:
         """Of the folder."""
-        return f"{self.shape.name}{' reranker' * self.is_reranker}".lower().replace(" ", "-")
+        return f"{self.shape.name} {self.use}".lower().replace(",", "").replace(" ", "-")
 
 
 class Folders:
@@ -71,15 +76,16 @@ def write(wanted: ModelFolder, folder: Path, device: torch.device) -> Path:
     if written.exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    model = build(wanted.shape, device, is_tame=True)
-    _save_weights(model, folder, prefix="model." if wanted.is_reranker else "")
-    model.config.architectures = ["Qwen3ForCausalLM" if wanted.is_reranker else type(model.module).__name__]
+    model = _built(wanted, device)
+    answers = wanted.use is Use.GENERATIVE_RERANK  # by the words' own table
+    _save_weights(model, folder, prefix="model." if answers else "")
+    model.config.architectures = ["Qwen3ForCausalLM" if answers else type(model.module).__name__]
     model.config.dtype = model.dtype
     model.config.save_pretrained(folder)
     save_tokenizer(wanted.shape, folder)
-    if wanted.is_reranker:
+    if answers:
         _name_answers(wanted.shape, folder / "tokenizer.json")
-    else:
+    elif wanted.use is Use.EMBED:
         save_pooling(wanted.shape, folder)
     written.touch()
     del model
@@ -87,6 +93,18 @@ def write(wanted: ModelFolder, folder: Path, device: torch.device) -> Path:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # for the server
     return folder
+
+
+def _built(wanted: ModelFolder, device: torch.device) -> RandomModel:
+    shape = wanted.shape
+    if wanted.use is Use.RERANK:
+        shape = replace(shape, config={**shape.config, "num_labels": 1})
+    model = build(shape, device, is_tame=True, library_class=_CLASSES.get(wanted.use, AutoModel))
+    if wanted.use is Use.SPARSE:
+        deviation = model.config.initializer_range * shape.hidden_size**0.5  # of scores, behind the head's norm
+        matrix: nn.Linear = model.module.get_output_embeddings()  # type: ignore[no-untyped-call]
+        matrix.bias.fill_(bias_of_words(deviation, _SPARSE_SEQLEN))
+    return model
 
 
 def _name_answers(shape: Shape, file: Path) -> None:

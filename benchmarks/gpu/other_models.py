@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokenizer, text_of
 from benchmarks.gpu.shapes import Shape
-from engine.rows_torch import pool
+from engine.rows.with_torch import pool
 from engine.transformers import attention
 from engine.transformers.forward import PackedForward
 from engine.types import Batch

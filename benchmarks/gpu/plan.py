@@ -23,9 +23,9 @@ from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B
 from benchmarks.gpu.targets import BF16, COMPILED, FP8, GRAPH, SENTENCE_TRANSFORMERS
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, PROBES, SERVER = PARTS = (
+TESTS, CEILINGS, ATTENTION, KERNELS, MODELS, HEADS, PROBES, SERVER = PARTS = (
     *("tests", "ceilings", "attention", "kernels"),
-    *("models", "probes", "server"),
+    *("models", "heads", "probes", "server"),
 )
 Models = Sequence[tuple[Shape, str]]
 # What was never measured comes first, what has been measured once behind it.
@@ -38,7 +38,7 @@ PEERS: Models = (
     (QWEN3_06B, COMPILED),
 )  # fmt: skip
 _SECONDS = {
-    TESTS: 75.0, CEILINGS: 25.0, KERNELS: 30.0, PROBES: 30.0, SERVER: 260.0,
+    TESTS: 75.0, CEILINGS: 25.0, KERNELS: 30.0, HEADS: 240.0, PROBES: 30.0, SERVER: 260.0,
 }  # fmt: skip
 _SECONDS_OF_MODEL = {FP8: 45.0, BF16: 38.0, COMPILED: 30.0}
 _SECONDS_OF_OTHERS = 12.0
@@ -47,7 +47,7 @@ _SECONDS_OF_ATTENTION = {TILES: 28.0, BY_BOXES: 20.0, FLASH: 14.0, CUDNN: 14.0}
 _SECONDS_OF_OTHER_ATTENTION = 11.0
 _GRACE = 15.0  # seconds between being told to stop, in effect, and being ended
 _STOPPING = 10.0  # seconds, from the same as Ctrl-C to being killed
-_PATIENCE, _PATIENCE_WITH_COMPILERS = 45.0, 120.0  # seconds; see Silence
+_PATIENCE, _LONG_PATIENCE = 45.0, 120.0  # seconds; see Silence
 _WAITS = (TESTS, SERVER)  # which write rows at long intervals, and end by themselves what hangs
 _LEAST = 5.0  # seconds; what a process takes to begin
 _MAX_STARTS = 6
@@ -130,7 +130,8 @@ def run_all(steps: Sequence[Step], command: Sequence[str], rows: Path, *, deadli
 def _run(step: Step, command: Sequence[str], rows: Path, until: float) -> str:
     """Empty if it ended by itself, its time up or not."""
     trouble = ""
-    silence = Silence(rows, _PATIENCE_WITH_COMPILERS if COMPILED in step.what else _PATIENCE)
+    is_slow = step.part == HEADS or COMPILED in step.what  # loads whole engines, or compiles
+    silence = Silence(rows, _LONG_PATIENCE if is_slow else _PATIENCE)
     for _ in range(_MAX_STARTS):
         print(f"\n== {step}: {max(0.0, until - time.monotonic()):.0f} s", flush=True)
         code = _ended(command, until + _GRACE, None if step.part in _WAITS else silence)

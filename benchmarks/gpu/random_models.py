@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ NUM_SPECIAL = 5  # the first ids are padding and markers
 _POSITIONS_AFTER_PADDING = ("xlm-roberta",)
 _ADDED = ("o_proj.weight", "down_proj.weight", "output.dense.weight")  # products whose rows are added to the stream
 _TAME = 0.0005  # 36 layers of 4,096 then add about as much as the words are; by 0.02 only 24 of 144 products passed
+_SHARE_OF_WORDS = 0.01  # of the vocabulary, in a text's sparse row; SPLADE's have a few hundred of 30,522
 _SEED = 0
 
 
@@ -24,7 +27,7 @@ class RandomModel:
     """As transformers has it."""
 
     shape: Shape
-    module: PreTrainedModel  # without a head
+    module: PreTrainedModel  # without a head, unless another class was asked for
     config: PretrainedConfig
     dtype: torch.dtype
     device: torch.device
@@ -35,7 +38,7 @@ class RandomModel:
         return self.config.pad_token_id if self.shape.model_type in _POSITIONS_AFTER_PADDING else None
 
 
-def build(shape: Shape, device: torch.device, *, is_tame: bool = False) -> RandomModel:
+def build(shape: Shape, device: torch.device, *, is_tame: bool = False, library_class: Any = AutoModel) -> RandomModel:
     """Weights as transformers draws them for training: N(0, 0.02), norms 1. bf16 on a GPU, float32 on a CPU.
 
     is_tame: what layers add to the residual stream is small, as in trained models, so that FP8 passes its quality gate.
@@ -45,13 +48,18 @@ def build(shape: Shape, device: torch.device, *, is_tame: bool = False) -> Rando
     config = AutoConfig.for_model(shape.model_type, **shape.model_config())
     config.use_cache = False
     with torch.device(device):
-        module = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        module = library_class.from_config(config, dtype=dtype)
     module.eval().requires_grad_(False)
     if is_tame:
         for name, parameter in module.named_parameters():
             if name.endswith(_ADDED):
                 parameter.mul_(_TAME)
     return RandomModel(shape, module, config, dtype, device)
+
+
+def bias_of_words(deviation: float, seqlen: int) -> float:
+    """Added to scores of words with this standard deviation: few are above 0 in a text, as SPLADE's training has it."""
+    return -deviation * NormalDist().inv_cdf(1 - _SHARE_OF_WORDS / seqlen)
 
 
 def batch_of(shape: Shape, seqlens: Sequence[int], *, seed: int = 0) -> Batch:

@@ -36,6 +36,8 @@ _NOTES = (
     "large as the server seals them beside queries, held against bulk alone.",
     "transformers sdpa: transformers' own forward with PyTorch's attention on full rows, nothing padded, as a graph; "
     "compiled: by torch.compile for that shape alone.",
+    "heads: whole engines without a server, as many texts as one request has, again and again, host's part and copies "
+    "included; weights as for model, of sparse models such that few words have a weight, as in trained ones.",
     "server: generator and server share the machine's processors. Weights are random, texts are the tokenizer's words.",
     "Not shown: real texts' distributions, quality on real weights, several GPUs, TLS.",
 )

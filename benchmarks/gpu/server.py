@@ -37,6 +37,7 @@ from benchmarks.gpu.server_start import Starter, unpacked
 from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, TINY_QWEN3, Shape
 from benchmarks.gpu.targets import BF16, CACHED, FP8, NOTHING_CACHED, TRANSFORMERS
 from benchmarks.measuring.servers import RunningServer, ServerFailed
+from engine.model.coverage import Use
 
 _START = "cold start"
 _FLAGS = {
@@ -59,7 +60,7 @@ class Case:
     @property
     def folder(self) -> ModelFolder:
         """That it is started with."""
-        return ModelFolder(self.shape, is_reranker=self.way == TRANSFORMERS)
+        return ModelFolder(self.shape, Use.GENERATIVE_RERANK if self.way == TRANSFORMERS else Use.EMBED)
 
     @property
     def start_key(self) -> Key:

@@ -79,6 +79,8 @@ _BERT_CONFIG = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size"
 _XLMR_CONFIG = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "type_vocab_size": 1, "pad_token_id": 1}
 _QWEN3_CONFIG = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0, "attention_bias": False}
 
+_LLAMA_CONFIG = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "pad_token_id": 0}
+
 
 def _bert(name: str, hidden: int, layers: int, heads: int, pooling: str) -> Shape:
     return Shape(
@@ -107,6 +109,12 @@ BGE_M3 = Shape(
 QWEN3_06B = _qwen3("Qwen3-0.6B", 1024, 28, 16, 3072)
 QWEN3_4B = _qwen3("Qwen3-4B", 2560, 36, 32, 9728)
 QWEN3_8B = _qwen3("Qwen3-8B", 4096, 36, 32, 12_288)
+
+LLAMA_8B = Shape(
+    name="Llama-3.1-8B", model_type="llama", hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8,
+    head_dim=128, intermediate_size=14_336, vocab_size=128_256, max_seqlen=8192, pooling="last", is_gated=True,
+    is_causal=True, config={**_LLAMA_CONFIG, "max_position_embeddings": 8192},
+)  # fmt: skip
 
 MODELS = (MINILM, BERT_BASE, BGE_M3, QWEN3_06B, QWEN3_8B)  # measured end to end
 PRODUCTS = (QWEN3_8B, QWEN3_06B, BGE_M3, MINILM, QWEN3_4B, BERT_BASE)  # whose products are measured

@@ -5,7 +5,8 @@ They are what the next run is to reach, by what the first H100 showed and what i
 
 from dataclasses import dataclass
 
-from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B
+from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, LLAMA_8B, MINILM, QWEN3_06B, QWEN3_8B
+from engine.model.coverage import Use
 
 BF16, FP8 = "fused bf16", "fused fp8"
 TRANSFORMERS, SENTENCE_TRANSFORMERS = "transformers bf16", "sentence-transformers bf16"
@@ -14,6 +15,12 @@ WAYS = (FP8, BF16, TRANSFORMERS, GRAPH, COMPILED, SENTENCE_TRANSFORMERS)
 PRODUCT_BF16, FP8_ROW, FP8_TENSOR, FP8_BLOCK = "bf16", "fp8 row", "fp8 tensor", "fp8 1x128"  # precisions of products
 PRODUCT_OF = {way: FP8_ROW if way == FP8 else PRODUCT_BF16 for way in WAYS}
 NOTHING_CACHED, CACHED = "nothing cached", "cached"  # of a start
+SHARE_OF_EMBEDDINGS = "share of the rate of embeddings"
+
+
+def num_of_texts(use: Use, num: int, seqlen: int) -> str:
+    """What a model with a head is given."""
+    return f"{use}, {num} of {seqlen} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,8 @@ def _at_most(kind: str, subject: str, precision: str, shape: str, metric: str, b
     return Target(kind, subject, precision, shape, metric, bound, False, unit)
 
 
-def _at_least(subject: str, one: str, other: str, times: float) -> Target:
-    return Target("ratio", subject, f"{one} / {other}", "S=512", "times", times)
+def _at_least(subject: str, one: str, other: str, times: float, what: str = "S=512") -> Target:
+    return Target("ratio", subject, f"{one} / {other}", what, "times", times)
 
 
 TARGETS = (
@@ -55,6 +62,16 @@ TARGETS = (
     _at_least(QWEN3_06B.name, FP8, BF16, 1.2),  # or its default stays bf16
     _at_least(QWEN3_06B.name, BF16, GRAPH, 3.1),
     _at_least(BERT_BASE.name, BF16, GRAPH, 6.5),
+    *(
+        _at_least(QWEN3_06B.name, BF16, TRANSFORMERS, 2.5, num_of_texts(Use.GENERATIVE_RERANK, 100, seqlen))
+        for seqlen in (100, 200)
+    ),
+    *(
+        _at_least(BGE_M3.name, BF16, TRANSFORMERS, 2.0, num_of_texts(Use.RERANK, 100, seqlen))
+        for seqlen in (128, 512)
+    ),
+    _at_least(LLAMA_8B.name, FP8, BF16, 1.5, num_of_texts(Use.RERANK, 100, 512)),
+    Target("heads", BERT_BASE.name, BF16, num_of_texts(Use.SPARSE, 100, 128), SHARE_OF_EMBEDDINGS, 0.6),
     _at_most("latency", QWEN3_8B.name, FP8, "B=1 S=32", "p50", 3.4, "ms"),
     _at_most("latency", QWEN3_06B.name, BF16, "B=1 S=32", "p50", 0.85, "ms"),
     _at_most("latency", BERT_BASE.name, BF16, "B=1 S=32", "p50", 0.30, "ms"),

@@ -25,7 +25,7 @@ from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
 from engine.model.weights import PLAIN, StoredTensor, read_tensor, tensors_in
-from engine.rows_numpy import gelu
+from engine.rows.with_numpy import gelu
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
 
@@ -192,7 +192,7 @@ class Graph:
         return self._norm(self._ops.add(typed, positions), "embeddings.LayerNorm")
 
     def _positions(self, ids: Any) -> Any:
-        """The positions of tokens, numbered as engine.rows_numpy numbers them."""
+        """The positions of tokens, numbered as engine.rows.with_numpy numbers them."""
         ops, padding_idx = self._ops, self._model.padding_idx
         if padding_idx is None:
             length = ops.gather(ops.shape_of(ids), self._axis(1), self._axis(0))

@@ -28,7 +28,7 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
-from engine.rows_numpy import Pooling, largest_of_each_id, load_modules, pooled_in_padded
+from engine.rows.with_numpy import Pooling, largest_of_each_id, load_modules, pooled_in_padded
 from engine.types import Batch, ModelError, OutputKind
 
 _Rows = NDArray[np.float32]

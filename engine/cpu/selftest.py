@@ -20,7 +20,7 @@ from engine.cpu.offer import CompileOptions
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers, PaddedPooling
 from engine.machine.failures import one_line
-from engine.rows_numpy import Pooling
+from engine.rows.with_numpy import Pooling
 from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences

@@ -4,19 +4,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
-from engine.fused.model.forwards import Blocks, FusedForward, Weights, forward_of
+from engine.fused.model.forwards import Blocks, Weights
 from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
-from engine.fused.model.ops import Inputs, Ops
+from engine.fused.model.ops import Ops
 from engine.fused.model.spec import Spec
 from engine.fused.offer import FusedConfig
-from engine.fused.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
+from engine.fused.outputs import ModelCompute, Modules
+from engine.fused.packing import ROWS_OF_SEQUENCES, Packer, Shapes, layout, token_buckets
 from engine.fused.runner import Device, HostDevice, Runner
-from engine.model.tasks import output_size
-from engine.rows_torch import RowModules
+from engine.model.tasks import VocabularyWeights
+from engine.rows.query_table import NOTE_OF_TABLE
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
@@ -39,7 +38,7 @@ class Model:
     chosen: FusedConfig
     spec: Spec
     weights: Weights
-    modules: RowModules  # what follows the pooling
+    modules: Modules
     ops: Ops
     max_num_seqs: int
     num_threads: int  # of the CPU
@@ -63,22 +62,28 @@ def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> Fuse
         max_seqlen=folder.max_seqlen,
         has_token_types="types" in tensors,
         max_graph_tokens=max_graph_tokens(model.spec) if records and chosen.capability is not None else 0,
+        outputs=_computed(model),
     )
+    head = model.spec.head
     packer = Packer(
         vocab_size=len(tensors["words"]),
         num_types=len(tensors["types"]) if "types" in tensors else 0,
         padding_idx=folder.padding_idx,
-        pooling=folder.pooling,
+        pooling=_pooling(model),
+        padding_id=None if head is None else head.padding_id,
+        hides_tokens=folder.hides_tokens,
     )
-    runner = Runner(_device(model, shapes), packer, shapes)
+    modules = model.modules
+    runner = Runner(_device(model, shapes), packer, shapes, queries=modules.queries, unused_ids=modules.unused_ids)
     limits = _limits(shapes, is_gpu=chosen.capability is not None)
     return FusedEngine(runner, info=_info(model, packer), limits=limits)
 
 
 def _device(model: Model, shapes: Shapes) -> Device:
-    chosen, largest = model.chosen, shapes.largest
-    forward = forward_of(Blocks(model.spec, model.weights, model.ops))
-    compute = ModelCompute(forward, model.ops, pooling=chosen.folder.pooling, modules=model.modules)
+    chosen, folder, largest = model.chosen, model.chosen.folder, shapes.largest
+    words = next((head for head in folder.heads if isinstance(head, VocabularyWeights)), None)
+    blocks = Blocks(model.spec, model.weights, model.ops)
+    compute = ModelCompute(blocks, model.modules, pooling=_pooling(model), words=words)
     block_size = layout(largest).size
     if chosen.capability is None:
         return HostDevice(compute, block_size=block_size, num_slots=_NUM_SLOTS, num_threads=model.num_threads)
@@ -86,7 +91,7 @@ def _device(model: Model, shapes: Shapes) -> Device:
         block_size=block_size,
         num_slots=_NUM_SLOTS,
         max_num_seqs=largest.num_seqs,
-        row_size=_dimensions(model),
+        row_sizes={kind: folder.dimensions for kind in folder.outputs & ROWS_OF_SEQUENCES},
         memory_share=chosen.memory_share,
     )
     return CudaDevice(compute, chosen.device, sizes)
@@ -111,51 +116,29 @@ def _info(model: Model, packer: Packer) -> ModelInfo:
     quantized = [name for name, linear in model.weights.linears.items() if linear.is_quantized]
     slower = fallbacks(products_of(model.spec, quantized))
     slower_note = (note_of_fallbacks(slower),) if slower else ()
+    table_note = () if model.modules.queries is None else (NOTE_OF_TABLE,)
     info = folder.info(
         name=model.name,
         engine="fused",
         reason=model.reason,
         dtype=dtype if model.quantization == "none" else model.quantization,
         device=str(chosen.device),
-        notes=(*model.notes, *slower_note),
+        notes=(*model.notes, *slower_note, *table_note),
     )
     return dataclasses.replace(
         info,
-        outputs=ALL_OUTPUTS,
-        dimensions=_dimensions(model),
         vocab_size=packer.vocab_size,
         token_dimensions=model.spec.hidden_size,
         num_fallback_products=sum(map(len, slower.values())),
     )
 
 
-def _dimensions(model: Model) -> int:
-    """Numbers in a pooled row."""
-    return output_size(model.chosen.folder.steps, model.spec.hidden_size)
+def _computed(model: Model) -> OutputKind:
+    """The outputs of the model, and its hidden states, by which kernels are checked."""
+    return model.chosen.folder.outputs | OutputKind.TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCompute:
-    """See engine.fused.runner.Compute."""
-
-    forward: FusedForward
-    ops: Ops
-    pooling: str  # "cls", "mean" or "last"
-    modules: RowModules  # those after it
-
-    def __call__(self, block: Tensor, shape: Shape) -> dict[OutputKind, Tensor]:
-        """Rows of tokens in the model's dtype, those of sequences too unless they are means or a module made them."""
-        inputs = views(block, shape)
-        is_pruned = shape.outputs == OutputKind.POOLED and self.pooling != "mean"
-        rows = self.forward(inputs, is_pruned=is_pruned)
-        if is_pruned:
-            return {OutputKind.POOLED: self.modules(rows)}
-        results = {OutputKind.TOKENS: rows} if OutputKind.TOKENS in shape.outputs else {}
-        if OutputKind.POOLED in shape.outputs:
-            results[OutputKind.POOLED] = self.modules(self._pooled(rows, inputs))
-        return results
-
-    def _pooled(self, rows: Tensor, inputs: Inputs) -> Tensor:
-        if self.pooling == "mean":
-            return self.ops.pool(rows, inputs.cu_seqlens)
-        return rows.index_select(0, inputs.pooled)
+def _pooling(model: Model) -> str:
+    """The pooling of what is one row a sequence: of embeddings, or of scores."""
+    head = model.spec.head
+    return model.chosen.folder.pooling if head is None or head.pooling is None else head.pooling

@@ -3,8 +3,11 @@
 All slots share one block on the device, because everything that uses it runs in the order of the computing stream: the
 next batch is copied into it after the last kernel that reads this one. Small shapes are recorded as CUDA graphs when
 they occur a second time. Until then they are computed call by call, which also loads and compiles kernels. All graphs
-share one pool of buffers and write their rows into one tensor outside of it. Each slot keeps its rows in tensors of its
-own until they are copied. The host sleeps while it waits for them.
+share one pool of buffers and write their rows into one tensor of each kind outside of it. Each slot keeps its rows in
+tensors of its own until they are copied. The host sleeps while it waits for them.
+
+How many entries ragged rows have only the device knows. So their counts are copied first, and the entries when the host
+has waited for these: on a stream of their own, since the one that copies rows already waits for the next batch.
 
 One thread of the process records graphs, beside those that start batches and wait for them; torch records one graph at
 a time.
@@ -12,9 +15,10 @@ a time.
 
 import collections
 import contextlib
+import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,10 +28,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.fused.model.ops import RaggedRows
 from engine.fused.packing import Shape, layout
-from engine.fused.runner import Compute, NumRows
+from engine.fused.runner import Compute, DeviceRows, NumRows, offsets_of
 from engine.machine.failures import one_line
-from engine.types import OutputKind
+from engine.types import OutputKind, Results, Rows
 
 logger = logging.getLogger("embedline.engine")
 
@@ -53,14 +58,14 @@ class DeviceSizes:
     block_size: int  # numbers in the largest packed block
     num_slots: int
     max_num_seqs: int
-    row_size: int  # numbers in a pooled row
+    row_sizes: Mapping[OutputKind, int]  # numbers in a row, of each kind that is one row a sequence
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    rows: dict[OutputKind, Tensor]  # on the device
-    host_rows: dict[OutputKind, Tensor]  # the same in pinned memory, once `copied` has happened
+    rows: dict[OutputKind, DeviceRows]  # on the device
+    host_rows: dict[OutputKind, Tensor]  # the same in pinned memory, once `copied` has happened; counts of ragged rows
 
 
 class CudaDevice:
@@ -73,13 +78,17 @@ class CudaDevice:
         self._compute = compute
         self._computing = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copying_entries = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Its own: what another thread launches meanwhile on the one that computes must not become a part of a graph.
         self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._host_blocks = [torch.zeros(sizes.block_size, dtype=torch.int32, pin_memory=True) for _ in slots]
         self._block = torch.zeros(sizes.block_size, dtype=torch.int32, device=device)
-        self._pooled = torch.empty((sizes.max_num_seqs, sizes.row_size), device=device)  # float32; graphs write here
+        self._rows = {  # float32; graphs write here
+            kind: torch.empty((sizes.max_num_seqs, size), device=device) for kind, size in sizes.row_sizes.items()
+        }
         self._computed = [torch.cuda.Event() for _ in slots]  # type: ignore[no-untyped-call]
         self._copied = [torch.cuda.Event(blocking=True) for _ in slots]  # type: ignore[no-untyped-call]
+        self._copied_entries = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._started: dict[int, _Started] = {}  # by slot
         self._pool = torch.cuda.graph_pool_handle()
         _, total_memory = torch.cuda.mem_get_info(device)
@@ -111,17 +120,31 @@ class CudaDevice:
             self._computed[slot].record(self._computing)
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(self._computed[slot])
-            host_rows = {kind: _copied_to_host(part) for kind, part in rows.items()}
+            host_rows = {
+                kind: _copied_to_host(part.counts if isinstance(part, RaggedRows) else part)
+                for kind, part in rows.items()
+            }
             self._copied[slot].record(self._copying)
         self._started[slot] = _Started(rows, host_rows)
         if shape.is_worth_a_graph:
             self._graphs.record_if_repeated(shape)
 
-    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+    @torch.inference_mode()
+    def finish(self, slot: int) -> Results:
         self._use_device()
         self._copied[slot].synchronize()  # other threads can run meanwhile
-        host_rows = self._started.pop(slot).host_rows
-        return {kind: rows.float().numpy() for kind, rows in host_rows.items()}
+        started = self._started.pop(slot)
+        return {kind: self._host_rows(rows, started.host_rows[kind]) for kind, rows in started.rows.items()}
+
+    def _host_rows(self, rows: DeviceRows, host_rows: Tensor) -> Rows:
+        if isinstance(rows, Tensor):
+            return Rows(host_rows.float().numpy())
+        offsets = offsets_of(host_rows.numpy(), room=len(rows.entries))
+        with torch.cuda.stream(self._copying_entries):
+            entries = _copied_to_host(rows.entries[: offsets[-1]])
+            self._copied_entries.record(self._copying_entries)
+        self._copied_entries.synchronize()
+        return Rows(entries.numpy(), offsets)
 
     def settle(self) -> None:
         self._use_device()
@@ -133,22 +156,22 @@ class CudaDevice:
         """Make it this thread's device. Otherwise CUDA calls would use the first GPU and take memory there."""
         torch.cuda.set_device(self._device)
 
-    def _run(self, shape: Shape, num_rows: NumRows) -> dict[OutputKind, Tensor]:
+    def _run(self, shape: Shape, num_rows: NumRows) -> dict[OutputKind, DeviceRows]:
         """Rows in tensors that no later batch overwrites."""
         graph = self._graphs.find(shape)
         if graph is None:
-            rows = self._compute(self._block, shape)
-            return {kind: rows[kind][:number] for kind, number in num_rows.items()}
+            return {kind: num_rows.own(kind, rows) for kind, rows in self._compute(self._block, shape).items()}
         graph.replay()
-        return {OutputKind.POOLED: self._pooled[: num_rows[OutputKind.POOLED]].clone()}
+        return {kind: self._rows[kind][: num_rows.num_seqs].clone() for kind in shape.outputs}
 
     @torch.inference_mode()
     def _record(self, shape: Shape) -> Graph:
         """Record a graph, on the thread that records."""
 
         def work() -> None:
-            rows = self._compute(self._block, shape)[OutputKind.POOLED]
-            self._pooled[: len(rows)].copy_(rows)
+            for kind, rows in self._compute(self._block, shape).items():
+                assert isinstance(rows, Tensor), kind
+                self._rows[kind][: len(rows)].copy_(rows)
 
         self._use_device()
         with torch.cuda.stream(self._recording):
@@ -173,6 +196,13 @@ class CudaDevice:
 def _copied_to_host(rows: Tensor) -> Tensor:
     """A copy in pinned memory, begun on the current stream. torch keeps such memory and gives it out again."""
     return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more. Of a process that uses no GPU, this frees memory of the host."""
+    gc.collect()  # devices and their graphs know each other
+    on_recorder(int)  # while a graph is recorded, torch's allocator answers the next line with an internal assert
+    torch.cuda.empty_cache()
 
 
 def on_recorder(work: Callable[[], _Result]) -> _Result:

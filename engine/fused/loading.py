@@ -7,7 +7,6 @@ A kernel that ignores a window gives the same wrong row alone and together, so c
 
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -16,34 +15,44 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.fused import offer, packing
 from engine.fused.assembly import Model, assemble
-from engine.fused.cuda_device import on_recorder
+from engine.fused.cuda_device import free_memory, on_recorder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import NoProduct, probe_products, products_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
-from engine.fused.offer import FusedConfig, Options
-from engine.fused.packing import ALL_OUTPUTS
+from engine.fused.offer import FusedConfig, NotForFused, Options
+from engine.fused.outputs import load_modules_of
 from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.gate_texts import takes_pairs
 from engine.fused.quantization.quantizing import quantized
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
+from engine.model.model_folder import ModelFolder
 from engine.registry import FUSED
-from engine.rows_torch import load_modules
 from engine.selftest import sample_ids, selfcheck
-from engine.selftest.comparison import agreement, is_near, not_finite
+from engine.selftest.comparison import agreement, batch_of, comparable, is_near, joined, not_finite
 from engine.selftest.sample_ids import Sequences, trial
-from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, OutputKind, RowsDiffer
+from engine.types import (
+    DeviceTrouble,
+    EngineError,
+    EngineErrorKind,
+    OutputKind,
+    Results,
+    RowsDiffer,
+    compute,
+    main_output,
+)
 from wire.files import check_owner
 
 logger = logging.getLogger("embedline.engine")
 
+_MANY = 1024  # short texts of a batch whose sparse rows are computed before any request's
 _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
 
 _KERNEL_FOLDER = "triton"
@@ -121,7 +130,7 @@ class _Loading:
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
             compare_with_reference(engine, model, tried.sequences)
         with self._phase("graphs"):
-            record_queries(engine, chosen)
+            record_queries(engine, model)
         return Loaded(engine, model, outcome)
 
     def _kept(self) -> QuantizedModel | Outcome | None:
@@ -169,9 +178,9 @@ class _Loading:
             probe_products(found, row_counts=row_counts, device=chosen.device, dtype=chosen.dtype)
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
-        folder = self._chosen.folder
+        check_hidden_tokens(self._chosen.folder, spec)
         with self._phase("weights"):
-            modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
+            modules = load_modules_of(self._chosen.folder, self._chosen.device)
         return Model(
             name=self._name,
             reason=self._reason,
@@ -183,6 +192,19 @@ class _Loading:
             max_num_seqs=self._max_num_seqs,
             num_threads=self._options.num_threads,
             notes=notes,
+        )
+
+
+def check_hidden_tokens(folder: ModelFolder, spec: Spec) -> None:
+    """Raises ModelError where a token that fills a query up could be too far from all tokens that it may see."""
+    window = min((layer.window for layer in spec.layers if layer.window is not None), default=None)
+    late = folder.late
+    if not folder.hides_tokens or window is None or late is None:
+        return
+    if (late.query_length or folder.max_seqlen) > window:
+        raise NotForFused(
+            f"queries are filled up to {late.query_length} tokens that the others do not see, and a layer's tokens see "
+            f"only {window}: which of them the last ones would see depends on the library"
         )
 
 
@@ -226,7 +248,7 @@ def engine_that_fits(tried: Model, asked: int) -> FusedEngine:
                 f"one sequence of {least} tokens runs out of memory on {model.chosen.device}: free some of it there, "
                 f"or lower --max-input-length"
             )
-        _free_memory()
+        free_memory()
         max_num_tokens = max(max_num_tokens // 2, least)
         note = f"batches of at most {max_num_tokens} tokens: {asked} run out of memory"
         model = dataclasses.replace(tried, notes=(note, *tried.notes))
@@ -242,18 +264,13 @@ def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         return engine
     largest = sample_ids.largest_batch(model.chosen.folder, engine.limits)
     # Run twice, so that its graph is recorded and keeps its memory. Shapes without a graph need as much in addition.
-    for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
+    recorded = engine.info.outputs & packing.ROWS_OF_SEQUENCES
+    for outputs in (*([recorded] * 2 if recorded else ()), engine.info.outputs):
         results = selfcheck.answered(engine, largest, outputs)
         on_recorder(int)  # waits until the graph is recorded
         if isinstance(results, EngineError):
             return results
     return engine
-
-
-def _free_memory() -> None:
-    gc.collect()  # devices and their graphs know each other
-    on_recorder(int)  # while a graph is recorded, torch's allocator answers the next line with an internal assert
-    torch.cuda.empty_cache()  # of a process that uses none, this does nothing
 
 
 def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequences) -> None:
@@ -263,58 +280,68 @@ def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequenc
     """
     on_recorder(int)  # nothing that waits for the whole device, as a new engine may, can be done beside a recording
     expected = None if isinstance(model.ops, ReferenceOps) else _expected(model, sequences)
-    _free_memory()
+    free_memory()
     if expected is None:
         return
-    found = _token_rows(engine, sequences)
-    if isinstance(found, EngineError):
-        raise selfcheck.cannot_run("fused", found)
     dtype = engine.info.dtype
-    if not np.isfinite(found).all():
-        raise not_finite("fused", dtype)
-    near = agreement(found, expected, dtype=dtype)
-    if not is_near(near, dtype=dtype):
-        raise RowsDiffer(
-            f"the fused engine's kernels do not give the rows of plain torch: {near.in_words}; --engine transformers "
-            "may serve the model",
-            max(map(len, sequences)),
-        )
+    found = selfcheck.results_of(engine, sequences, OutputKind(sum(expected)))
+    main = main_output(engine.info.outputs)  # whose last layer computes less where nothing else is asked for
+    alone = selfcheck.results_of(engine, sequences, main)
+    for kind, rows in (*found.items(), *alone.items()):
+        if not np.isfinite(rows.values).all():
+            raise not_finite("fused", dtype)
+        near = agreement(*comparable(kind, rows, expected[kind]), dtype=dtype)
+        if not is_near(near, dtype=dtype):
+            raise RowsDiffer(
+                f"the fused engine's kernels do not give the {kind.name} rows of plain torch: {near.in_words}; "
+                "--engine transformers may serve the model",
+                max(map(len, sequences)),
+            )
 
 
-def _expected(model: Model, sequences: Sequences) -> NDArray[np.float32] | None:
-    """Token rows [T, D]; None if there is no memory for them."""
+def _expected(model: Model, sequences: Sequences) -> Results | None:
+    """Hidden states, and the model's outputs made of them; None if there is no memory for them."""
     plain = dataclasses.replace(model, ops=ReferenceOps(), max_num_seqs=1)
+    parts: list[Results] = []
     try:
         reference = assemble(plain, max_num_tokens=max(map(len, sequences)), records=False)
-        found = _token_rows(reference, sequences)
+        for sequence in sequences:
+            found = selfcheck.answered(reference, [sequence], reference.info.outputs | OutputKind.TOKENS)
+            if isinstance(found, EngineError):
+                break
+            parts.append(found)
+        else:
+            return joined(parts)
     except torch.OutOfMemoryError as error:
         found = engine_error(error)
-    if not isinstance(found, EngineError):
-        return found
+    assert isinstance(found, EngineError)
     if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
         raise selfcheck.cannot_run("fused", found)
     logger.warning("the self-test of the fused engine's kernels is left out: there is no memory for its reference")
     return None
 
 
-def _token_rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32] | EngineError:
-    """[T, D]."""
-    rows = []
-    for batch in selfcheck.batches(engine.limits, sequences):
-        results = selfcheck.answered(engine, batch, OutputKind.TOKENS)
-        if isinstance(results, EngineError):
-            return results
-        rows.append(results[OutputKind.TOKENS].values)
-    return np.concatenate(rows)
+def record_queries(engine: FusedEngine, model: Model) -> None:
+    """Compile the kernels of single queries, and record their graphs, so that no request has to wait for that.
 
-
-def record_queries(engine: FusedEngine, chosen: FusedConfig) -> None:
-    """Record the graphs of single queries, so that no request has to wait for that."""
-    if chosen.capability is None:
+    Pairs have token types. Sparse rows of many texts have kernels that those of one do not need.
+    """
+    folder = model.chosen.folder
+    if model.chosen.capability is None:
         return
+    has_types = len(model.weights.tensors.get("types", ())) > 1 and takes_pairs(folder)
+    num_times = 2 if engine.info.outputs & packing.ROWS_OF_SEQUENCES else 1  # a shape is recorded when it comes again
     buckets = [size for size in engine.limits.token_buckets if size <= min(_MAX_QUERY, engine.limits.max_seqlen)]
     # The size of tiles can differ between the shortest and the longest query of a bucket.
     for num_tokens in (*buckets, *(size + 1 for size in buckets[:-1])):
-        for _ in range(2):  # a shape is recorded when it comes again
-            selfcheck.answered(engine, sample_ids.arbitrary(chosen.folder, [num_tokens]))
+        for _ in range(num_times):
+            batch = batch_of(
+                sample_ids.arbitrary(folder, [num_tokens]), main_output(engine.info.outputs), model=engine.info.name
+            )
+            types = np.zeros(batch.num_tokens, np.int32) if has_types else None
+            compute(engine, dataclasses.replace(batch, token_type_ids=types))
         on_recorder(int)  # the next one begins when this one is done
+    if model.spec.head is None and OutputKind.SPARSE in engine.info.outputs:
+        limits = engine.limits
+        seqlens = [max(1, limits.max_num_tokens // limits.max_num_seqs)] * min(limits.max_num_seqs, _MANY)
+        selfcheck.answered(engine, sample_ids.arbitrary(folder, seqlens), OutputKind.SPARSE)

@@ -12,14 +12,13 @@ from engine import offer
 from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
-from engine.model.tasks import Task
+from engine.model.tasks import VocabularyWeights
 from engine.registry import CPU, CUDA
 from engine.types import ModelError, OutputKind
 
 if TYPE_CHECKING:
     import torch
 
-_GIVEN = OutputKind.POOLED | OutputKind.TOKENS
 _POOLINGS = (("cls",), ("mean",), ("last",))
 _TOO_LARGE_FOR_FLOAT16 = ("gemma", "modernbert", "embedding_gemma")  # beginnings of architectures; rows beyond 65504
 
@@ -32,14 +31,14 @@ class Options(offer.Options):
 
 
 class Offer(offer.Offer):
-    """Embeddings on GPUs."""
+    """Every output on GPUs, of the architectures that it knows."""
 
     def covers(self, folder: ModelFolder) -> Iterator[str]:
-        """It knows fewer outputs and architectures than the table."""
-        from engine.model.coverage import rows_of
+        """It knows fewer architectures than the table."""
+        from engine.model.coverage import FUSED_BESIDES, rows_of
 
         check_outputs(folder)
-        if not any(row.is_fused for row in rows_of(folder)):
+        if folder.architecture not in FUSED_BESIDES and not any(row.is_fused for row in rows_of(folder)):
             yield f"it does not know the architecture {folder.architecture!r}"
 
 
@@ -54,16 +53,13 @@ class NotForFused(ModelError):
 
 
 def check_outputs(folder: ModelFolder) -> None:
-    """Raises ModelError where another output is asked for than a row for each text and token, pooled in a known way."""
+    """Raises ModelError where an output would need more of the folder than the engine can do, whatever its weights."""
     if folder.is_static:
         raise ModelError("the fused engine computes no static embeddings; --engine static does")
-    if folder.task is not Task.EMBED or folder.heads:
-        what = " and ".join(kind.name or "" for kind in folder.outputs & ~_GIVEN)
-        raise NotForFused(f"the fused engine computes embeddings only; this model is for {folder.task} ({what})")
-    if folder.tokenizer_folder:
-        raise NotForFused(
-            f"the fused engine needs the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
-        )
+    if any(isinstance(head, VocabularyWeights) and head.pooling != "max" for head in folder.heads):
+        raise NotForFused("this model adds a word's weights up (pooling sum), and the fused engine takes the largest")
+    if OutputKind.POOLED not in folder.outputs:
+        return
     if folder.poolings not in _POOLINGS:
         raise ModelError(
             f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "

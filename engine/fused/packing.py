@@ -1,7 +1,7 @@
 """Packs a batch into one int32 block, so that one copy moves it to the device, and unpacks the block there.
 
 The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.model.ops says:
-token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |
+token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 6 | pooled tiles B x 6 |
 pooled B
 
 Batches that may run as a CUDA graph are padded to few enough shapes to keep a graph of each. Others are padded to the
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
-from engine.rows_numpy import position_ids
+from engine.rows.with_numpy import last_tokens, num_visible, position_ids
 from engine.types import Batch, OutputKind
 
 # fmt: off
@@ -36,7 +36,7 @@ _TOKEN_ALIGNMENT = 16  # matrix units take this many rows at a time
 _PART_ALIGNMENT = 32  # numbers: 128 bytes, which a GPU reads at a time
 _NO_LIMIT = 1 << 30  # replaced by the engine's own limit
 _SEQUENCE_BUCKETS = (1, 8, 64, 256, 1024, 4096, _NO_LIMIT)
-ALL_OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
+ROWS_OF_SEQUENCES = OutputKind.POOLED | OutputKind.LOGITS  # give one row a sequence
 
 BLOCKS = (16, 32, 64, 128)
 POOLED_BLOCK = 16  # the minimum of matrix units; only one of the queries is used
@@ -70,6 +70,7 @@ class Shapes:
     max_seqlen: int
     has_token_types: bool  # whether the model has token types
     max_graph_tokens: int  # the most of a batch that runs as a CUDA graph: larger ones hide the launching of kernels
+    outputs: OutputKind  # all that it computes
 
     @property
     def largest(self) -> Shape:
@@ -78,7 +79,13 @@ class Shapes:
         num_seqs = min(self.max_num_seqs, num_tokens)
         num_tiles = max_num_tiles(num_tokens, num_seqs, block=_TOKEN_ALIGNMENT)
         return Shape(
-            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.has_token_types, ALL_OUTPUTS, is_worth_a_graph=False
+            num_tokens,
+            num_seqs,
+            num_tiles,
+            _TOKEN_ALIGNMENT,
+            self.has_token_types,
+            self.outputs,
+            is_worth_a_graph=False,
         )
 
     def of(self, batch: Batch) -> Shape:
@@ -87,9 +94,11 @@ class Shapes:
         if longest > self.max_seqlen or batch.num_tokens > self.max_num_tokens or batch.num_seqs > self.max_num_seqs:
             raise ValueError(f"{batch.num_seqs} sequences of up to {longest} tokens are over the engine's limits")
         bucket = _at_least(batch.num_tokens, token_buckets(self.max_num_tokens))
-        is_worth_a_graph = batch.outputs == OutputKind.POOLED and bucket <= self.max_graph_tokens
+        is_worth_a_graph = batch.outputs in ROWS_OF_SEQUENCES and bucket <= self.max_graph_tokens
         num_tokens = _aligned(bucket if is_worth_a_graph else batch.num_tokens)
         num_seqs = min(_at_least(batch.num_seqs, _SEQUENCE_BUCKETS), self.max_num_seqs, num_tokens)
+        if batch.outputs == OutputKind.SPARSE:  # no graph, and a sequence of padding has the maxima of all words too
+            num_seqs = batch.num_seqs
         block = choose_block(batch.cu_seqlens)
         return Shape(
             num_tokens=num_tokens,
@@ -128,17 +137,24 @@ def _aligned(num_tokens: int) -> int:
     return -(-num_tokens // _TOKEN_ALIGNMENT) * _TOKEN_ALIGNMENT
 
 
-def tile_table(cu_seqlens: NDArray[np.int32], *, block: int) -> NDArray[np.int32]:
-    """The tiles int32 [N, TILE_FIELDS] of all tokens of sequences with the bounds cu_seqlens, int32 [B + 1]."""
-    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
+def tile_table(
+    cu_seqlens: NDArray[np.int32], *, block: int, num_keys: NDArray[np.signedinteger] | None = None
+) -> NDArray[np.int32]:
+    """The tiles int32 [N, TILE_FIELDS] of all tokens of sequences with the bounds cu_seqlens, int32 [B + 1].
+
+    num_keys: [B], how many of a sequence's tokens all of its tokens see, from the first on; None = all.
+    """
+    lengths = np.diff(cu_seqlens)
     order = np.argsort(-lengths, kind="stable")
-    starts, lengths = starts[order], lengths[order]
-    counts = -(-lengths // block)
-    sequence = np.repeat(np.arange(len(counts)), counts)
-    num_after = np.arange(len(sequence)) - (np.cumsum(counts) - counts)[sequence]  # tiles of the sequence
-    position = (counts[sequence] - 1 - num_after) * block
-    start, length = starts[sequence], lengths[sequence]
-    return _table(start + position, np.minimum(length - position, block), position, start, length)
+    counts = -(-lengths // block)[order]
+    place = np.repeat(np.arange(len(counts)), counts)
+    num_after = np.arange(len(place)) - (np.cumsum(counts) - counts)[place]  # tiles of the sequence
+    position = (counts[place] - 1 - num_after) * block
+    sequence = order[place]
+    start, num_queries = cu_seqlens[sequence], np.minimum(lengths[sequence] - position, block)
+    return _table(
+        start + position, num_queries, position, start, (lengths if num_keys is None else num_keys)[sequence], sequence
+    )
 
 
 def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -146,7 +162,7 @@ def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) 
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     has_query = (lengths > 0).astype(np.int32)
     numbers = np.arange(len(pooled), dtype=np.int32)
-    return _table(numbers, has_query, pooled - starts, starts, lengths) * has_query[:, None]
+    return _table(numbers, has_query, pooled - starts, starts, lengths, numbers) * has_query[:, None]
 
 
 def max_num_tiles(num_tokens: int, num_seqs: int, *, block: int) -> int:
@@ -228,8 +244,10 @@ class Packer:
 
     vocab_size: int
     num_types: int  # token types of the model; 0 = it ignores them
-    padding_idx: int | None  # see engine.rows_numpy
+    padding_idx: int | None  # see engine.rows.with_numpy
     pooling: str  # "cls", "mean" or "last"
+    padding_id: int | None = None  # with "last", see engine.rows.with_numpy.last_tokens
+    hides_tokens: bool = False  # whether tokens that fill a query up are hidden from the others
 
     def write(self, block: NDArray[np.int32], batch: Batch, shape: Shape) -> None:
         """Write all parts of a block. Raises ValueError for an invalid batch: an id outside a table would make the GPU
@@ -243,13 +261,17 @@ class Packer:
             assert batch.token_type_ids is not None
             _fill(block[places.token_type_ids], batch.token_type_ids)
         _fill(block[places.cu_seqlens], batch.cu_seqlens, rest=batch.num_tokens)
-        _fill(block[places.tiles], tile_table(batch.cu_seqlens, block=shape.block).reshape(-1))
-        pooled = self._pooled(batch.cu_seqlens)
+        num_keys = num_visible(batch) if self.hides_tokens else None
+        tiles = tile_table(batch.cu_seqlens, block=shape.block, num_keys=num_keys)
+        _fill(block[places.tiles], tiles.reshape(-1))
+        pooled = self._pooled(batch)
         _fill(block[places.pooled], pooled)
         _fill(block[places.pooled_tiles], pooled_tile_table(batch.cu_seqlens, pooled).reshape(-1))
 
-    def _pooled(self, cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
-        return cu_seqlens[1:] - 1 if self.pooling == "last" else cu_seqlens[:-1]
+    def _pooled(self, batch: Batch) -> NDArray[np.int32]:
+        if self.pooling == "last":
+            return last_tokens(batch, self.padding_id).astype(np.int32)
+        return batch.cu_seqlens[:-1]
 
     def _check(self, batch: Batch) -> None:
         if not batch.num_seqs or np.diff(batch.cu_seqlens).min() < 1:

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 
 from engine.fused.adapters import ADAPTERS
 from engine.fused.adapters.adapter import Adapter, Recipe, Recipes
+from engine.fused.adapters.heads import adapt
 from engine.fused.checkpoint import Checkpoint, DequantizedCheckpoint, SafetensorsCheckpoint
 from engine.fused.model.forwards import Weights
 from engine.fused.model.linear import Linear, PlainLinear
@@ -24,13 +25,14 @@ from engine.fused.model.ops import MAX_HEAD_DIM, MAX_WIDTH
 from engine.fused.model.spec import Spec, shape_of
 from engine.fused.offer import FusedConfig, NotForFused
 from engine.model import quantization
+from engine.model.tasks import TransformersHead
 from engine.model.weights import WeightSizes, check_read, weights_of
 from engine.transformers.configuration import read_config
 from engine.types import DeviceTrouble, ModelError
 
 _RESERVE = 0.75e9  # bytes: kernels, workspaces of libraries, recorded graphs, rows on their way out
 _NUM_WORKING_SETS = 2  # one of what is computed call by call, one that the graphs share
-_LINEARS = frozenset(("qkv", "o", "gate_up", "down", "projection"))
+_LINEARS = frozenset(("qkv", "o", "gate_up", "down", "projection", "dense"))
 _PLAIN = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
@@ -46,8 +48,9 @@ class FusedWeights:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,  # rows of tables of angles
+        head: TransformersHead | None = None,
     ) -> None:
-        """Raises ModelError where the adapter does, and where tensors are missing."""
+        """Raises ModelError where the adapter or that of the head does, and where tensors are missing."""
         self.spec = adapter.spec(config)
         self._checkpoint = checkpoint
         self._derive = adapter.derive
@@ -56,6 +59,21 @@ class FusedWeights:
         self._device = device
         self._num_positions = num_positions
         self._prefix, self._recipes = _choose(adapter, self.spec, checkpoint.names)
+        self._twins: frozenset[str] = frozenset()
+        self._names_of_head: set[str] = set()  # in any layout of it
+        if head is not None:
+            self._add_head(head, words=adapter.layouts[0](self.spec)["words"])
+
+    def _add_head(self, head: TransformersHead, *, words: Recipe) -> None:
+        adapted = adapt(head, self._config, words)
+        layouts = [_prefixed(layout, self._prefix) for layout in adapted.layouts]
+        # A head is read first: of a large matrix it may keep a few rows, and there is room for the rest as yet.
+        self._recipes = _first_complete(layouts, self._checkpoint.names) | self._recipes
+        self._twins = adapted.twins
+        self._names_of_head = {name for layout in layouts for name in _parts_of(layout)}
+        self.spec = dataclasses.replace(
+            self.spec, head=adapted.scores, vocabulary_activation=adapted.vocabulary_activation
+        )
 
     @property
     def linear_names(self) -> tuple[str, ...]:
@@ -66,9 +84,9 @@ class FusedWeights:
         """Raises ModelError where `weights` does, but for what numbers say, and where a weight of the layers is read by
         nothing. Reads no numbers."""
         read = _parts_of(self._recipes)
-        unread = sorted(self._checkpoint.names - read.keys())
+        unread = sorted(self._checkpoint.names - read.keys() - self._twins)
         places = {name.removeprefix(self._prefix): self._checkpoint.in_words(name) for name in unread}
-        parts = {name.removeprefix(self._prefix).partition(".")[0] for name in read}
+        parts = {name.removeprefix(self._prefix).partition(".")[0] for name in (*read, *self._names_of_head)}
         check_read(places, parts, architecture=self.spec.architecture)
         for name in self._recipes:
             self._made(name, self._checkpoint.on_meta, torch.device("meta"))
@@ -86,6 +104,9 @@ class FusedWeights:
             if recipe not in by_recipe:
                 by_recipe[recipe] = self._read(name)
             read[name] = by_recipe[recipe]
+        matrix = read.get("vocabulary.words.weight")
+        if matrix is not None and torch.equal(matrix, read["words"]):  # files may hold twice what is one tensor
+            read["vocabulary.words.weight"] = read["words"]
         linears: dict[str, Linear] = {
             name: PlainLinear(read[f"{name}.weight"], read.get(f"{name}.bias")) for name in self.linear_names
         }
@@ -102,7 +123,8 @@ class FusedWeights:
         parts = [part for theirs in recipe.parts for part in self._pieces(theirs, read(theirs), recipe)]
         shape = (sum(map(len, parts)), *parts[0].shape[1:])
         self._check_shapes(parts, shape_of(self.spec, name) or shape, recipe)
-        dtype = torch.float32 if "norm" in name or name == "relative_bias" else self._dtype
+        is_float32 = "norm" in name or name.startswith("head.") or name == "relative_bias"
+        dtype = torch.float32 if is_float32 else self._dtype
         tensor = torch.empty(shape, dtype=dtype, device=device)
         end = 0
         for part in parts:
@@ -117,6 +139,13 @@ class FusedWeights:
                 f"the tensor {self._checkpoint.in_words(theirs)} is stored as {tensor.dtype}; only plain weights are "
                 "read; take the model's plain weights"
             )
+        if recipe.rows is not None:
+            if len(tensor) != self.spec.vocab_size or max(recipe.rows) >= len(tensor):
+                raise NotForFused(
+                    f"the tensor {self._checkpoint.in_words(theirs)} has {len(tensor)} rows; config.json asks for "
+                    f"{self.spec.vocab_size}, and the answers are rows {', '.join(map(str, recipe.rows))}"
+                )
+            return [tensor[[row]] for row in recipe.rows]
         return list(tensor.chunk(2))[::-1] if recipe.swaps_halves else [tensor]
 
     def _check_shapes(self, parts: list[Tensor], shape: tuple[int, ...], recipe: Recipe) -> None:
@@ -146,6 +175,14 @@ def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> tuple[str, R
     return prefix, chosen
 
 
+def _first_complete(layouts: list[Recipes], names: frozenset[str]) -> Recipes:
+    """The first layout whose names are all there. Raises NotForFused with what the nearest one lacks."""
+    chosen = min(layouts, key=lambda recipes: len(_missing(recipes, names)))
+    if missing := _missing(chosen, names):
+        raise NotForFused(f"the weights have no tensor {missing[0]!r}, which the model's head needs")
+    return chosen
+
+
 def _missing(recipes: Recipes, names: frozenset[str]) -> list[str]:
     return [name for name in _parts_of(recipes) if name not in names]
 
@@ -157,7 +194,9 @@ def _parts_of(recipes: Recipes) -> dict[str, None]:
 
 def _prefixed(recipes: Recipes, prefix: str) -> Recipes:
     return {
-        name: dataclasses.replace(recipe, parts=tuple(prefix + part for part in recipe.parts))
+        name: recipe
+        if recipe.is_beside
+        else dataclasses.replace(recipe, parts=tuple(prefix + part for part in recipe.parts))
         for name, recipe in recipes.items()
     }
 
@@ -180,12 +219,18 @@ def open_model(chosen: FusedConfig) -> tuple[FusedWeights, tuple[str, ...]]:
             f"the fused engine does not know the architecture {folder.architecture!r}; --engine transformers may"
         )
     config = read_config(folder)
-    stored = quantization.check(folder.path, reads_fp8=True)
-    checkpoint: Checkpoint = SafetensorsCheckpoint(folder.path, chosen.device)
+    stored = quantization.check(folder.weights_folder, reads_fp8=True)
+    checkpoint: Checkpoint = SafetensorsCheckpoint(folder.weights_folder, chosen.device)
     if stored is not None:
         checkpoint = DequantizedCheckpoint(checkpoint, stored)
     source = FusedWeights(
-        checkpoint, adapter, config, dtype=chosen.dtype, device=chosen.device, num_positions=folder.max_seqlen
+        checkpoint,
+        adapter,
+        config,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        num_positions=folder.max_seqlen,
+        head=next((head for head in folder.heads if isinstance(head, TransformersHead)), None),
     )
     source.check()
     if chosen.capability is not None:
@@ -210,7 +255,7 @@ def _check_memory(source: FusedWeights, chosen: FusedConfig) -> None:
     free, total = torch.cuda.mem_get_info(chosen.device)
     check_memory(
         source.spec,
-        weights_of(chosen.folder.path),
+        weights_of(chosen.folder.weights_folder),
         itemsize=chosen.dtype.itemsize,
         max_seqlen=chosen.folder.max_seqlen,
         memory=Memory(free, total, str(chosen.device), chosen.memory_share),

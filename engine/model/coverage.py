@@ -32,7 +32,7 @@ class Architecture:
     uses: tuple[Use, ...]
     transformers: str = "packed"  # or "padded"; "" = another engine's
     not_openvino: frozenset[Use] = frozenset()  # what that engine refuses
-    is_fused: bool = False  # for embeddings, on a GPU
+    is_fused: bool = False  # on a GPU, for all its uses
 
     def engines(self, use: Use) -> tuple[str, ...]:
         """The engines that give it; none where the architecture is not for it."""
@@ -40,7 +40,7 @@ class Architecture:
             return ()
         if not self.transformers:
             return ("static",)
-        fused = ("fused",) if self.is_fused and use is Use.EMBED else ()
+        fused = ("fused",) if self.is_fused else ()
         return (self.transformers, *(() if use in self.not_openvino else ("openvino",)), *fused)
 
 
@@ -54,7 +54,7 @@ ARCHITECTURES = (
     Architecture(name="BERT", model_type="bert", uses=_ENCODER, is_fused=True),
     Architecture(name="RoBERTa", model_type="roberta", uses=_ENCODER, is_fused=True),
     Architecture(name="XLM-RoBERTa", model_type="xlm-roberta", uses=_ENCODER, is_fused=True),
-    Architecture(name="XLM-RoBERTa with bge-m3's heads", model_type="xlm-roberta", uses=_BGE_M3),
+    Architecture(name="XLM-RoBERTa with bge-m3's heads", model_type="xlm-roberta", uses=_BGE_M3, is_fused=True),
     Architecture(name="CamemBERT", model_type="camembert", uses=_ENCODER, is_fused=True),
     Architecture(name="Data2VecText", model_type="data2vec-text", uses=_ENCODER, is_fused=True),
     Architecture(name="ERNIE", model_type="ernie", uses=_ENCODER, is_fused=True),
@@ -88,6 +88,9 @@ ARCHITECTURES = (
     ),
     Architecture(name="Static embeddings (model2vec)", model_type="", uses=(Use.EMBED,), transformers=""),
 )
+
+# Architectures without a row that the fused engine knows, too: rerankers whose authors have code of their own.
+FUSED_BESIDES = frozenset(("llama_bidirec", "xlm-roberta-flash"))
 
 
 def use_of(folder: "ModelFolder") -> Use:

@@ -96,19 +96,24 @@ def _others(folder: Path, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _tensors(folder: ModelFolder) -> Iterator[tuple[str, list[object]]]:
     """The name of each tensor, and what identifies it. Which of the model's shards it is in does not count."""
     shards = checkpoint_files(folder.weights_folder)
-    heads = [step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps]
-    others = step_files(folder.path, (*folder.steps, *heads))
-    if any(isinstance(head, TokenWeights) for head in folder.heads):
-        others.append(folder.path / TOKEN_WEIGHTS_FILE)
-    if folder.query_table is not None:
-        others.append(folder.path / folder.query_table.folder / "model.safetensors")
-    headers = {file: header_of(file) for file in filter(Path.is_file, dict.fromkeys((*shards, *others)))}
+    headers = {file: header_of(file) for file in filter(Path.is_file, dict.fromkeys((*shards, *files_beside(folder))))}
     begins_and_ends = (tensor["data_offsets"] for header in headers.values() for tensor in header.tensors.values())
     is_small = sum(end - begin for begin, end in begins_and_ends) <= _WHOLE
     for file, header in headers.items():
         where = "" if file in shards else file.relative_to(folder.path).as_posix()
         for name, identity in _tensors_in(file, header, is_small=is_small):
             yield f"{where}:{name}", identity
+
+
+def files_beside(folder: ModelFolder) -> list[Path]:
+    """The files that have tensors of the model beside its own: of modules, of heads, of a table of queries."""
+    heads = [step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps]
+    found = step_files(folder.path, (*folder.steps, *heads))
+    if any(isinstance(head, TokenWeights) for head in folder.heads):
+        found.append(folder.path / TOKEN_WEIGHTS_FILE)
+    if folder.query_table is not None:
+        found.append(folder.path / folder.query_table.folder / "model.safetensors")
+    return found
 
 
 def _tensors_in(file: Path, header: Header, *, is_small: bool) -> Iterator[tuple[str, list[object]]]:

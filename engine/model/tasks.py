@@ -179,6 +179,30 @@ class TokenWeights:
         return Dense(folder=TOKEN_WEIGHTS_FILE, in_features=hidden_size, out_features=1, activation="ReLU")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreLayer:
+    """activation(row @ weight.T + bias), and then a norm where it has one. All in float32."""
+
+    size: int  # numbers that it gives
+    activation: str = "identity"  # "identity", "tanh", "relu", "silu", "gelu" (exact) or "gelu_tanh"
+    norm_eps: float | None = None  # of a layer norm behind the activation; None = there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreHead:
+    """How raw scores are computed from hidden states: layers, of which the last has a number for each score."""
+
+    layers: tuple[ScoreLayer, ...]
+    pooling: str | None = None  # "cls", "last" or "mean"; None = the scores are those of each token
+    # With "last": it is the last token that has another id, as the library's decoders choose it, or the first token
+    # where a sequence has no other. None = the very last.
+    padding_id: int | None = None
+    num_before_mean: int = 0  # layers that each token's hidden state goes through before the mean
+    softcap: float | None = None  # scores are squeezed into -softcap … softcap
+    temperature: float = 1.0  # scores are divided by it
+    is_difference: bool = False  # whether the score is the first number less the second
+
+
 # Heads that transformers has a class for. A model has at most one of them.
 TransformersHead = SequenceScores | TokenScores | AnswerScore | VocabularyWeights
 

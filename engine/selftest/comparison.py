@@ -9,13 +9,14 @@ counts as no difference, because it is as large as the numbers beside a large on
 The limits of bfloat16 and float16 are from models of 24 and 36 layers: docs/decisions/0019-limits-of-the-self-test.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.selftest.sample_ids import Sequences
-from engine.types import Batch, ModelError, OutputKind
+from engine.types import Batch, ModelError, OutputKind, Results, Rows
 
 # Largest difference over largest value, by dtype. Rounding stays below; a leak between sequences is far above.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "fp8": 0.2, "nvfp4": 0.3}
@@ -64,6 +65,8 @@ def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtyp
     """
     if found.shape != expected.shape:
         return RowAgreement(-1.0, float("inf"))
+    if not expected.size:  # sparse rows, and none of them has an entry
+        return RowAgreement(1.0, 0.0, has_direction=False)
     error = found.astype(np.float64) - expected
     explained = _NUM_ROUNDINGS * _LIMITS[dtype].rounding * np.abs(expected, dtype=np.float64)  # by rounding
     error -= np.clip(error, -explained, explained)
@@ -89,6 +92,39 @@ def _least_cosine(found: NDArray[np.float64], expected: NDArray[np.float64]) -> 
     return float(((found[counts] * expected[counts]).sum(axis=1) / products).min())
 
 
+def comparable(kind: OutputKind, found: Rows, expected: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The rows of both [N, D]; sparse ones have a number for each id that either has."""
+    if kind is not OutputKind.SPARSE:
+        return found.values, expected.values
+    ids = np.unique(np.concatenate((found.values[:, 0], expected.values[:, 0])))
+    dense = []
+    for rows in (found, expected):
+        assert rows.offsets is not None
+        sequence = np.repeat(np.arange(len(rows.offsets) - 1), np.diff(rows.offsets))
+        weights = np.zeros((len(rows.offsets) - 1, len(ids)), np.float32)
+        weights[sequence, np.searchsorted(ids, rows.values[:, 0])] = rows.values[:, 1]
+        dense.append(weights)
+    return dense[0], dense[1]
+
+
+def joined(parts: Sequence[Results]) -> Results:
+    """The results of batches, one behind the other, as those of one batch."""
+    return {kind: _joined([part[kind] for part in parts]) for kind in parts[0]}
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    counts = [np.diff(part.offsets) for part in parts if part.offsets is not None]
+    offsets = np.cumsum([0, *np.concatenate(counts)], dtype=np.int32) if counts else None
+    return Rows(np.concatenate([part.values for part in parts]), offsets)
+
+
+def first_of(rows: Rows, num_seqs: int) -> Rows:
+    """The rows of the first sequences."""
+    if rows.offsets is None:
+        return Rows(rows.values[:num_seqs])
+    return Rows(rows.values[: rows.offsets[num_seqs]], rows.offsets[: num_seqs + 1])
+
+
 def batch_of(
     sequences: Sequences,
     outputs: OutputKind = OutputKind.POOLED,
@@ -110,7 +146,8 @@ def largest_difference(
     """
     if found.shape != expected.shape:
         return float("inf")
-    return float(np.abs(found - expected).max() / (np.abs(expected).max() if scale is None else scale))
+    largest = np.abs(found - expected).max(initial=0)  # sparse rows may have no entry
+    return float(largest / (np.abs(expected).max() if scale is None else scale))
 
 
 def not_finite(engine: str, dtype: str) -> ModelError:

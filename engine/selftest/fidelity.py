@@ -35,14 +35,6 @@ class Fidelity:
         return self.min_cosine >= _MIN_COSINE and self.median_cosine >= _MIN_MEDIAN and self.overlap >= _MIN_OVERLAP
 
     @property
-    def figures(self) -> str:
-        """The figures for a log."""
-        return (
-            f"cosine median {self.median_cosine:.5f}, 1st percentile {self.p1_cosine:.5f}, lowest "
-            f"{self.min_cosine:.5f} without the mean row, {self.overlap:.1%} of the nearest {_NUM_NEAREST}"
-        )
-
-    @property
     def in_words(self) -> str:
         """The figures for people, of embeddings on a CPU."""
         return (
@@ -57,12 +49,8 @@ def fidelity(found: NDArray[np.float32], expected: NDArray[np.float32]) -> Fidel
     differ."""
     if found.shape != expected.shape:
         raise ValueError(f"rows of {found.shape} can't be compared with {expected.shape}")
-    is_finite = np.asarray(np.isfinite(found).all(axis=1))
-    rows, right = _of_length_1(np.where(is_finite[:, None], found, 0)), _of_length_1(expected)
-    mean = right.mean(axis=0)
-    cosines = (_of_length_1(rows - mean) * _of_length_1(right - mean)).sum(axis=1)
-    cosines[(rows == right).all(axis=1)] = 1.0  # one that is the mean row has no direction
-    cosines[~is_finite] = -1.0
+    rows, right = _of_length_1(_finite(found)), _of_length_1(expected)
+    cosines = centred_cosines(found, expected)
     nearest = _nearest(right)
     num_same = sum(len(set(a) & set(b)) for a, b in zip(_nearest(rows).tolist(), nearest.tolist(), strict=True))
     return Fidelity(
@@ -72,6 +60,22 @@ def fidelity(found: NDArray[np.float32], expected: NDArray[np.float32]) -> Fidel
         overlap=num_same / nearest.size if nearest.size else 1.0,
         num_texts=len(right),
     )
+
+
+def centred_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[N]: the cosine of each row with the one that it stands for, both without the mean row; -1 of one that is not
+    finite. See `fidelity`."""
+    rows, right = _of_length_1(_finite(found)), _of_length_1(expected)
+    mean = right.mean(axis=0)
+    cosines: NDArray[np.float64] = (_of_length_1(rows - mean) * _of_length_1(right - mean)).sum(axis=1)
+    cosines[(rows == right).all(axis=1)] = 1.0  # one that is the mean row has no direction
+    cosines[~np.isfinite(found).all(axis=1)] = -1.0
+    return cosines
+
+
+def _finite(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The rows, with zeros for those that are not finite."""
+    return np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, np.float32(0))
 
 
 def _of_length_1(rows: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.float64]:

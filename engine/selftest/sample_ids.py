@@ -9,9 +9,9 @@ Classes and tokenizers treat some ids in their own way, such as padding and the 
 they stand inside of sequences, and neighbours are full of them. Knows the model's folder, no engine.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,15 @@ from engine.model.model_folder import ModelFolder
 from engine.model.weights import weights_of
 from engine.types import EngineLimits, ModelError
 
+if TYPE_CHECKING:
+    import tokenizers
+
+_Made = TypeVar("_Made")
 Sequences = list[NDArray[np.int32]]  # [S] each
 _NUM_SPECIAL = 4  # the first ids are often padding and markers
 _MAX_OTHERS = 32  # added tokens without a role
 _MAX_ROLES = 64
+_TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")  # name the tokens that have a role
 LONGEST = 1024  # tokens of what an engine tries without a reason in config.json; longer ones would take seconds
 NUM_VICTIMS = 2  # sequences, from the first, whose rows are compared beside neighbours that are full of one id
@@ -55,7 +60,7 @@ def special(folder: ModelFolder) -> tuple[list[int], list[int]]:
     """Ids that a class or a tokenizer may treat in its own way, ascending: the first four with those that have a role
     (padding, mask, …), and some of the other added tokens. Raises ModelError if a file can't be read."""
     where = folder.weights_folder
-    added = _added(read_optional(where / "tokenizer.json"))
+    added = _added(read_optional(where / _TOKENIZER))
     named = {text for file in TOKENIZER_FILES for text in _named(read_optional(where / file))}
     named.update(*USUAL.values())
     found = {*range(_NUM_SPECIAL), *_in_config(folder.config), *(added[name] for name in named & added.keys())}
@@ -102,19 +107,33 @@ def largest_batch(folder: ModelFolder, limits: EngineLimits) -> Sequences:
 def of_texts(folder: ModelFolder, texts: Sequence[str], *, max_seqlen: int) -> Sequences:
     """Each text's ids with special tokens, cut to `max_seqlen` and to the model's limit. If the folder has no
     tokenizer: arbitrary ids of similar lengths. Raises ModelError if the tokenizer can't be read."""
-    file = folder.weights_folder / "tokenizer.json"
-    if not file.is_file():
+    if not has_tokenizer(folder):
         return arbitrary(folder, (min(len(text.split()) + 2, max_seqlen) for text in texts))
+
+    def encoded(tokenizer: "tokenizers.Tokenizer") -> Sequences:
+        tokenizer.enable_truncation(min(folder.max_seqlen, max_seqlen))
+        given = [text.lower() if folder.do_lower_case else text for text in texts]
+        return [np.array(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(given)]
+
+    return by_tokenizer(folder, encoded)
+
+
+def has_tokenizer(folder: ModelFolder) -> bool:
+    """Whether there is a tokenizer.json."""
+    return (folder.weights_folder / _TOKENIZER).is_file()
+
+
+def by_tokenizer(folder: ModelFolder, make: "Callable[[tokenizers.Tokenizer], _Made]") -> _Made:
+    """What `make` makes with the folder's tokenizer, which does not pad. Raises ModelError if it can't."""
     import tokenizers
 
+    file = folder.weights_folder / _TOKENIZER
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
         tokenizer.no_padding()
-        tokenizer.enable_truncation(min(folder.max_seqlen, max_seqlen))
-        encoded = tokenizer.encode_batch([text.lower() if folder.do_lower_case else text for text in texts])
+        return make(tokenizer)
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{file} can't be used: {one_line(error)}") from error
-    return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.model_folder import ModelFolder
-from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
-from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, trial
+from engine.selftest.comparison import agreement, batch_of, comparable, first_of, is_near, joined, not_finite
+from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial, trial
 from engine.types import (
     DeviceTrouble,
     Engine,
@@ -20,6 +20,7 @@ from engine.types import (
     ModelError,
     OutputKind,
     Results,
+    Rows,
     RowsDiffer,
     compute,
     main_output,
@@ -29,23 +30,29 @@ from engine.types import (
 def check(engine: Engine, folder: ModelFolder, *, dtype: str) -> None:
     """Raises ModelError if rows are not finite, or not the same alone and together. dtype: a key of TOLERANCE."""
     tried = trial(folder, kind=engine.info.device.partition(":")[0])
+    for kind in main_output(engine.info.outputs) | (engine.info.outputs & ~OutputKind.TOKENS):
+        _check(engine, tried, kind, dtype=dtype)
+
+
+def _check(engine: Engine, tried: Trial, kind: OutputKind, *, dtype: str) -> None:
     sequences = [*tried.sequences, *tried.special][: engine.limits.max_num_seqs]
-    together = rows_of(engine, sequences)
-    alone = np.concatenate([rows_of(engine, [sequence]) for sequence in sequences])
-    if not (np.isfinite(together).all() and np.isfinite(alone).all()):
+    found = results_of(engine, sequences, kind)[kind]
+    alone = joined([results_of(engine, [sequence], kind) for sequence in sequences])[kind]
+    if not (np.isfinite(found.values).all() and np.isfinite(alone.values).all()):
         raise not_finite(engine.info.engine, dtype)
-    _check_near(engine, together, alone, dtype=dtype, longest=max(map(len, sequences)))
+    _check_near(engine, kind, found, alone, dtype=dtype, longest=max(map(len, sequences)))
+    if not tried.neighbours:
+        return
     victims = sequences[:NUM_VICTIMS]
-    beside = [rows_of(engine, [*victims, *neighbours])[: len(victims)] for neighbours in tried.neighbours]
-    if beside:
-        expected = np.concatenate([alone[: len(victims)]] * len(beside))
-        _check_near(engine, np.concatenate(beside), expected, dtype=dtype, longest=max(map(len, victims)))
+    together = [results_of(engine, [*victims, *neighbours], kind)[kind] for neighbours in tried.neighbours]
+    # Compared at once: of so few rows as one batch has here no mean can be taken off.
+    beside = joined([{kind: first_of(rows, len(victims))} for rows in together])[kind]
+    expected = joined([{kind: first_of(alone, len(victims))}] * len(together))[kind]
+    _check_near(engine, kind, beside, expected, dtype=dtype, longest=max(map(len, victims)))
 
 
-def _check_near(
-    engine: Engine, found: NDArray[np.float32], alone: NDArray[np.float32], *, dtype: str, longest: int
-) -> None:
-    near = agreement(found, alone, dtype=dtype)
+def _check_near(engine: Engine, kind: OutputKind, found: Rows, alone: Rows, *, dtype: str, longest: int) -> None:
+    near = agreement(*comparable(kind, found, alone), dtype=dtype)
     if not is_near(near, dtype=dtype):
         raise RowsDiffer(
             f"the {engine.info.engine} engine's rows depend on the batch: beside those of a sequence alone "
@@ -57,13 +64,20 @@ def _check_near(
 def rows_of(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
     """Rows [B, D] of the engine's main output, computed in as many batches as its limits require. Raises ModelError if
     the engine fails."""
-    rows = []
+    kind = main_output(engine.info.outputs)
+    return results_of(engine, sequences, kind)[kind].values
+
+
+def results_of(engine: Engine, sequences: Sequences, outputs: OutputKind) -> Results:
+    """Rows of all sequences, computed in as many batches as the engine's limits require. Raises ModelError if it
+    fails."""
+    parts = []
     for part in batches(engine.limits, sequences):
-        results = answered(engine, part)
+        results = answered(engine, part, outputs)
         if isinstance(results, EngineError):
             raise cannot_run(engine.info.engine, results)
-        rows.append(results[main_output(engine.info.outputs)].values)
-    return np.concatenate(rows)
+        parts.append(results)
+    return joined(parts)
 
 
 def answered(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:

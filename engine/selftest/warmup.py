@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.selftest.comparison import TOLERANCE, largest_difference, not_finite
+from engine.selftest.comparison import TOLERANCE, comparable, largest_difference, not_finite
 from engine.types import (
     Batch,
     Engine,
@@ -169,11 +169,9 @@ class Canary:
         if isinstance(results, EngineError):
             return EngineError(results.kind, f"the canary failed: {results}")
         for kind, expected in self._expected.items():
-            found = results[kind].values
-            if kind is OutputKind.SPARSE and found.shape != expected.values.shape:
-                continue  # a weight that rounds to zero is left out
-            scale = float(np.abs(expected.values).max(initial=0)) or 1.0
-            difference = largest_difference(found, expected.values, scale=scale)
+            found, right = comparable(kind, results[kind], expected)  # of sparse rows a weight may have become zero
+            scale = float(np.abs(right).max(initial=0)) or 1.0
+            difference = largest_difference(found, right, scale=scale)
             if not difference <= self._tolerance:
                 what = f"the canary's {kind.name} rows differ by {difference:.3g} of their largest value"
                 return EngineError(EngineErrorKind.FAILED, f"{what} from those that the engine gave at its start")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
-from engine.rows_numpy import RowModules, load_modules
+from engine.rows.with_numpy import RowModules, load_modules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import loading

@@ -238,7 +238,7 @@ class EncoderClassifier(nn.Module):
 
 
 def positions(input_ids: Tensor, places: Tensor, padding_idx: int) -> Tensor:
-    """int32 [T]: RoBERTa's positions, see engine.rows_numpy. places: int32 [T], 0, 1, … in each sequence.
+    """int32 [T]: RoBERTa's positions, see engine.rows.with_numpy. places: int32 [T], 0, 1, … in each sequence.
 
     A CUDA graph can record it. What pads a recorded shape has place 0, and so a position that exists.
     """

@@ -20,11 +20,11 @@ from engine.blocking import SubmittedBatches
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
+from engine.rows.query_table import NOTE_OF_TABLE, QueryTable, query_table
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.loading import load_model
 from engine.transformers.placement import Placement, check_fits, place
 from engine.transformers.selftest import PADDED, ForwardChoice, SelftestCache, choose_forward
-from engine.transformers.sparse import QueryTable, query_table
 from engine.types import (
     Batch,
     EngineClosed,
@@ -106,7 +106,10 @@ class TransformersEngine:
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
         assert (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).all(), "a sequence without tokens"
-        return self._run(batch) if self._queries is None else self._queries(batch, self._run)
+        if self._queries is None:
+            return self._run(batch)
+        documents = self._queries.documents(batch)
+        return self._queries.with_queries({} if documents is None else self._run(documents), batch)
 
     def _run(self, batch: Batch) -> Results:
         token_rows = self._forward(batch)
@@ -172,7 +175,7 @@ def _load(folder: ModelFolder, placement: Placement) -> PreTrainedModel:
 
 def _info(folder: ModelFolder, placement: Placement, choice: ForwardChoice, *, name: str, reason: str) -> ModelInfo:
     padded = "batches with tokens that the others are not to see are computed padded" if folder.hides_tokens else ""
-    table = "queries are looked up in a table and not computed" if folder.query_table else ""
+    table = NOTE_OF_TABLE if folder.query_table else ""
     info = folder.info(
         name=name,
         engine="transformers",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.rows_numpy import position_ids
-from engine.rows_torch import on_device
+from engine.rows.with_numpy import position_ids
+from engine.rows.with_torch import on_device
 from engine.transformers.loading import takes, takes_token_types
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities

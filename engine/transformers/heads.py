@@ -11,12 +11,10 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import (
-    NORMALIZE_FLOOR,
     AnswerScore,
     Head,
     SequenceScores,
@@ -24,9 +22,9 @@ from engine.model.tasks import (
     TokenVectors,
     TokenWeights,
     VocabularyWeights,
-    output_size,
 )
-from engine.rows_torch import Pooling, load_modules
+from engine.rows.heads import load_vectors
+from engine.rows.with_torch import Pooling, load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import next_token_score, sequence_scores, token_scores
 from engine.transformers.reference import Reference
@@ -94,15 +92,10 @@ def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference:
 def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device) -> Maker:
     """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch. Raises ModelError if a file
     of the steps is wrong."""
-    size = output_size(head.steps, folder.hidden_size)
-    assert size == head.dimensions, (size, head.dimensions)
-    modules = load_modules(folder.path, head.steps, device=device)
+    vectors = load_vectors(folder.path, head, hidden_size=folder.hidden_size, device=device)
 
     @torch.inference_mode()
     def of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
-        vectors = modules(token_rows).float()
-        if head.normalize:
-            vectors = functional.normalize(vectors, dim=-1, eps=NORMALIZE_FLOOR)
-        return Rows(vectors.cpu().numpy(), batch.cu_seqlens)
+        return Rows(vectors(token_rows).cpu().numpy(), batch.cu_seqlens)
 
     return of_tokens

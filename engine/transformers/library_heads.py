@@ -17,16 +17,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from engine.machine.failures import one_line
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores
-from engine.rows_torch import on_device, pool
+from engine.rows.with_numpy import last_tokens
+from engine.rows.with_torch import on_device, pool
 from engine.transformers.forward import Maker
 from engine.transformers.reference import Reference, Scores, answer_score, entries_of, some_rows
 from engine.types import Batch, ModelError, OutputKind, Rows
@@ -167,7 +166,7 @@ _WAYS: dict[str, _Way] = {
         head, rows[on_device(batch.cu_seqlens[:-1], rows.device)]
     ),
     "the last token's row": lambda head, rows, batch: _on_rows(
-        head, rows[on_device(_last(batch, head.pad_id), rows.device)]
+        head, rows[on_device(last_tokens(batch, head.pad_id), rows.device)]
     ),
     "the mean of the tokens' rows": lambda head, rows, batch: _on_rows(
         head, pool(rows, on_device(batch.cu_seqlens, rows.device), poolings=("mean",))
@@ -186,19 +185,6 @@ def _on_all(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
 def _on_rows(head: LibraryHead, rows: Tensor) -> Tensor:
     """One row [B, D] a sequence, as if it were the whole sequence."""
     return head(rows[:, None], torch.zeros((len(rows), 1), dtype=torch.int64, device=rows.device))
-
-
-def _last(batch: Batch, pad_id: int | None) -> NDArray[np.int64]:
-    """The index [B] of the last token of each sequence that is not the padding token.
-
-    If a text ends with that token, the library takes it for padding, too. If a sequence has no other token, the library
-    uses the first.
-    """
-    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
-    if pad_id is None:
-        return ends.astype(np.int64) - 1
-    place = np.where(batch.token_ids == pad_id, 0, np.arange(batch.num_tokens))
-    return np.maximum(np.maximum.reduceat(place, starts), starts)
 
 
 def next_token_score(whole: PreTrainedModel, head: AnswerScore) -> tuple[Maker, str]:

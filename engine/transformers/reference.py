@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
-from engine.rows_torch import on_device
+from engine.rows.with_torch import on_device
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
 from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial
 from engine.transformers.loading import takes

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from engine.machine import host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
+from engine.model.identity import files_beside
 from engine.model.model_folder import ModelFolder, read_as
-from engine.model.weights import step_files
 from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
 from engine.selftest.sample_ids import NUM_VICTIMS, TOKENIZER_FILES, Trial, longer, trial
 from engine.store import fingerprint
@@ -295,6 +295,7 @@ def _key(folder: ModelFolder, placement: Placement) -> str:
         "heads": [str(head) for head in folder.heads],
         "max_seqlen": folder.max_seqlen,
     }
-    others = [*step_files(folder.path, folder.steps), *(folder.weights_folder / name for name in TOKENIZER_FILES)]
+    others = [*files_beside(folder), *folder.weights_folder.glob("*.safetensors")]
+    others += (folder.weights_folder / name for name in TOKENIZER_FILES)
     packages = ("torch", "transformers")
     return fingerprint.key(folder.path, format_number=_FORMAT, packages=packages, choices=choices, others=others)

@@ -3,30 +3,26 @@
 SPLADE: the scores of a few thousand tokens would take a gigabyte. So the head of the masked language model computes
 slices of the tokens, and keeps only the maxima or sums of each sequence, and of these only the nonzero ones. It
 computes in the model's dtype, because the head is large. bge-m3 has one weight for each token instead, of which each
-id keeps the largest. Some models look up the weights of queries in a table and compute those of documents alone.
+id keeps the largest.
 
 Shapes: T tokens of a batch, B sequences, D numbers a row, V entries of the vocabulary, P parts of sequences in a slice,
 N entries that are not zero.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights, VocabularyWeights
-from engine.model.weights import read_query_weights
-from engine.rows_numpy import largest_of_each_id
-from engine.rows_torch import load_modules
+from engine.rows.with_numpy import largest_of_each_id
+from engine.rows.with_torch import load_modules
 from engine.transformers.forward import Maker
 from engine.transformers.library_heads import LibraryHead
-from engine.types import Batch, OutputKind, Results, Rows
-from wire.parts import QUERY_TOKEN
+from engine.types import Batch, Rows
 
 _SLICE_NUMBERS = 1 << 23  # scores in a slice: 32 MiB in float32
 _TIMES_ON_GPU = 4  # larger slices on a GPU, because each one waits for its result
@@ -109,47 +105,3 @@ def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device)
         return Rows(*largest_of_each_id(weights, batch.token_ids, np.diff(batch.cu_seqlens), unused_ids=unused_ids))
 
     return of_tokens
-
-
-Compute = Callable[[Batch], Results]
-
-
-class QueryTable:
-    """A weight for each token id of a query. Several threads may call it at the same time."""
-
-    def __init__(self, weights: NDArray[np.float32], surrounding_ids: tuple[int, ...]) -> None:
-        self._weights = weights  # [V]
-        self._surrounding_ids = frozenset(surrounding_ids)
-
-    def __call__(self, batch: Batch, compute: Compute) -> Results:
-        """SPARSE of the whole batch: of queries from the table, of documents from one call of `compute`."""
-        is_marked = batch.marked(QUERY_TOKEN)
-        if is_marked is None:
-            return compute(batch)
-        is_query = is_marked[batch.cu_seqlens[:-1]]
-        documents: Iterator[NDArray[np.float32]] = iter(())
-        if not is_query.all():
-            rows = compute(batch.taken(~is_query))[OutputKind.SPARSE]
-            assert rows.offsets is not None
-            documents = iter(np.split(rows.values, rows.offsets[1:-1]))
-        bounds = zip(is_query.tolist(), pairwise(batch.cu_seqlens.tolist()), strict=True)
-        found = [self._of(batch.token_ids[start:end]) if own else next(documents) for own, (start, end) in bounds]
-        offsets = np.cumsum([0, *map(len, found)], dtype=np.int32)
-        return {OutputKind.SPARSE: Rows(np.concatenate(found), offsets)}
-
-    def _of(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[n, 2] of one query: each id once, without surrounding special tokens and zero weights."""
-        first = int(token_ids[0]) in self._surrounding_ids
-        last = len(token_ids) > first and int(token_ids[-1]) in self._surrounding_ids
-        ids = np.unique(token_ids[first : len(token_ids) - last])
-        ids = ids[ids < len(self._weights)]
-        ids = ids[self._weights[ids] != 0]
-        return np.stack((ids.astype(np.float32), self._weights[ids]), axis=1)
-
-
-def query_table(folder: ModelFolder) -> QueryTable | None:
-    """None if queries are computed like documents. Raises ModelError if the table's file is wrong."""
-    table = folder.query_table
-    if table is None:
-        return None
-    return QueryTable(read_query_weights(folder.path / table.folder), table.surrounding_ids)

@@ -29,8 +29,8 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_files import cache_folder, without_pickles
 from server.supervisor.model_plan import check_engine_python, find_cuda, plan_model, read_folder
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
+from wire.tokenizer_files import TokenizerError
 
 # What engines and the server are made of, beside what the table of engines says: the first names of modules.
 _MODULES = (

@@ -22,8 +22,8 @@ from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.settings import Settings
 from server.supervisor.model_files import NotConvertedError, cache_folder
 from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
+from wire.tokenizer_files import TokenizerError
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_LABELS = 5  # that are shown

@@ -139,8 +139,8 @@ class ModelSettings:
         "auto",
         "Engine",
         "Compute with 8-bit numbers: faster, with slightly different rows. The difference is measured and logged at "
-        "load. int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more; it ran on one H100, not yet in a "
-        "server. auto changes nothing on a CPU; on a GPU it uses fp8 for large models. none never quantizes.",
+        "load. int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more; it ran on one H100, with embeddings "
+        "alone. auto changes nothing on a CPU; on a GPU it uses fp8 for large models. none never quantizes.",
         one_of=("none", "auto", "fp8", "int8"),
     )
     compiled_model: str | None = flag(

@@ -31,9 +31,9 @@ from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
 from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges
 from tokenizer_pool import special_tokens
-from tokenizer_pool.config_files import TokenizerError, read_config
 from tokenizer_pool.messages import Truncation
 from wire.dataclass_json import to_json
+from wire.tokenizer_files import TokenizerError, read_config
 
 _PROBE_SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
 _TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]

@@ -85,11 +85,13 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_part_alone(tmp_path: Path) -> None:
-    ran = run("bench-gpu", tmp_path / "out", "PARTS=kernels")
+@pytest.mark.parametrize(("part", "kinds"), [("kernels", {"kernel"}), ("heads", {"heads", "ratio"})])
+def test_a_part_alone(part: str, kinds: set[str], tmp_path: Path) -> None:
+    ran = run("bench-gpu", tmp_path / "out", f"PARTS={part}")
     assert ran.returncode == 0, ran.stderr
     found = read(tmp_path / "out")
-    assert {row["kind"] for row in found} == {"import", "machine", "kernel"}
+    assert {row["kind"] for row in found} == {"import", "machine", *kinds}
+    assert not [row for row in found if row["metric"] == FAILED]
     check_figures(found)
 
 

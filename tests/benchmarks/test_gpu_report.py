@@ -15,7 +15,7 @@ from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.clock import CpuClock
 from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
-from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
+from benchmarks.gpu.shapes import BERT_BASE, BGE_M3, LLAMA_8B, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
 from benchmarks.gpu.tables import short, tables, target_table
 from benchmarks.gpu.targets import BF16 as TARGET_BF16
 from benchmarks.gpu.targets import FP8, TARGETS, Target
@@ -146,9 +146,17 @@ def test_a_failure_meets_no_target() -> None:
 
 
 def test_targets_name_what_is_measured() -> None:
-    shapes = {shape.name for shape in (QWEN3_06B, QWEN3_8B, BGE_M3, BERT_BASE, MINILM)}
+    shapes = {shape.name for shape in (QWEN3_06B, QWEN3_8B, BGE_M3, BERT_BASE, MINILM, LLAMA_8B)}
     assert {target.subject for target in TARGETS} == shapes
-    assert {target.kind for target in TARGETS} == {"model", "ratio", "latency", "padding", "cold start", "server"}
+    assert {target.kind for target in TARGETS} == {
+        "model",
+        "ratio",
+        "latency",
+        "padding",
+        "cold start",
+        "server",
+        "heads",
+    }
     of_models = [target for target in TARGETS if target.kind == "model"]
     assert {int(target.shape.removeprefix("S=")) for target in of_models} <= set(SEQLENS)
     assert {target.metric for target in of_models} == {"share", f"share of best at T={SMALL}"}

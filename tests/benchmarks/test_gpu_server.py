@@ -32,6 +32,7 @@ from benchmarks.gpu.shapes import TINY_BERT, TINY_QWEN3
 from benchmarks.gpu.targets import BF16, CACHED, NOTHING_CACHED
 from benchmarks.measuring import servers
 from benchmarks.measuring.servers import Recipe
+from engine.model.coverage import Use
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAFFIC = Traffic(
@@ -183,7 +184,10 @@ def test_the_next_folder_is_written_while_a_server_starts(
     serve_by("raise SystemExit(1)", monkeypatch)
     runner.attempt(CASE, replace(CASE, shape=TINY_QWEN3))
     runner.folders.close()
-    assert {path.name for path in tmp_path.glob("models/*.written")} == {"toy-bert.written", "toy-qwen3.written"}
+    assert {path.name for path in tmp_path.glob("models/*.written")} == {
+        "toy-bert-embed.written",
+        "toy-qwen3-embed.written",
+    }
 
 
 def test_a_folder_holds_the_model_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +202,7 @@ def test_a_folder_holds_the_model_in_several_files(tmp_path: Path, monkeypatch: 
 
 
 def test_a_reranker_answers_with_a_word(tmp_path: Path) -> None:
-    folder = write(ModelFolder(TINY_QWEN3, is_reranker=True), tmp_path / "model", CpuClock().device)
+    folder = write(ModelFolder(TINY_QWEN3, Use.GENERATIVE_RERANK), tmp_path / "model", CpuClock().device)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("no yes w5").ids == [198, 199, 5]
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]

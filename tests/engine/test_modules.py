@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, LayerNorm, Normalize
 from torch import nn
 
-from engine import rows_numpy, rows_torch
 from engine.model import model_folder
 from engine.model.tasks import POOLINGS
+from engine.rows import with_numpy, with_torch
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.engines import difference, load, results
 from tests.engine.sentence_models import SEQLENS, encoded, save_chain
@@ -109,10 +109,10 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
     folder = model_folder.read(save_chain(tmp_path / "model", "cls", *many_kinds()))
     assert len(folder.steps) == 4
     rows = np.random.default_rng(0).normal(size=(5, HIDDEN_SIZE)).astype(np.float32)
-    whole = rows_numpy.load_modules(folder.path, folder.steps)(rows)
+    whole = with_numpy.load_modules(folder.path, folder.steps)(rows)
     for left_out in (0, 2):  # the others change the size
         steps = [step for number, step in enumerate(folder.steps) if number != left_out]
-        assert difference(rows_numpy.load_modules(folder.path, steps)(rows), whole) > 1e-3
+        assert difference(with_numpy.load_modules(folder.path, steps)(rows), whole) > 1e-3
 
 
 @pytest.mark.full
@@ -140,12 +140,12 @@ def test_a_mean_is_exact_and_its_own(length: int) -> None:
     own, other = (torch.randn(length, 8, generator=generator) + 1 for _ in range(2))
     exact = own.double().mean(dim=0).float()
     bounds = torch.tensor([0, length, 2 * length])
-    assert torch.equal(rows_torch.pool(torch.cat([own, other * 1e6]), bounds, poolings=["mean"])[0], exact)
-    assert torch.equal(rows_torch.pool(torch.cat([other * 1e6, own]), bounds, poolings=["mean"])[1], exact)
+    assert torch.equal(with_torch.pool(torch.cat([own, other * 1e6]), bounds, poolings=["mean"])[0], exact)
+    assert torch.equal(with_torch.pool(torch.cat([other * 1e6, own]), bounds, poolings=["mean"])[1], exact)
 
 
 def test_first_and_last_tokens() -> None:
     token_rows = torch.arange(12.0).reshape(6, 2)
     bounds = torch.tensor([0, 1, 4, 6])
-    assert rows_torch.pool(token_rows, bounds, poolings=["cls"]).tolist() == [[0, 1], [2, 3], [8, 9]]
-    assert rows_torch.pool(token_rows, bounds, poolings=["last"]).tolist() == [[0, 1], [6, 7], [10, 11]]
+    assert with_torch.pool(token_rows, bounds, poolings=["cls"]).tolist() == [[0, 1], [2, 3], [8, 9]]
+    assert with_torch.pool(token_rows, bounds, poolings=["last"]).tolist() == [[0, 1], [6, 7], [10, 11]]

@@ -125,7 +125,12 @@ def save(family: str, folder: Path) -> Path:
 
 def save_tame(family: str, folder: Path) -> Path:
     """The same, but what layers add to the residual stream is small, as in trained models: FP8 passes its gate."""
-    file = save(family, folder) / "model.safetensors"
+    return tame(save(family, folder))
+
+
+def tame(folder: Path) -> Path:
+    """Make what the layers of a model add small."""
+    file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
         if _ADDS.search(name):

@@ -1,5 +1,6 @@
 """Folders of tiny models with arbitrary weights, the same each time, in the form that checkpoints have for each use."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.parity.architectures import ARCHITECTURES, BGE_M3, HIDDEN_SIZE, STATI
 
 NUM_LABELS = {Use.RERANK: 1, Use.CLASSIFY: 3, Use.TOKEN_CLASSIFY: 5}
 VECTOR_SIZE = 24  # of late interaction
+QUERY_LENGTH = 16  # tokens to which its queries are filled up
 
 # What loads a model for a use: the library's own way, for the reference and for making one.
 CLASSES: Mapping[Use, Any] = {
@@ -40,6 +42,7 @@ CLASSES: Mapping[Use, Any] = {
     Use.LATE_INTERACTION: AutoModel,
     Use.GENERATIVE_RERANK: AutoModelForCausalLM,
 }
+_POOLING = "1_Pooling/config.json"
 _ST = "sentence_transformers.models"
 _MARKERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[Q]", "[D]")
 _ANSWERS = ("no", "yes", "0", "1", "Yes")
@@ -60,6 +63,7 @@ QUESTIONS = {
     "Qwen3": Question('Note that the answer can only be "yes" or "no".', "model", _WORDS["yes"], _WORDS["no"]),
     "Qwen2": Question("You are a search relevance expert who evaluates", "model", _WORDS["1"], _WORDS["0"]),
     "Gemma": Question("", "bge-reranker-v2-gemma", _WORDS["Yes"], None),
+    "Gemma 2": Question("", "model", _WORDS["yes"], _WORDS["no"]),  # no cell: it is told by --template alone
 }
 
 
@@ -90,7 +94,7 @@ def save(name: str, use: Use, folder: Path) -> Path:
         _save_linear(folder / "sparse_linear.safetensors", "weight", 1, bias="bias")
         _save_linear(folder / "colbert_linear.safetensors", "weight", HIDDEN_SIZE, bias="bias")
     if use is Use.EMBED or name == BGE_M3:
-        _save_pooling(folder, tiny.own.pooling)
+        save_pooling(folder, tiny.own.pooling)
     elif use is Use.SPARSE:
         _save_splade(folder)
     elif use is Use.LATE_INTERACTION:
@@ -124,9 +128,15 @@ def _save_tokenizer(folder: Path) -> None:
     write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named})
 
 
-def _save_pooling(folder: Path, pooling: str | tuple[str, ...]) -> None:
+def pooling_in(folder: Path) -> Any:
+    """sentence-transformers' name of the folder's pooling, or several that are joined."""
+    return json.loads((folder / _POOLING).read_text())["pooling_mode"]
+
+
+def save_pooling(folder: Path, pooling: str | tuple[str, ...]) -> None:
+    """The files of an embedding model beside its transformer."""
     _write_modules(folder, f"{_ST}.Transformer", f"{_ST}.Pooling")
-    write(folder / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN_SIZE, "pooling_mode": pooling})
+    write(folder / _POOLING, {"embedding_dimension": HIDDEN_SIZE, "pooling_mode": pooling})
 
 
 def _save_splade(folder: Path) -> None:
@@ -148,7 +158,12 @@ def _save_colbert(folder: Path) -> None:
     write(folder / "1_Dense" / "config.json", settings | activation)
     _save_linear(folder / "1_Dense" / "model.safetensors", "linear.weight", VECTOR_SIZE)
     words = {"model_type": "ColBERT", "query_prefix": "[Q]", "document_prefix": "[D]"}
-    lengths = {"query_length": 16, "document_length": 48, "attend_to_expansion_tokens": False, "skiplist_words": []}
+    lengths = {
+        "query_length": QUERY_LENGTH,
+        "document_length": 48,
+        "attend_to_expansion_tokens": False,
+        "skiplist_words": [],
+    }
     write(folder / "config_sentence_transformers.json", words | lengths)
 
 

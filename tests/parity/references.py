@@ -20,7 +20,7 @@ from transformers import AutoModel
 from engine.model.coverage import Use
 from engine.types import OutputKind
 from tests.parity.architectures import BGE_M3, STATIC
-from tests.parity.folders import CLASSES, QUESTIONS, tiny_of
+from tests.parity.folders import CLASSES, QUESTIONS, pooling_in
 from tests.parity.texts import SPECIAL_IDS, Text
 
 Outputs = Mapping[OutputKind, NDArray[np.float32]]  # of one text; sparse ones as a row of the whole vocabulary
@@ -78,7 +78,7 @@ class Reference:
 
     def _embed(self, text: Text) -> dict[OutputKind, Tensor]:
         rows = self._token_rows(text)
-        pooling = Pooling(rows.shape[1], tiny_of(self._name).own.pooling, include_prompt=not text.num_prompt)
+        pooling = Pooling(rows.shape[1], pooling_in(self._folder), include_prompt=not text.num_prompt)
         features = {"token_embeddings": rows[None], "attention_mask": torch.ones(1, len(rows), dtype=torch.int64)}
         pooled = pooling({**features, "prompt_length": text.num_prompt})["sentence_embedding"][0]
         return {OutputKind.POOLED: pooled, OutputKind.TOKENS: rows}

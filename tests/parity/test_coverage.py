@@ -7,7 +7,7 @@ from transformers import AutoConfig
 from engine.model.coverage import ARCHITECTURES, Use
 from tests.parity.architectures import BGE_M3, OWN, STATIC
 from tests.parity.folders import CLASSES, tiny_of
-from tests.parity.test_parity import cases
+from tests.parity.test_parity import cases, engines_of
 
 
 def test_an_entry_for_tests_belongs_to_a_row() -> None:
@@ -18,13 +18,10 @@ def test_an_entry_for_tests_belongs_to_a_row() -> None:
 
 def test_each_cell_is_a_case() -> None:
     """By each engine that the cell names, and by those that it does not name, which must refuse."""
-    shown = {(row.name, use) for row in ARCHITECTURES for use in Use if row.engines(use)}
+    shown = [(row, use) for row in ARCHITECTURES for use in Use if row.engines(use)]
     tested = [(row.name, use, engine) for row, use, engine in cases()]
-    assert sorted(tested) == sorted((name, use, engine) for name, use in shown for engine in engines_of(name))
-
-
-def engines_of(name: str) -> tuple[str, ...]:
-    return ("static",) if name == STATIC else ("transformers", "openvino")
+    assert sorted(tested) == sorted((row.name, use, engine) for row, use in shown for engine in engines_of(row))
+    assert all(("fused" in row.engines(use)) == ("fused" in engines_of(row)) for row, use in shown)
 
 
 def without_class() -> Iterator[tuple[str, Use]]:

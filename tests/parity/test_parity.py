@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from engine.fused.adapters import ADAPTERS
-from engine.model.coverage import ARCHITECTURES, Architecture, Use
-from engine.model.model_folder import read
+from engine.model.coverage import ARCHITECTURES, FUSED_BESIDES, Architecture, Use
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.engines import difference, load
-from tests.engine.fused.model.models import load_fused
+from tests.engine.folder_files import change
 from tests.parity.architectures import BGE_M3, NUM_POSITIONS, STATIC
 from tests.parity.engines import compute
-from tests.parity.folders import num_types, save, tiny_of
+from tests.parity.folders import QUERY_LENGTH, num_types, pooling_in, save, save_pooling, tiny_of
 from tests.parity.references import Reference
-from tests.parity.texts import SPECIAL_IDS, Text, packed, random_texts, with_expansion, with_prompts
+from tests.parity.texts import SPECIAL_IDS, Text, random_texts, with_expansion, with_prompts
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
 COMMON = ("BERT", "ModernBERT", "Qwen3")
 EVERY_USE = ("BERT", BGE_M3)
+FUSED_POOLINGS = ("cls", "mean", "lasttoken")  # that this engine has
 SEED = 7
 
 
@@ -36,13 +36,21 @@ def cases() -> Iterator[tuple[Architecture, Use, str]]:
     """Each engine on each cell of the table."""
     for row in ARCHITECTURES:
         for use in row.uses:
-            for engine in ("static",) if row.name == STATIC else ("transformers", "openvino"):
+            for engine in engines_of(row):
                 yield row, use, engine
+
+
+def engines_of(row: Architecture) -> tuple[str, ...]:
+    """Those that a cell of this row names, and those that must refuse it."""
+    if row.name == STATIC:
+        return ("static",)
+    return ("transformers", "openvino", *(("fused",) if row.is_fused else ()))
 
 
 def param(row: Architecture, use: Use, engine: str) -> Any:
     """Heads are the same on any backbone, and what is compiled for another architecture differs little."""
-    is_common = row.name in EVERY_USE or (row.name in COMMON and use in (Use.EMBED, Use.GENERATIVE_RERANK))
+    own_uses = (Use.EMBED, Use.GENERATIVE_RERANK, *((Use.RERANK,) if engine == "fused" else ()))
+    is_common = row.name in EVERY_USE or (row.name in COMMON and use in own_uses)
     is_own = engine != "openvino" and use is Use.EMBED
     marks = [] if is_common or is_own else [pytest.mark.full]
     return pytest.param(row, use, engine, marks=marks, id=f"{row.name}-{use}-{engine}".replace(" ", "_"))
@@ -59,6 +67,18 @@ def test_a_batch_equals_the_library_on_one_text_at_a_time(
     check_case(row, use, engine, tmp_path, seed=SEED)
 
 
+@pytest.mark.parametrize("engine", ["transformers", "fused"])
+def test_a_template_that_is_asked_for(engine: str, tmp_path: Path) -> None:
+    """Gemma 2 squeezes the scores of its vocabulary."""
+    row = next(row for row in ARCHITECTURES if row.name == "Gemma 2")
+    folder = save(row.name, Use.GENERATIVE_RERANK, tmp_path / "model")
+    loaded = load(engine, folder, task="rerank", template="qwen3-reranker")
+    try:
+        check(loaded, Reference(row.name, Use.GENERATIVE_RERANK, folder), row, Use.GENERATIVE_RERANK, seed=SEED)
+    finally:
+        loaded.close()
+
+
 @pytest.mark.nightly
 @EACH_CASE
 def test_so_does_a_random_batch(row: Architecture, use: Use, engine: str, tmp_path: Path) -> None:
@@ -73,6 +93,8 @@ def check_case(row: Architecture, use: Use, engine: str, tmp_path: Path, *, seed
         with pytest.raises(ModelError, match="openvino can't convert 'gpt_oss'"):
             load(engine, folder)
         return
+    if engine == "fused":
+        fit_to_fused(folder, row, use)
     # A decoder's classifier may need a template, and here it needs none.
     loaded = load(engine, folder, template="none" if use is Use.RERANK else None)
     assert engine != "transformers" or loaded.info.notes[0].startswith(row.transformers), loaded.info.notes
@@ -80,6 +102,14 @@ def check_case(row: Architecture, use: Use, engine: str, tmp_path: Path, *, seed
         check(loaded, Reference(row.name, use, folder), row, use, seed=seed)
     finally:
         loaded.close()
+
+
+def fit_to_fused(folder: Path, row: Architecture, use: Use) -> None:
+    """It refuses some poolings, whatever the architecture, and windows that are shorter than a query."""
+    if (use is Use.EMBED or row.name == BGE_M3) and pooling_in(folder) not in FUSED_POOLINGS:
+        save_pooling(folder, "mean")
+    if row.name == "ModernBERT" and use is Use.LATE_INTERACTION:
+        change(folder / "config.json", local_attention=2 * QUERY_LENGTH)
 
 
 def check(engine: Engine, reference: Reference, row: Architecture, use: Use, *, seed: int) -> None:
@@ -90,10 +120,11 @@ def check(engine: Engine, reference: Reference, row: Architecture, use: Use, *, 
     batches = [texts, texts[:1]]
     if row.name == BGE_M3:
         batches.append([Text(SPECIAL_IDS * 8), *texts])  # which have no weight
-    if OutputKind.POOLED in engine.info.outputs and row.name != STATIC:
+    if use is Use.LATE_INTERACTION and row.name != BGE_M3:
+        queries = texts if engine.info.engine != "fused" else [text.cut(QUERY_LENGTH) for text in texts]
+        batches.append(with_expansion(numbers, queries))
+    elif OutputKind.POOLED in engine.info.outputs and row.name != STATIC and engine.info.engine != "fused":
         batches.append(with_prompts(numbers, texts))
-    elif use is Use.LATE_INTERACTION:
-        batches.append(with_expansion(numbers, texts))
     for batch in batches:
         check_batch(engine, reference, batch)
 
@@ -108,17 +139,5 @@ def check_batch(engine: Engine, reference: Reference, texts: Sequence[Text]) -> 
 
 def test_the_table_says_which_architectures_fused_knows() -> None:
     for row in ARCHITECTURES:
-        if row.name != BGE_M3:  # whose heads are another engine's
-            assert row.is_fused == (row.model_type in ADAPTERS), row.name
-
-
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ARCHITECTURES if row.is_fused])
-def test_fused_equals_the_library_on_one_text_at_a_time(row: Architecture, tmp_path: Path) -> None:
-    """Computed in float32 by what its kernels mean; they are held against that elsewhere."""
-    folder = save(row.name, Use.EMBED, tmp_path / "model")
-    texts = random_texts(np.random.default_rng(SEED), read(folder).max_seqlen, num_types=num_types(row.name))
-    reference = Reference(row.name, Use.EMBED, folder)
-    expected = np.concatenate([reference(text)[OutputKind.TOKENS] for text in texts])
-    types = packed(texts, OutputKind.TOKENS).token_type_ids
-    rows = load_fused(folder).token_rows([text.ids for text in texts], None if types is None else types.tolist())
-    assert difference(rows, expected) <= TOLERANCE
+        assert row.is_fused == (row.model_type in ADAPTERS), row.name
+    assert ADAPTERS.keys() - {row.model_type for row in ARCHITECTURES} == FUSED_BESIDES

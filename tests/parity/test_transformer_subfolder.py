@@ -3,6 +3,7 @@ saved it: served as if it were in the model's folder, which holds what sentence-
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from engine.model import identity, model_folder
 from engine.model.coverage import Use
 from engine.model.detection.needed_files import needed_files
 from engine.selftest.sample_ids import of_texts
+from engine.transformers import selftest
+from engine.transformers.placement import place
 from engine.types import OutputKind
+from tests.engine.engines import load_options
 from tests.engine.folder_files import change, write
 from tests.engine.tiny_models import batch
 from tests.engine.transformers.loaded import load, raw_rows
@@ -96,3 +100,12 @@ def test_an_adapter_there_is_refused(tmp_path: Path) -> None:
     change(folder / SUBFOLDER / "adapter_config.json", peft_type="LORA")
     with pytest.raises(Exception, match=r"holds an adapter \(adapter_config.json\)"):
         model_folder.read(folder)
+
+
+def test_a_finding_of_the_self_test_is_of_the_weights_in_the_subfolder(tmp_path: Path) -> None:
+    folder = save("BERT", Use.EMBED, tmp_path / "model")
+    move_transformer(folder)
+    found, placement = model_folder.read(folder), place(load_options(folder))
+    before = selftest._key(found, placement)
+    os.utime(folder / SUBFOLDER / "model.safetensors", (1, 1))
+    assert selftest._key(found, placement) != before

@@ -23,6 +23,10 @@ class Text:
     num_prompt: int = 0  # tokens at the beginning that pooling leaves out
     num_expansion: int = 0  # tokens at the end that no other token sees
 
+    def cut(self, seqlen: int) -> "Text":
+        """Its first tokens, for a text without prompt and expansion."""
+        return replace(self, ids=self.ids[:seqlen], types=self.types and self.types[:seqlen])
+
     @property
     def marks(self) -> list[int]:
         """As a batch has them."""

@@ -17,7 +17,7 @@ RECORDED = ROOT / "tests" / "structure" / "cache_formats.json"
 COMMAND = ".venv/bin/python -m tests.structure.cache_formats"
 _ANY_FORMAT = "FORMAT"  # how the names of such numbers end
 
-_MODEL = ("model/**/*.py", "rows_*.py", "selftest/*.py", "store/tensor_file.py")
+_MODEL = ("model/**/*.py", "rows/*.py", "selftest/*.py", "store/tensor_file.py")
 _CONVERSION = (
     *_MODEL,
     "cpu/**/*.py",

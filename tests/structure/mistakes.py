@@ -99,12 +99,23 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("engine/fused", "tests/engine/fused/runner tests/engine/fused"): [
         (
             "The last token is the next sequence's first",
-            'cu_seqlens[1:] - 1 if self.pooling == "last"',
-            'cu_seqlens[1:] if self.pooling == "last"',
+            "return last_tokens(batch, self.padding_id).astype(np.int32)",
+            "return last_tokens(batch, self.padding_id).astype(np.int32) + 1",
         )
     ],
     ("engine/fused", "tests/engine/fused/kernels/test_kernels.py"): [
         ("A kernel takes RMS norms for layer norms", '        IS_RMS=norm.kind == "rms",', "        IS_RMS=False,")
+    ],
+    ("engine/fused", "tests/engine/fused/kernels/test_vocabulary.py"): [
+        (
+            "The largest score of a word is taken over padding too",
+            "tl.where((product < 0.0) | ~is_row[:, None], 0.0, product)",
+            "tl.where(product < 0.0, 0.0, product)",
+        ),
+        ("Words of a slice have the ids of the first", "(first_word + place).to(tl.float32)", "place.to(tl.float32)"),
+    ],
+    ("engine/fused", "tests/engine/fused/runner/test_cuda_device.py"): [
+        ("Sparse rows that did not fit are served", "if offsets[-1] > room:", "if False:")
     ],
     ("engine/fused", "tests/engine/fused/model/test_fp8_linear.py"): [
         (
@@ -113,12 +124,48 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
             "scales = weight.abs().amax(dim=1) / (2 * MAX_FP8)",
         )
     ],
+    ("engine/fused", "tests/engine/fused/model/test_heads.py"): [
+        ("A reranker reads a row of padding", 'pooling="last", padding_id=config.pad_token_id', 'pooling="last"'),
+        (
+            "An answer's neighbour in the vocabulary is scored",
+            "if head.no_id is None else (head.yes_id, head.no_id)",
+            "if head.no_id is None else (head.yes_id + 1, head.no_id)",
+        ),
+        (
+            "Any architecture's scores are squeezed",
+            "config.final_logit_softcapping if config.model_type in _CAPPED else None",
+            'getattr(config, "final_logit_softcapping", None)',
+        ),
+        (
+            "A matrix of its own is taken for the embedding table",
+            'torch.equal(matrix, read["words"])',
+            'matrix.shape == read["words"].shape',
+        ),
+    ],
+    ("engine/fused", "tests/parity/test_parity.py"): [
+        ("A head lacks its tanh", 'activation: str = "tanh"', 'activation: str = "identity"'),
+        (
+            "Tokens that fill a query up are seen",
+            "num_keys = num_visible(batch) if self.hides_tokens else None",
+            "num_keys = None",
+        ),
+    ],
     ("engine/fused", "tests/engine/fused/quantization"): [
         (
             "The gate lets everything pass",
-            "if is_enforced and not passes(of_all):",
-            "if is_enforced and passes(of_all):",
-        )
+            "found, reverted = of_all, frozenset[str]()\n    if is_enforced and not of_all.passes:",
+            "found, reverted = of_all, frozenset[str]()\n    if is_enforced and of_all.passes:",
+        ),
+        (
+            "A label may win that did not",
+            "(scores.argmax(axis=1) != right.argmax(axis=1))",
+            "(scores.argmax(axis=1) == -1)",
+        ),
+        (
+            "Scores are compared without their activation",
+            "_labels(output, rows, right, self.activation)",
+            "_labels(output, rows, right, Activation.IDENTITY)",
+        ),
     ],
     ("engine/selftest", "tests/engine/selftest/test_fidelity.py"): [
         (

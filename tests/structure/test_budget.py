@@ -24,19 +24,19 @@ from tests.structure.sources import Source, is_within, sources
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
     "server": (26_000, 234_800),
-    "engine": (17_210, 162_400),
+    "engine": (18_330, 174_540),
     "batch_manager": (2_153, 21_170),
-    "tokenizer_pool": (2_342, 22_670),
-    "wire": (950, 8_990),
+    "tokenizer_pool": (2_149, 20_990),
+    "wire": (1_168, 10_950),
     "embedline": (3_850, 34_600),
-    "core": (33_830, 318_500),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_000, 320_400),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 96_400,
-    "files of the product": 376,
-    "folders of the product": 50,
+    "lines of the tests": 98_700,
+    "files of the product": 384,
+    "folders of the product": 51,
     "files with one importer that no registry names": 49,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
@@ -59,12 +59,12 @@ SUBJECTS = {
     "engine.cpu.engine": "threads and mini-batches, whatever compiled the model",
     "engine.cpu.portable": "what `embedline compile` writes for other machines",
     "engine.cpu.tracing": "the one file of this engine that imports torch, and only to convert",
+    "engine.fused.adapters.heads": "the heads of transformers' classes, which change with its releases",
     "engine.fused.checkpoint": "tensors by name out of one file, several or a module",
     "engine.fused.quantization.cache": "quantized models on the disk, with a format of their own",
     "engine.fused.quantization.verify": "what quantization costs, for `embedline verify`",
     "engine.machine.varlen": "torch's own kernel for packed sequences, which changes with torch; also measured",
     "engine.model.detection.late_interaction": "ColBERT's models, in the forms of three libraries",
-    "engine.model.identity": "digests that stand for a model's rows, with a format of their own",
     "engine.model.known_prompts": "a table of facts about published models",
     "engine.selftest.warmup": "the first batches of any engine, and the batch that shows later whether it is sound",
     "engine.store.hub": "the one file that imports huggingface_hub, and only to fetch",

@@ -14,7 +14,7 @@ Before that, list in tests/structure/cache_formats.py each file to which such co
 CODE = """
 import torch
 from engine.store import fingerprint
-from engine.rows_numpy import mean as mean_of
+from engine.rows.with_numpy import mean as mean_of
 
 LIMIT = 3
 
@@ -31,7 +31,7 @@ ALIKE = {
     "twice": ["LIMIT = 3", CODE],
     "another order": [CODE.replace("LIMIT = 3", "") + "LIMIT = 3"],
     "a merged module": [CODE.replace("fingerprint.whole", "whole")],
-    "another module": [CODE.replace("engine.rows_numpy", "engine.rows.pooling")],
+    "another module": [CODE.replace("engine.rows.with_numpy", "engine.rows.pooling")],
     "a name of its own": [CODE.replace("mean as mean_of", "mean").replace("mean_of", "mean")],
     "a format": [CODE + "_FORMAT = 2"],
 }

@@ -32,8 +32,8 @@ def torch_free_modules() -> list[str]:
     """All modules but those of the engines that compute with torch (each engine is a folder in engine/)."""
     found = sources("wire", "tokenizer_pool", "batch_manager", "server", "embedline", "engine")
     engines = [source for source in found if source.package == "engine" and len(source.path.parts) > 2]
-    # An adapter imports its library, which need not be installed; rows_torch is a part of engines.
-    left_out = (LAUNCHER, *ADAPTERS, "engine.rows_torch")
+    # An adapter imports its library, which need not be installed; with_torch is a part of engines.
+    left_out = (LAUNCHER, *ADAPTERS, "engine.rows.with_torch")
     return [source.module for source in found if source not in engines and not is_within(source.module, left_out)]
 
 

@@ -94,7 +94,7 @@ def _folder_of(job: Job, work: Path) -> Path:
 
 def _sequences(job: Job, folder: ModelFolder) -> Sequences:
     if not job.seqlens:
-        return gate_texts.sequences(folder)
+        return gate_texts.fixed(folder).sequences
     return sample_ids.arbitrary(folder, [min(seqlen, folder.max_seqlen) for seqlen in job.seqlens])
 
 

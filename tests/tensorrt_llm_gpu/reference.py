@@ -17,7 +17,7 @@ from engine.model.json_files import read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
-from engine.rows_numpy import load_modules
+from engine.rows.with_numpy import load_modules
 from engine.selftest.sample_ids import Sequences
 
 Rows = NDArray[np.float32]

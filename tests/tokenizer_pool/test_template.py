@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.builders import byte_level, write_json
 from tests.tokenizer_pool.samples import SAMPLES, lists, refusal
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.tokenizer_files import TokenizerError
 
 MAX_SEQLEN = 96
 PREFIX = "<|endoftext|>system\nJudge.<|endoftext|>\n"

@@ -13,9 +13,9 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.samples import SAMPLES, lists, refusal
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.tokenizer_files import TokenizerError
 
 MAX_SEQLEN = 256
 NUM_SPECIAL_TOKENS = 2

@@ -22,8 +22,10 @@ class Recipe:
     """How to make one of our tensors from a checkpoint."""
 
     parts: tuple[str, ...]  # names in the checkpoint, without the base model's prefix; joined along the first axis
+    is_beside: bool = False  # whether the parts stand beside the base model, so that no prefix precedes their names
     plus: float = 0.0  # added to each number: Gemma's files hold norms' weights minus one
     swaps_halves: bool = False  # whether the second half of each part's rows comes before the first
+    rows: tuple[int, ...] | None = None  # of each part, only these are kept, in this order; None = all
 
 
 Recipes = dict[str, Recipe]  # by our name, see engine.fused.model.spec; all that is to be read from the files
@@ -72,6 +74,11 @@ def affine(parts: Mapping[str, tuple[str, ...]], *, has_bias: bool = True) -> Re
         for ours, theirs in parts.items()
         for kind in kinds
     }
+
+
+def beside(recipes: Recipes) -> Recipes:
+    """The same of parts that stand beside the base model."""
+    return {name: dataclasses.replace(recipe, is_beside=True) for name, recipe in recipes.items()}
 
 
 def in_layers(spec: Spec, theirs: str, recipes: Recipes) -> Recipes:

@@ -273,6 +273,9 @@ _ROTARY = {
         ("roberta.",),
         derive_angles,
     ),
+    "xlm-roberta-flash": Adapter(  # of jina-reranker-v2: transformers' layers, with positions in a table
+        _spec_of, (_rotary_layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"), _layout), ("roberta.",)
+    ),
 }
 
 ADAPTERS = _BERT | _MPNET | _ROTARY

@@ -126,6 +126,7 @@ _ANY_BIASES = _layouts(NORMS, *_BIASES)
 
 _LLAMA = {
     "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive_angles),
+    "llama_bidirec": Adapter(_llama, _ANY_BIASES, PREFIXES, derive_angles),
     "eurobert": Adapter(_eurobert, _ANY_BIASES, PREFIXES, derive_angles),
     "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive_angles),
     "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),

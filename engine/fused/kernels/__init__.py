@@ -10,6 +10,7 @@ from engine.fused.kernels.attention import attend
 from engine.fused.kernels.embedding_pooling import embed, pool
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.rotary import rotate
+from engine.fused.kernels.vocabulary import vocabulary_weights
 
 
 class TritonOps:
@@ -22,3 +23,4 @@ class TritonOps:
     quantize = staticmethod(quantize)
     attend = staticmethod(attend)
     pool = staticmethod(pool)
+    vocabulary_weights = staticmethod(vocabulary_weights)

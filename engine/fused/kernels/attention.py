@@ -30,7 +30,8 @@ multiplication and subtraction that takes the largest off them.
 
 Keys and values behind the sequence's end may be NaN, and 0 * NaN is NaN, so they are loaded as zeros. A masked score is
 a large negative number rather than -inf: a row whose first block is all masked then counts what is finite and vanishes
-(is multiplied by 2 ** -huge) with the first key that it does see. Each query sees itself, so there is one.
+(is multiplied by 2 ** -huge) with the first key that it does see. There is one: a query sees itself, or where the keys
+end before it (see `Tiles`), the last of them.
 
 Shapes: M queries a tile, N keys a block, D numbers a head, rounded up to a power of two.
 """
@@ -44,9 +45,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.fused.kernels.rows import power_of_two
-from engine.fused.model.ops import AttentionRule, Tiles
+from engine.fused.model.ops import TILE_FIELDS, AttentionRule, Tiles
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_FIELDS: tl.constexpr = tl.constexpr(TILE_FIELDS)
 _MASKED: tl.constexpr = tl.constexpr(-(2.0**100))  # a power of two, so scaling is exact and it cancels to 0
 _LINE = 16  # bytes that addresses and strides of descriptors are multiples of
 _MAX_OFFSET = 2**31  # offsets within a sequence are counted in 32 bits
@@ -163,7 +165,7 @@ def attend_tiles(
     key: tl.tensor,
     value: tl.tensor,
     output: tl.tensor,
-    table: tl.tensor,  # int32 [tiles, 5], see engine.fused.model.ops.Tiles
+    table: tl.tensor,  # int32 [tiles, TILE_FIELDS], see engine.fused.model.ops.Tiles
     bias: tl.tensor,  # float32 [heads, 2 reach + 1]; not read without HAS_BIAS
     key_boxes: tl.tensor,  # descriptor of [rows, H D] in boxes of [BLOCK_N, D]; None = whole blocks go by pointers too
     value_boxes: tl.tensor,  # likewise
@@ -190,7 +192,7 @@ def attend_tiles(
     BLOCK_D: tl.constexpr,
 ) -> None:
     """Grid: (tiles, query heads)."""
-    tile = table + tl.program_id(0) * 5
+    tile = table + tl.program_id(0) * _FIELDS
     head = tl.program_id(1)
     num_queries = tl.load(tile + 1)
     if num_queries == 0:
@@ -219,8 +221,8 @@ def attend_tiles(
     last = position + num_queries - 1
     start, whole_start, end, whole_end = 0, 0, num_keys, num_keys
     if IS_CAUSAL:
-        end = last + 1
-        whole_end = position + 1
+        end = tl.minimum(num_keys, last + 1)  # keys may end before the queries do
+        whole_end = tl.minimum(num_keys, position + 1)
     if HAS_WINDOW:
         start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
         whole_start = tl.cdiv(tl.maximum(last - window + 1, 0), BLOCK_N) * BLOCK_N

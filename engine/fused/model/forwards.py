@@ -48,11 +48,17 @@ class Blocks:
         self.ops = ops
         self._weights = weights
         norms = [name.removesuffix(".weight") for name in weights.tensors if name.endswith("norm.weight")]
+        norms = [name for name in norms if not name.startswith("head.")]  # whose layers have norms of their own
         self._norms = {name: self._norm(name) for name in norms}
         tables = weights.tensors
         self._tables = EmbeddingTables(
             tables["words"], tables.get("positions"), tables.get("types"), spec.embedding_scale
         )
+
+    def tensors_of(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin so, by the rest of their names."""
+        tensors = self._weights.tensors
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     def norm(self, name: str) -> Norm:
         """The norm of this name, such as "layers.0.attention_norm"."""

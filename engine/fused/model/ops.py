@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-TILE_FIELDS = 5
+TILE_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Tiles:
     """Who attends to whom: each row is up to `block` queries in a row, all of one sequence.
 
     Its numbers: the first query's row in the tensor of queries, the number of queries, the first query's position in
-    its sequence, the row of the sequence's first key, the number of its keys.
+    its sequence, the row of the sequence's first key, the number of its keys, the number of the sequence in the batch.
+    Keys are the sequence's tokens from the first on; all of them but for hidden ones at the end, which none attends to.
     """
 
     table: Tensor  # int32 [N, TILE_FIELDS]
@@ -97,6 +98,23 @@ class EmbeddingTables:
 
 
 @dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """SPARSE rows: each sequence's entries that are not zero, one sequence behind the other, ids ascending."""
+
+    counts: Tensor  # int32 [B]
+    entries: Tensor  # float32 [N, 2], an id and its weight; only the first counts.sum() are filled, if N is enough
+
+
+@dataclass(frozen=True, slots=True)
+class WordScores:
+    """The matrix that scores all words of the vocabulary, and what is made of a sequence's largest scores."""
+
+    words: Tensor  # [V, h], in the dtype of rows
+    bias: Tensor | None  # [V]
+    is_log_twice: bool  # log1p once more
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """How the numbers of a row of queries and keys are shared out; what follows them in the row is left alone."""
 
@@ -156,3 +174,9 @@ class Ops(Protocol):
 
     def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
         """float32 [B, h]: the mean of each sequence's rows; 0 of an empty one."""
+
+    def vocabulary_weights(self, hidden: Tensor, scores: WordScores, tiles: Tiles, cu_seqlens: Tensor) -> RaggedRows:
+        """log1p(relu(largest score of each word over a sequence's tokens)), where it is not zero; NaN is not.
+
+        tiles: of all tokens. The product with the matrix is not rounded to the dtype of hidden.
+        """

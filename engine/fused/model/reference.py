@@ -13,8 +13,10 @@ from engine.fused.model.ops import (
     NormedRows,
     NormOutputs,
     QuantizedRows,
+    RaggedRows,
     Rows,
     Tiles,
+    WordScores,
 )
 
 _MAX_FP8 = 448.0  # the largest float8_e4m3fn
@@ -80,7 +82,7 @@ class ReferenceOps:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
         rows = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        for first, num_queries, position, first_key, num_keys in tiles.table.tolist():
+        for first, num_queries, position, first_key, num_keys, _ in tiles.table.tolist():
             if num_queries:
                 queries = slice(first, first + num_queries)
                 keys = slice(first_key, first_key + num_keys)
@@ -92,6 +94,18 @@ class ReferenceOps:
             rows[start:end].double() for start, end in torch.stack((cu_seqlens[:-1], cu_seqlens[1:]), 1).tolist()
         ]
         return torch.stack([sequence.sum(dim=0) / max(1, len(sequence)) for sequence in sequences]).float()
+
+    def vocabulary_weights(self, hidden: Tensor, scores: WordScores, tiles: Tiles, cu_seqlens: Tensor) -> RaggedRows:
+        words, bias = scores.words.float(), None if scores.bias is None else scores.bias.float()
+        counts, entries = [], []
+        for start, end in torch.stack((cu_seqlens[:-1], cu_seqlens[1:]), 1).tolist():
+            weights = functional.linear(hidden[start:end].float(), words, bias).relu_()
+            largest = weights.amax(dim=0) if start < end else weights.new_zeros(len(words))
+            largest = largest.log1p_().log1p_() if scores.is_log_twice else largest.log1p_()
+            ids = largest.nonzero()[:, 0]  # of NaN, too, to be noticed
+            counts.append(len(ids))
+            entries.append(torch.stack((ids.float(), largest[ids]), dim=1))
+        return RaggedRows(torch.tensor(counts, dtype=torch.int32), torch.cat(entries))
 
 
 def _normalise(rows: Tensor, norm: Norm) -> Tensor:

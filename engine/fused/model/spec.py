@@ -15,10 +15,15 @@ head, I intermediate size, V words, P positions, K token types, R buckets of dis
     final_norm.weight/bias [h]
     rope.0 [P, rotated]: float32, cosines then sines of half as many angles each; `LayerSpec.rope` is the number
     relative_bias [N, 2 R + 1]: float32, added to scores by key's position - query's, clamped to -R … R
+    head.0.weight [its size, h]   head.0.bias   head.0.norm.weight, .bias: float32; those of `ScoreHead.layers`
+    vocabulary.dense.weight [E, h], .bias   vocabulary.norm.weight, .bias [E]: what precedes the scores of words
+    vocabulary.words.weight [V, E]: often words itself   vocabulary.words.bias [V]
 
 RMS norms' weights are what rows are multiplied by (Gemma's files hold that minus one). Norms' weights are float32."""
 
 from dataclasses import dataclass
+
+from engine.model.tasks import ScoreHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Spec:
     sandwich_norms: bool = False  # what attention and MLP give is normalised before it is added
     has_final_norm: bool = False
     layers: tuple[LayerSpec, ...] = ()
+    head: ScoreHead | None = None  # of a model for scores
+    vocabulary_activation: str | None = None  # behind vocabulary.dense; None = the model has no such layer
 
     @property
     def q_size(self) -> int:
@@ -75,6 +82,8 @@ class Spec:
 
 def shape_of(spec: Spec, name: str) -> tuple[int, ...] | None:
     """The shape of a tensor by our name; None if the Spec does not say."""
+    if name.startswith("head."):
+        return _shape_in_head(spec, name)
     *_, stem, kind = ("", *name.split("."))
     if stem.endswith("norm") and kind in ("weight", "bias"):
         return (_width(spec, stem),)
@@ -82,10 +91,19 @@ def shape_of(spec: Spec, name: str) -> tuple[int, ...] | None:
     return shape[:1] if shape and kind == "bias" else shape
 
 
+def _shape_in_head(spec: Spec, name: str) -> tuple[int, ...]:
+    assert spec.head is not None
+    _, number, *kind = name.split(".")
+    sizes = (spec.hidden_size, *(layer.size for layer in spec.head.layers))
+    taken, given = sizes[int(number) : int(number) + 2]
+    return (given, taken) if kind == ["weight"] else (given,)
+
+
 def _width(spec: Spec, norm: str) -> int:
     if norm in ("query_norm", "key_norm"):
         return spec.head_dim
-    return _embedding_size(spec) if norm == "embedding_norm" else spec.hidden_size
+    is_narrow = norm in ("embedding_norm", "norm")  # the second is that of the vocabulary
+    return _embedding_size(spec) if is_narrow else spec.hidden_size
 
 
 def _tables(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -94,6 +112,8 @@ def _tables(spec: Spec) -> dict[str, tuple[int, ...]]:
         "words": (spec.vocab_size, width),
         "positions": (spec.num_positions, width),
         "types": (spec.num_types, width),
+        "vocabulary.words.weight": (spec.vocab_size, width),
+        "vocabulary.words.bias": (spec.vocab_size,),
     }
 
 
@@ -106,6 +126,7 @@ def linear_shapes(spec: Spec) -> dict[str, tuple[int, int]]:
         "o": (hidden, spec.q_size),
         "gate_up": (spec.intermediate_size * (2 if spec.is_gated else 1), hidden),
         "down": (hidden, spec.intermediate_size),
+        "dense": (_embedding_size(spec), hidden),  # before the scores of words
     }
 
 

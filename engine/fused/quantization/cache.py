@@ -18,11 +18,12 @@ from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.offer import FusedConfig, Options
 from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.gate_texts import takes_pairs
 from engine.fused.readers import Reader, reader_for
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
+from engine.model.identity import files_beside
 from engine.model.model_folder import read_as
-from engine.model.weights import step_files
 from engine.registry import FUSED
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry, check_room
@@ -38,7 +39,7 @@ _MAX_ENTRIES = 8
 _PACKAGES = ("torch", "transformers", "triton")
 # An entry's format. Raise it when the same model would have other tensors, another result of the gate, or other facts
 # in the manifest.
-_FORMAT = 1
+_FORMAT = 2
 
 _FILE = "weights.safetensors"
 _REJECTED = "rejected"  # in the facts of an entry without weights
@@ -116,12 +117,18 @@ def _key(chosen: FusedConfig, requested: str) -> str:
         "dtype": str(chosen.dtype),
         "capability": chosen.capability,
         "gpu": "" if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
-        "pooling": folder.pooling,  # of the rows that the gate compared
+        # of what the gate compared, and of which texts
+        "pooling": folder.pooling,
         "steps": [str(step) for step in folder.steps],
+        "heads": [str(head) for head in folder.heads],
+        "activation": folder.activation,
+        "takes_pairs": takes_pairs(folder),
+        "template": str(folder.template),
+        "default_prompt": folder.default_prompt,
         "max_seqlen": folder.max_seqlen,  # rows of the tables of angles
         "do_lower_case": folder.do_lower_case,
     }
-    others = step_files(folder.path, folder.steps)
+    others = [*files_beside(folder), *(folder.weights_folder.iterdir() if folder.tokenizer_folder else ())]
     return fingerprint.key(folder.path, format_number=_FORMAT, packages=_PACKAGES, choices=choices, others=others)
 
 

@@ -1,29 +1,24 @@
-"""The quality gate: quantizes only as many layers as leave a model's rows nearly unchanged. Knows no model, no tensors.
+"""The quality gate: quantizes only as many layers as leave what a model gives nearly unchanged. Knows no model, no
+tensors.
 
-Rows of fixed texts are computed with all layers plain, then with all quantized. If these differ too much, each layer is
-quantized alone on a few of the texts, which shows how sensitive it is. That gives an order in which layers are reverted
-to plain (`steps_back`), and a binary search finds how few reverts are enough. The search assumes that more plain layers
-never make the rows worse, which may not hold to the last digit; but its result has been measured itself.
-A model costs two computations of all texts where the first try passes, and about ten where it does not.
+The answers to fixed texts are computed with all layers plain, then with all quantized. If these differ too much, each
+layer is quantized alone on a few of the texts, which shows how sensitive it is. That gives an order in which layers are
+reverted to plain (`steps_back`), and a binary search finds how few reverts are enough. The search assumes that more
+plain layers never make the answers worse, which may not hold to the last digit; but its result has been measured
+itself. A model costs two computations of all texts where the first try passes, and about ten where it does not, and
+then two more, to see what rounding to bfloat16 costs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.selftest.fidelity import Fidelity, fidelity
-from engine.selftest.sample_ids import Sequences
+from engine.fused.quantization.measures import Answers, Measure, Measured
 from engine.types import ModelError
 
 SCHEME = "fp8_row"  # what is measured: FP8 with a scale for each row
 
-# Limits of cosines without the mean row, and of the nearest ten texts of each text, which is what users see of it. With
-# all-MiniLM-L6-v2 the least of them is reached at about the same error, and bfloat16 alone costs 0.8 % of the nearest.
-MIN_MEDIAN = 0.998
-MIN_P1 = 0.995
-MIN_OVERLAP = 0.95
 _NUM_PROBES = 16  # texts on which each layer is tried alone
 _MAX_PROBE = 1024  # tokens of one: long ones would cost too much for each layer
 _MAX_NAMES = 4  # listed in a note
@@ -33,9 +28,16 @@ _MAX_NAMES = 4  # listed in a note
 _BEHIND_NO_NORM = ("o", "down")
 _BEHIND_NORM = ("qkv", "gate_up")
 
-Rows = NDArray[np.float32]  # [B, D]
-# Pooled rows of these sequences, as the model gives them where just these linear layers are quantized.
-Compute = Callable[[Sequences, frozenset[str]], Rows]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One model and its texts, which have numbers from 0."""
+
+    seqlens: Sequence[int]  # of all texts
+    # The model's answers to these texts, where just these linear layers are quantized.
+    compute: Callable[[Sequence[int], frozenset[str]], Answers]
+    measure: Measure
+    noise: Callable[[], Measured | None]  # what bfloat16 costs beside float32; None where there is no memory for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,10 @@ class Outcome:
     max_seqlen: int  # of the longest
     quantized: tuple[str, ...]  # names of the linear layers that are to be
     reverted: tuple[str, ...]  # those that could be, and are to stay plain
-    fidelity: Fidelity  # as they are to be
-    fidelity_of_all: Fidelity  # with nothing reverted
-    passed: bool  # something is quantized, and meets both limits
+    found: Measured  # as they are to be
+    found_of_all: Measured  # with nothing reverted
+    noise: Measured | None = None  # that limits were held against; None = it was not needed, or there was no memory
+    passed: bool  # something is quantized, and is within all limits
     is_enforced: bool  # False = it was measured, and nothing follows from it
     num_evaluations: int  # computations of all texts with something quantized
 
@@ -57,12 +60,12 @@ class Outcome:
     def note(self) -> str:
         """A line for the log and for /info."""
         num_layers = len(self.quantized) + len(self.reverted)
-        measured = f"{self.fidelity.figures}, against the plain model on {self._texts}"
+        measured = f"{self.found.in_words}, against the plain model on {self._texts}{self._widened}"
         if not self.is_enforced:
             verdict = "would pass" if self.passed else "would not pass"
             return f"{SCHEME} in {num_layers} linear layers, not gated ({verdict}): {measured}"
         if not self.quantized:
-            with_all = f"{self.fidelity_of_all.figures} with all of them, on {self._texts}"
+            with_all = f"{self.found_of_all.in_words} with all of them, on {self._texts}{self._widened}"
             return f"{SCHEME} was rejected, each linear layer costs too much: {with_all}"
         if not self.reverted:
             return f"{SCHEME} in all {num_layers} linear layers: {measured}"
@@ -76,84 +79,90 @@ class Outcome:
     def _texts(self) -> str:
         return f"{self.num_texts} texts of up to {self.max_seqlen} tokens"
 
+    @property
+    def _widened(self) -> str:
+        """What of the limits is not the usual, and why."""
+        wider = self.found_of_all.wider_than_usual
+        return f" (limits of twice what bfloat16 costs: {wider.limits_in_words})" if wider.figures else ""
 
-def check(compute: Compute, names: Sequence[str], sequences: Sequences, *, is_enforced: bool = True) -> Outcome:
-    """Find the linear layers that may be quantized, at least one. The model is left as `compute` last left it. Raises
-    ModelError where the plain model's rows are not finite."""
+
+def check(subject: Subject, names: Sequence[str], *, is_enforced: bool = True) -> Outcome:
+    """Find the linear layers that may be quantized, of at least one. The model is left as `compute` last left it.
+    Raises ModelError where the plain model's answers are not finite."""
     assert names
-    gate = _Gate(compute, sequences)
+    gate = _Gate(subject)
     of_all = gate.evaluate(frozenset(names))
+    if is_enforced and not of_all.passes:
+        of_all = gate.widen(of_all)
     found, reverted = of_all, frozenset[str]()
-    if is_enforced and not passes(of_all):
+    if is_enforced and not of_all.passes:
         found, reverted = gate.revert(names)
     quantized = tuple(name for name in names if name not in reverted)
     return Outcome(
-        num_texts=len(sequences),
-        num_tokens=sum(map(len, sequences)),
-        max_seqlen=max(map(len, sequences)),
+        num_texts=len(subject.seqlens),
+        num_tokens=sum(subject.seqlens),
+        max_seqlen=max(subject.seqlens),
         quantized=quantized,
         reverted=tuple(name for name in names if name in reverted),
-        fidelity=found,
-        fidelity_of_all=of_all,
-        passed=bool(quantized) and passes(found),
+        found=found,
+        found_of_all=of_all,
+        noise=gate.noise,
+        passed=bool(quantized) and found.passes,
         is_enforced=is_enforced,
         num_evaluations=gate.num_evaluations,
     )
 
 
-def passes(found: Fidelity) -> bool:
-    """Whether rows of all texts are near enough."""
-    return _has_near_rows(found) and found.overlap >= MIN_OVERLAP
-
-
-def _has_near_rows(found: Fidelity) -> bool:
-    return found.median_cosine >= MIN_MEDIAN and found.p1_cosine >= MIN_P1
-
-
 class _Gate:
     """One model and its texts."""
 
-    def __init__(self, compute: Compute, sequences: Sequences) -> None:
-        self._compute = compute
-        self._sequences = sequences
-        self._reference = compute(sequences, frozenset())
-        if not np.isfinite(self._reference).all():
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._all = range(len(subject.seqlens))
+        self._plain = subject.compute(self._all, frozenset())
+        if not all(np.isfinite(rows).all() for answers in self._plain.values() for rows in answers):
             raise ModelError(
                 "the model gives rows that are not finite before anything is quantized; "
                 "--engine transformers --dtype float32 --quantization none may serve it"
             )
+        self.noise: Measured | None = None
         self.num_evaluations = 0
 
-    def evaluate(self, quantized: frozenset[str]) -> Fidelity:
-        """The fidelity on all texts."""
+    def evaluate(self, quantized: frozenset[str]) -> Measured:
+        """The figures on all texts."""
         self.num_evaluations += 1
-        return fidelity(self._compute(self._sequences, quantized), self._reference)
+        return self._measured(self._all, quantized)
 
-    def revert(self, names: Sequence[str]) -> tuple[Fidelity, frozenset[str]]:
+    def widen(self, found: Measured) -> Measured:
+        """The same figures with limits that are no closer than rounding allows. All later ones have these, too."""
+        self.noise = self._subject.noise()
+        return found.widened(self.noise)
+
+    def revert(self, names: Sequence[str]) -> tuple[Measured, frozenset[str]]:
         """Go back as few steps as pass; return what passed."""
         alone = self._each_layer_alone(names)
-        bad = frozenset(layer for layer, found in alone.items() if not _has_near_rows(found))
-        steps = steps_back(names, {layer: 1 - found.median_cosine for layer, found in alone.items()}, bad)
-        fewest, enough = 1, len(steps)  # all steps back leave the plain model, which need not be measured
-        found = fidelity(self._reference, self._reference)
+        bad = frozenset(layer for layer, found in alone.items() if not found.has_near_rows)
+        steps = steps_back(names, {layer: found.cost for layer, found in alone.items()}, bad)
+        fewest, enough = 1, len(steps)  # all steps back leave the plain model, which need not be computed
+        found = self._subject.measure(self._plain, self._plain).widened(self.noise)
         while fewest < enough:
             middle = (fewest + enough) // 2
             tried = self.evaluate(frozenset(names) - _joined(steps[:middle]))
-            if passes(tried):
+            if tried.passes:
                 enough, found = middle, tried
             else:
                 fewest = middle + 1
         return found, _joined(steps[:enough])
 
-    def _each_layer_alone(self, names: Sequence[str]) -> dict[str, Fidelity]:
-        """The fidelity of each layer alone, on a few texts."""
-        short = [number for number, sequence in enumerate(self._sequences) if len(sequence) <= _MAX_PROBE]
+    def _each_layer_alone(self, names: Sequence[str]) -> dict[str, Measured]:
+        """The figures of each layer alone, on a few texts."""
+        short = [number for number, seqlen in enumerate(self._subject.seqlens) if seqlen <= _MAX_PROBE]
         probes = [short[place] for place in np.unique(np.linspace(0, len(short) - 1, _NUM_PROBES).round().astype(int))]
-        sequences, reference = [self._sequences[probe] for probe in probes], self._reference[probes]
-        return {
-            layer: fidelity(self._compute(sequences, frozenset(own)), reference)
-            for layer, own in by_layer(names).items()
-        }
+        return {layer: self._measured(probes, frozenset(own)) for layer, own in by_layer(names).items()}
+
+    def _measured(self, texts: Sequence[int], quantized: frozenset[str]) -> Measured:
+        plain = {kind: [answers[text] for text in texts] for kind, answers in self._plain.items()}
+        return self._subject.measure(self._subject.compute(texts, quantized), plain).widened(self.noise)
 
 
 def by_layer(names: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -1,19 +1,32 @@
 """The fixed texts on which quantized models are compared with plain ones: subjects, languages, lengths, oddities.
 
-A third is not English. They are ours; a change of them changes what the gate's figures mean.
+A third is not English. They are ours; a change of them changes what the gate's figures mean. Rerankers get pairs of
+them, put together as in service: a hundred documents for one query, and the other texts for others.
 """
 # ruff: noqa: RUF001 - letters of other scripts are meant
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.model.detection.scores import REWARD, names_of
 from engine.model.model_folder import ModelFolder
+from engine.model.tasks import PairTemplate, Task
 from engine.selftest import sample_ids
 from engine.selftest.sample_ids import Sequences, num_layer_parameters
+from wire.pairs import FilledTemplate, JoinedPairs, cut
+from wire.tokenizer_files import has_token_types
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _MAX_SEQLEN = 1024  # tokens of the fixed texts; those beyond are made to the model's length
 _CHARACTERS = 3  # of a token: about as many as the fixed texts have in most models
+_NUM_RANKED = 100  # documents for one query
 _MAX_WORK_ON_CPU = 2e10  # tokens of one text times parameters of layers: half a second of one core
 
 _QUERIES = """
@@ -169,6 +182,34 @@ The flight leaves at 9:15 from gate 22.
 The flight leaves at 9:45 from gate 22.
 The flight leaves at 9:15 from gate 28.
 """
+_RANKED_QUERY = "how can I make my phone's battery last longer"
+# From an answer to the query to what only shares a word with it; the other documents share nothing.
+_RANKED = """
+To make a phone's battery last longer, lower the brightness and keep the charge between 20 and 80 percent.
+Turn on the battery saver, and your phone will last hours longer on one charge.
+Ten settings that make the battery of your phone last all day
+Heat wears a phone's battery out: don't leave it in the sun, and take it out of its case while it charges.
+Apps that ask for your position all the time drain the battery. Allow it only while you use them.
+A dark theme saves power on phones whose screens light each point by itself.
+Mein Handyakku hält länger, seit ich die Helligkeit gesenkt und die Ortung ausgeschaltet habe.
+Pour économiser la batterie du téléphone, désactivez le Bluetooth quand il ne sert pas.
+手机电池不耐用?降低屏幕亮度,关闭后台应用。
+My phone is dead by noon, although I charge it every night. What can I do?
+When the battery holds less than 80 percent of what it held when new, have it replaced.
+Should I charge my laptop overnight, or does that harm its battery?
+Lithium cells lose about two percent of their charge a month when they lie in a drawer.
+The new phone has a battery of 5,000 mAh and a screen that draws less power than last year's.
+How to make the tyres of your bicycle last longer
+Electric cars preheat their batteries in winter, which costs some of their range.
+Fast chargers fill half of a phone in twenty minutes, at the price of more heat.
+The battery of the smoke alarm beeps when it must be changed.
+Where can I hand in old batteries and broken phones?
+My phone does not ring when somebody calls.
+Phone us on weekdays between nine and five.
+The artillery battery stood on the hill above the harbour.
+He was charged with assault and battery.
+The concert lasted longer than we had expected.
+"""
 _ENGLISH = (_SCIENCE, _LAW_AND_MONEY, _MEDICINE, _DAILY)
 _OTHERS = (
     _GERMAN, _FRENCH, _SPANISH, _OTHER_LATIN, _CYRILLIC_AND_GREEK, _CHINESE, _JAPANESE_AND_KOREAN, _ARABIC_HEBREW_HINDI,
@@ -188,24 +229,112 @@ def texts() -> tuple[str, ...]:
     return (*singles, *repeated, *paragraphs, *pages, *english, *foreign)
 
 
-def sequences(folder: ModelFolder) -> Sequences:
-    """The texts' token ids, or arbitrary ones where the tokenizer knows hardly any word of them. Raises ModelError
+def pairs() -> tuple[tuple[str, str], ...]:
+    """Queries and documents, at least 128 of them; the first hundred have the same query."""
+    others = texts()
+    own = _lines(_RANKED)
+    num_others = _NUM_RANKED - len(own)
+    ranked = [(_RANKED_QUERY, document) for document in (*own, *others[:num_others])]
+    return (*ranked, *zip(itertools.cycle(_lines(_QUERIES)), others[num_others:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class GateTexts:
+    """Texts, or pairs of them, as one model gets them."""
+
+    sequences: Sequences
+    types: Sequences | None  # of their tokens; None = all are 0
+    num_ranked: int  # the first so many are the documents of one query, or all that are compared with each other
+
+
+def fixed(folder: ModelFolder) -> GateTexts:
+    """The fixed texts' ids, or arbitrary ones where the tokenizer knows hardly any word of them. Raises ModelError
     where it can't be read."""
-    return _various(folder, sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN))
+    if takes_pairs(folder):
+        return _of_pairs(folder, pairs(), max_seqlen=_MAX_SEQLEN, num_ranked=_NUM_RANKED)
+    found = _various(folder, sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN))
+    return GateTexts(found, None, len(found))
 
 
-def long_sequences(folder: ModelFolder, *, is_cpu: bool) -> Sequences:
-    """Token ids of texts that are longer than the others: one of the model's length, one of about half of it, …
+def fixed_and_long(folder: ModelFolder, *, is_cpu: bool) -> GateTexts:
+    """With texts that are longer than the others: one of the model's length, one of about half of it, …
 
-    On a CPU only those that it computes in a second. Raises ModelError as `sequences` does.
+    On a CPU only those that it computes in a second. Raises ModelError as `fixed` does.
     """
-    longest = folder.max_seqlen
+    short, longest = fixed(folder), folder.max_seqlen
     if is_cpu:
         longest = min(longest, int(_MAX_WORK_ON_CPU / num_layer_parameters(folder)))
     halved = (longest >> turn for turn in itertools.count())
     lengths = list(itertools.takewhile(lambda length: length > _MAX_SEQLEN // 2, halved))
+    if not lengths:
+        return short
     long = [_repeated(turn, _CHARACTERS * (length if turn else 2 * length)) for turn, length in enumerate(lengths)]
-    return _various(folder, sample_ids.of_texts(folder, long, max_seqlen=longest)) if long else []
+    if not takes_pairs(folder):
+        more = _various(folder, sample_ids.of_texts(folder, long, max_seqlen=longest))
+        return GateTexts([*short.sequences, *more], None, short.num_ranked)
+    paired = _of_pairs(folder, [(_RANKED_QUERY, text) for text in long], max_seqlen=longest, num_ranked=0)
+    types = None if short.types is None or paired.types is None else [*short.types, *paired.types]
+    return GateTexts([*short.sequences, *paired.sequences], types, short.num_ranked)
+
+
+def takes_pairs(folder: ModelFolder) -> bool:
+    """Whether it is a reranker. A reward model has the same task, but is asked about one text."""
+    if folder.task is not Task.RERANK:
+        return False
+    names = (*names_of(folder.path, folder.config), *map(str.lower, folder.architectures))
+    return folder.template is not None or not any(REWARD in name for name in names)
+
+
+def _of_pairs(folder: ModelFolder, given: Sequence[tuple[str, str]], *, max_seqlen: int, num_ranked: int) -> GateTexts:
+    """Each pair's ids and types as in service, cut to `max_seqlen` and to the model's limit. Raises ModelError."""
+    if not sample_ids.has_tokenizer(folder):
+        joined = [" ".join(pair) for pair in given]
+        return GateTexts(sample_ids.of_texts(folder, joined, max_seqlen=max_seqlen), None, num_ranked)
+    queries, documents = zip(*given, strict=True)
+    firsts = [_cased(folder, folder.default_prompt + query) for query in queries]
+    seconds = [_cased(folder, document) for document in documents]
+    limit = min(max_seqlen, folder.max_seqlen)
+    put_together = partial(_joined, folder) if folder.template is None else partial(_filled, folder.template)
+    found, types = sample_ids.by_tokenizer(folder, lambda tokenizer: put_together(tokenizer, firsts, seconds, limit))
+    various = _various(folder, found)
+    return GateTexts(various, types if various is found else None, num_ranked)
+
+
+def _cased(folder: ModelFolder, text: str) -> str:
+    return text.lower() if folder.do_lower_case else text
+
+
+def _joined(
+    folder: ModelFolder, tokenizer: "tokenizers.Tokenizer", firsts: Sequence[str], seconds: Sequence[str], limit: int
+) -> tuple[Sequences, Sequences | None]:
+    pairs_of = JoinedPairs(tokenizer, has_types=has_token_types(folder.weights_folder))
+    tokenizer.no_truncation()
+    encoded = (tokenizer.encode_batch(side, add_special_tokens=False) for side in (firsts, seconds))
+    sequences, types = Sequences(), Sequences()
+    for first, second in zip(*encoded, strict=True):
+        pair, room = (first.ids, second.ids), max(limit - pairs_of.num_special, 0)
+        if len(first) + len(second) > room:
+            pair = cut(pair, room, keeps_end=False)
+        token_ids, type_ids = list[int](), list[int]()
+        pairs_of.append(pair, token_ids, type_ids)
+        sequences.append(np.array(token_ids, np.int32))
+        types.append(np.array(type_ids, np.int32))
+    return sequences, types if pairs_of.has_types else None
+
+
+def _filled(
+    template: PairTemplate,
+    tokenizer: "tokenizers.Tokenizer",
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    limit: int,
+) -> tuple[Sequences, None]:
+    filled = FilledTemplate(tokenizer, template.parts, encode_each=lambda encode, texts: encode(texts))
+    sequences = Sequences()
+    for parts in filled.fill(firsts, seconds, instruction=template.instruction, keeps_end=False):
+        filled.cut(parts, max(sum(len(part.ids) for part in parts) - limit, 0))
+        sequences.append(np.array([token_id for part in parts for token_id in part.ids], np.int32))
+    return sequences, None
 
 
 def _various(folder: ModelFolder, found: Sequences) -> Sequences:

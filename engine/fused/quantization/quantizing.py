@@ -1,27 +1,17 @@
-"""Quantizes a loaded model, as far as the flags ask for it, the GPU can compute it, and the gate accepts it.
-
-The gate's rows: on a CPU each core computes batches of its own. Attention there is some small operations for each
-sequence, and threads that share them meet so often that, beside other work, they mostly wait for each other (measured
-with all-MiniLM-L6-v2: 92 s where one thread alone took 22).
-"""
+"""Quantizes a loaded model, as far as the flags ask for it, the GPU can compute it, and the gate accepts it."""
 
 import dataclasses
-import queue
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 
-from engine.fused.assembly import Model, assemble
-from engine.fused.engine import FusedEngine
+from engine.fused.assembly import Model
 from engine.fused.model.linear import FP8_MULTIPLE, Fp8Linear, Linear, NoProduct, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization import gate, gate_texts
-from engine.fused.quantization.gate import Rows
+from engine.fused.quantization.gate_answers import GateAnswers, noise_of_bfloat16
+from engine.fused.quantization.measures import Answers, Measure
 from engine.machine.devices import has_fp8
-from engine.selftest import selfcheck
-from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
 
 # Below it FP8 gains little: products of short rows spend their time on what FP8 does not halve (reading and writing
@@ -30,9 +20,6 @@ from engine.types import ModelError
 MIN_LINEAR_PARAMETERS = 400_000_000
 # Below it quantizing the rows that `o` takes costs about what its product gains.
 MIN_HIDDEN_SIZE_FOR_O = 1024
-
-_NUM_TOKENS = 4096  # of a batch of the gate's: so that quantizing and measuring need no more memory than serving
-_NUM_TOKENS_ON_CPU = 1024  # few, so that what a batch goes through stays in a core's cache
 
 
 def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> tuple[bool, str]:
@@ -117,15 +104,21 @@ def _through_gate(
 ) -> gate.Outcome:
     """The layers are left as the gate wants them."""
     switch = QuantizableLinears(model.weights.linears, plain=plain)
-    measuring = GateRows(model)
+    chosen = model.chosen
+    texts = gate_texts.fixed_and_long(chosen.folder, is_cpu=chosen.capability is None)
+    answers = GateAnswers(model, texts)
 
-    def compute(sequences: Sequences, quantized: frozenset[str]) -> Rows:
+    def compute(numbers: Sequence[int], quantized: frozenset[str]) -> Answers:
         switch.set(quantized)
-        return measuring.rows(sequences)
+        return answers(numbers)
 
-    folder, is_cpu = model.chosen.folder, model.chosen.capability is None
-    sequences = gate_texts.sequences(folder) + gate_texts.long_sequences(folder, is_cpu=is_cpu)
-    outcome = gate.check(compute, names, sequences, is_enforced=is_gated)
+    subject = gate.Subject(
+        seqlens=[len(sequence) for sequence in texts.sequences],
+        compute=compute,
+        measure=Measure(chosen.folder.activation, texts.num_ranked),
+        noise=lambda: noise_of_bfloat16(chosen),
+    )
+    outcome = gate.check(subject, names, is_enforced=is_gated)
     switch.set(outcome.quantized)
     return outcome
 
@@ -162,45 +155,6 @@ class QuantizableLinears:
         for device in devices:
             if device.type == "cuda":  # streams that compute do not wait for the one that weights are made on
                 torch.cuda.synchronize(device)
-
-
-class GateRows:
-    """The rows of one model; its linear layers may be exchanged between two calls of `rows`."""
-
-    def __init__(self, model: Model) -> None:
-        """Raises torch.OutOfMemoryError where there is no room for a batch."""
-        is_on_cpu = model.chosen.capability is None
-        max_num_tokens = max(_NUM_TOKENS_ON_CPU if is_on_cpu else _NUM_TOKENS, model.chosen.folder.max_seqlen)
-        alone = dataclasses.replace(model, num_threads=1)
-        self._engines = [
-            assemble(alone, max_num_tokens=max_num_tokens, records=False)
-            for _ in range(model.num_threads if is_on_cpu else 1)
-        ]
-
-    def rows(self, sequences: Sequences) -> Rows:
-        """Pooled rows [B, D]. Raises ModelError where an engine fails."""
-        if len(self._engines) == 1:
-            return selfcheck.rows_of(self._engines[0], sequences)
-        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]), reverse=True)
-        rows = self._shared_out([sequences[number] for number in order])
-        return rows[np.argsort(order)]
-
-    def _shared_out(self, sequences: Sequences) -> Rows:
-        """Longest first: then no engine is left with much when the others are done."""
-        idle: queue.SimpleQueue[FusedEngine] = queue.SimpleQueue()
-        for engine in self._engines:
-            idle.put(engine)
-
-        def computed(batch: Sequences) -> Rows:
-            engine = idle.get()
-            try:
-                return selfcheck.rows_of(engine, batch)
-            finally:
-                idle.put(engine)
-
-        batches = selfcheck.batches(self._engines[0].limits, sequences)
-        with ThreadPoolExecutor(len(self._engines)) as threads:
-            return np.concatenate(list(threads.map(computed, batches)))
 
 
 def _version(capability: tuple[int, int] | None) -> str:

@@ -50,7 +50,7 @@ _LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all docume
 _EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
 _TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
 _LOGITS = "causal_logits"  # sentence-transformers' name of what a generative model gives
-_REWARD = "reward"  # in names of models that score a chat, not a pair
+REWARD = "reward"  # in names of models that score a chat, not a pair
 
 
 def scores(files: Files) -> Iterator[Detected]:
@@ -197,7 +197,7 @@ def _embeds(files: Files) -> bool:
 
 def _is_a_pair_scorer(files: Files, card: Card) -> bool:
     """A CrossEncoder that sentence-transformers trained on pairs as they are, or a reward model."""
-    is_reward = any(_REWARD in name for name in (*_names(files), *card.names, *card.tags))
+    is_reward = any(REWARD in name for name in (*names_of(files.folder, files.config), *card.names, *card.tags))
     return is_reward or files.chain is Chain.SCORES or "sentence_transformers" in files.config
 
 
@@ -205,7 +205,7 @@ def _told(files: Files) -> tuple[Family, str] | None:
     """The family that the folder's files name, and which file does. Raises ModelError for a listwise reranker."""
     if _families(files) and _LISTWISE in _special_words(files):
         raise ModelError(f"the vocabulary has {_LISTWISE}: a listwise reranker, which is not supported")
-    chat, names, of_card = _chat_template(files), _names(files), read_card(files.folder).names
+    chat, names, of_card = _chat_template(files), names_of(files.folder, files.config), read_card(files.folder).names
     for family in FAMILIES:
         if family.phrase is not None and family.phrase in chat:
             return family, f"its chat template is that of {family.name}"
@@ -305,8 +305,7 @@ def _chat_template(files: Files) -> str:
     return str(known.get("chat_template") or "").replace("\\", "")
 
 
-def _names(files: Files) -> tuple[str, ...]:
+def names_of(folder: Path, config: Json) -> tuple[str, ...]:
     """The model's names in lower case: of its folder or the hub's cache, and in config.json."""
-    folder = files.folder
     repository = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
-    return repository.lower(), str(files.config.get("_name_or_path", "")).lower()
+    return repository.lower(), str(config.get("_name_or_path", "")).lower()

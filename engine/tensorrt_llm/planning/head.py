@@ -40,7 +40,7 @@ class PlannedHead:
     num_outputs: int  # numbers in a row: the hidden size, the labels, or one
     yes_id: int | None = None  # vocabulary ids, only for ANSWER
     no_id: int | None = None  # None = only the raw score of yes
-    padding_idx: int | None = None  # of RoBERTa's positions, see engine.rows_numpy; None = rotary angles
+    padding_idx: int | None = None  # of RoBERTa's positions, see engine.rows.with_numpy; None = rotary angles
 
     def to_config(self) -> dict[str, Any]:
         """The head as JSON, for `from_config`."""

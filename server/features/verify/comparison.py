@@ -33,13 +33,13 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.model_files import cache_folder
 from server.supervisor.model_plan import ModelPlan, engine_options, find_cuda, plan_model
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
 from tokenizer_pool.tasks import TokenizedTexts
+from wire.tokenizer_files import TokenizerError
 
 if TYPE_CHECKING:
+    from engine.fused.quantization.measures import Measured
     from engine.fused.quantization.verify import Verified
-    from engine.selftest.fidelity import Fidelity
 
 _Array = NDArray[np.float32]
 _OUTPUTS = {
@@ -146,10 +146,10 @@ def _as_json(plan: ModelPlan, verified: "Verified") -> str:
         "num_texts": outcome.num_texts,
         "num_tokens": outcome.num_tokens,
         "max_tokens": outcome.max_seqlen,
-        "limits": verified.limits,
-        "all_layers": _measured(outcome.fidelity_of_all),
-        "served": _measured(outcome.fidelity) if outcome.quantized else None,
-        "noise_floor": _measured(verified.noise_floor) if verified.noise_floor else None,
+        "limits": _by_output(outcome.found_of_all, "limit"),
+        "all_layers": _by_output(outcome.found_of_all, "value"),
+        "served": _by_output(outcome.found, "value") if outcome.quantized else None,
+        "noise_floor": _by_output(verified.noise_floor, "value") if verified.noise_floor else None,
         "quantized": list(outcome.quantized),
         "reverted": list(outcome.reverted),
         "passed": outcome.passed,
@@ -158,14 +158,13 @@ def _as_json(plan: ModelPlan, verified: "Verified") -> str:
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
-def _measured(found: "Fidelity") -> dict[str, float]:
-    """Cosines are without the mean row."""
-    return {
-        "median": found.median_cosine,
-        "p1": found.p1_cosine,
-        "minimum": found.min_cosine,
-        "overlap": found.overlap,
-    }
+def _by_output(found: "Measured", field: str) -> dict[str, dict[str, float]]:
+    """The values or the limits, for each output of the model by the figures' names."""
+    by_output: dict[str, dict[str, float]] = {}
+    for figure in found.figures:
+        if (number := getattr(figure, field)) is not None:
+            by_output.setdefault(figure.output, {})[figure.name] = number
+    return by_output
 
 
 def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
@@ -178,18 +177,18 @@ def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
     yield "gpu", verified.gpu or "none"
     longest = f"the longest of {outcome.max_seqlen:,}"
     yield "texts", f"{outcome.num_texts}, {outcome.num_tokens:,} tokens, {longest}; measured now"
-    limits = verified.limits
-    cosines = f"cosine median {limits['median']} or more, 1st percentile {limits['p1']} or more"
-    yield "limits", f"{cosines}, without the mean row; {limits['overlap']:.0%} or more of the nearest texts the same"
+    yield "limits", outcome.found_of_all.limits_in_words
+    if wider := outcome.found_of_all.wider_than_usual.figures:
+        yield "", f"of them {', '.join(figure.label for figure in wider)} at twice the noise floor"
     floor = verified.noise_floor
-    yield "noise floor", f"{floor.figures}: bfloat16 against float32" if floor else "not measured: too little memory"
+    yield "noise floor", f"{floor.in_words}: bfloat16 against float32" if floor else "not measured: too little memory"
     verdict = "beyond the limits" if outcome.reverted else "within the limits"
-    yield f"all {num_layers} layers", f"{outcome.fidelity_of_all.figures}: {verdict}"
+    yield f"all {num_layers} layers", f"{outcome.found_of_all.in_words}: {verdict}"
     if outcome.reverted:
         for number, layer in enumerate(_by_layer(outcome.reverted)):
             yield "" if number else "plain again", layer
     if outcome.reverted and outcome.quantized:
-        yield f"the other {num_quantized}", f"{outcome.fidelity.figures}: within the limits"
+        yield f"the other {num_quantized}", f"{outcome.found.in_words}: within the limits"
     yield "served", _served(plan, num_quantized, num_layers)
     yield "with auto", verified.with_auto
 

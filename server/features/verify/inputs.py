@@ -24,11 +24,11 @@ from server.requests.given_ids import LETTER, surrounding_ids
 from server.requests.late_interaction import Lengths, counted, lengths, shaped
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.topology import tokenizer_spec
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.tasks import TokenizedTexts
 from tokenizer_pool.token_ids import join
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.tokenizer_files import TokenizerError
 
 _MAX_WORK = 5e12  # products of one sequence
 _OF_TEMPLATE = 256  # tokens that a template takes at most; the library does not cut what is around it

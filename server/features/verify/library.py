@@ -24,10 +24,10 @@ from engine.model.tasks import AnswerScore, Task
 from engine.types import ModelError
 from server.features.verify.inputs import VerifyTexts
 from server.supervisor.model_plan import ModelPlan
-from tokenizer_pool.config_files import is_of_transformers_5, read_config
 from tokenizer_pool.loading import load, prepend_lowercase
 from tokenizer_pool.special_tokens import ends
 from wire.parts import Part
+from wire.tokenizer_files import is_of_transformers_5, read_config
 
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")  # of tokenizer.json
 _MAX_IDS = 12  # that are shown of a text

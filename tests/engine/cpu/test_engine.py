@@ -17,7 +17,7 @@ from engine.cpu.engine import OpenVinoEngine
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
 from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, PaddedPooling, tokens
-from engine.rows_numpy import Pooling, RowModules
+from engine.rows.with_numpy import Pooling, RowModules
 from engine.types import (
     Batch,
     EngineClosed,

@@ -1,5 +1,6 @@
 """Tickets, slots, two threads and errors of the fused engine, around a device that watches how it is used."""
 
+import dataclasses
 import itertools
 import threading
 import weakref
@@ -11,9 +12,11 @@ import torch
 
 from engine.fused.engine import FusedEngine
 from engine.fused.start import Phases
-from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
+from engine.rows.query_table import QueryTable
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind, Results
 from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
 from tests.engine.tiny_models import batch
+from wire.parts import QUERY_TOKEN
 
 NUM_BATCHES = 200
 
@@ -123,18 +126,78 @@ def test_closing_finishes_what_is_inside_and_what_comes_late(engine: FusedEngine
     assert pooled(engine, late) == expected_rows(2)
 
 
-def test_token_rows_come_with_their_offsets(engine: FusedEngine) -> None:
+@pytest.mark.parametrize("kind", [OutputKind.TOKENS, OutputKind.MULTI_VECTOR])
+def test_token_rows_come_with_their_offsets(kind: OutputKind, engine: FusedEngine) -> None:
     made = of_lengths(5)
-    both = OutputKind.POOLED | OutputKind.TOKENS
+    both = OutputKind.POOLED | kind
     engine.submit(Batch("m", both, made.token_ids, made.cu_seqlens))
     _, results = engine.collect()
     assert isinstance(results, dict)
     assert results[OutputKind.POOLED].values.tolist() == expected_rows(5)
     assert results[OutputKind.POOLED].offsets is None
-    rows = results[OutputKind.TOKENS]
+    rows = results[kind]
     assert rows.values[:, 0].tolist() == made.token_ids.tolist()
     assert rows.offsets is not None
     assert rows.offsets.tolist() == made.cu_seqlens.tolist()
+
+
+# --- sparse rows
+
+
+def sparse(results: Results | EngineError) -> list[list[tuple[float, float]]]:
+    """Ids and weights of each sequence."""
+    assert isinstance(results, dict), results
+    rows = results[OutputKind.SPARSE]
+    assert rows.offsets is not None
+    assert len(rows.values) == rows.offsets[-1]
+    parts = [rows.values[start:end].tolist() for start, end in itertools.pairwise(rows.offsets.tolist())]
+    return [[(int(token), round(weight, 6)) for token, weight in part] for part in parts]
+
+
+def marked(sequences: list[list[int]], queries: list[int]) -> Batch:
+    """Some of them are queries."""
+    marks = [QUERY_TOKEN * (number in queries) for number, ids in enumerate(sequences) for _ in ids]
+    return dataclasses.replace(batch(sequences), outputs=OutputKind.SPARSE, marks=np.array(marks, np.uint8))
+
+
+def test_of_weights_of_tokens_each_id_keeps_the_largest_and_some_have_none(device: RecordingDevice) -> None:
+    engine = engine_around(device, unused_ids=(2, 3))
+    made = dataclasses.replace(batch([[2, 9, 5, 9, 3], [3], [7, 2]]), outputs=OutputKind.SPARSE | OutputKind.POOLED)
+    engine.submit(made)
+    _, results = engine.collect()
+    assert sparse(results) == [[(5, 0.05), (9, 0.09)], [], [(7, 0.07)]]
+    assert isinstance(results, dict)
+    assert results[OutputKind.POOLED].values.tolist() == [[2, 5], [3, 1], [7, 2]]
+
+
+SEQUENCES = [[7, 7], [8, 9], [4], [5, 6]]
+LOOKED_UP = [[(7, 70.0)], [(8, 80.0), (9, 90.0)], [(4, 40.0)], [(5, 50.0), (6, 60.0)]]
+COMPUTED = [[(7, 0.07)], [(8, 0.08), (9, 0.09)], [(4, 0.04)], [(5, 0.05), (6, 0.06)]]
+
+
+def test_queries_of_a_table_are_looked_up_and_documents_alone_computed(device: RecordingDevice) -> None:
+    table = QueryTable(np.arange(0, 10_000, 10, dtype=np.float32), surrounding_ids=())
+    engine = engine_around(device, queries=table)
+    # twice as many as there are slots, and batches of queries alone among them keep their place
+    for _, queries in itertools.product(range(2), [[0, 2], [0, 1, 2, 3], [], [3]]):
+        computed = len(device.order)
+        tickets = [engine.submit(marked(SEQUENCES, queries)) for _ in range(2)]
+        assert len(device.order) - computed == (0 if len(queries) == 4 else 2)
+        for ticket in tickets:
+            collected, results = engine.collect()
+            assert collected == ticket
+            assert sparse(results) == [(LOOKED_UP if number in queries else COMPUTED)[number] for number in range(4)]
+
+
+def test_queries_alone_are_answered_in_their_turn(device: RecordingDevice) -> None:
+    """Behind a batch that the device computes, and before one that comes after them."""
+    engine = engine_around(device, queries=QueryTable(np.arange(0, 10_000, 10, dtype=np.float32), surrounding_ids=()))
+    first, second = engine.submit(marked(SEQUENCES, [])), engine.submit(marked(SEQUENCES, [0, 1, 2, 3]))
+    answers = [engine.collect()]
+    third = engine.submit(marked(SEQUENCES, [1]))
+    answers += [engine.collect() for _ in range(2)]
+    assert [ticket for ticket, _ in answers] == [first, second, third]
+    assert [sparse(results)[0] for _, results in answers] == [COMPUTED[0], LOOKED_UP[0], COMPUTED[0]]
 
 
 # --- urgent batches
@@ -277,7 +340,7 @@ def test_a_batch_that_fails_from_both_threads_holds_up_nobody(engine: FusedEngin
         lambda: of_lengths(1, [33]),
         lambda: of_lengths(1, [20, 20, 20, 20]),
         lambda: of_lengths(1, [1] * 9),
-        lambda: Batch("m", OutputKind.LOGITS, np.ones(1, np.int32), np.array([0, 1], np.int32)),
+        lambda: Batch("m", OutputKind.TOKEN_LOGITS, np.ones(1, np.int32), np.array([0, 1], np.int32)),
     ],
     ids=["id", "negative id", "empty sequence", "nothing", "long", "many tokens", "many sequences", "other output"],
 )

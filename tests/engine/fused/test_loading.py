@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from engine import registry
 from engine.fused import loading, weights
@@ -22,7 +22,8 @@ from engine.fused.cuda_device import CudaDevice, Graph, on_recorder
 from engine.fused.model.ops import AttentionRule, Tiles
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.packing import Shape
-from engine.fused.quantization import gate
+from engine.fused.quantization import measures
+from engine.fused.runner import NumRows
 from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.transformers import engine as transformers
@@ -102,7 +103,7 @@ def test_the_registry_knows_it_and_the_phases_are_logged(tiny: Path, caplog: pyt
 def test_layers_that_stay_plain_where_fp8_was_asked_for_are_warned_of(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gate, "MIN_P1", 1.1)
+    monkeypatch.setattr(measures, "MIN_P1", 1.1)
     load(tiny, quantization="fp8")
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warning == "m: FP8 was requested, but 9 of 9 layers are not quantized"
@@ -135,6 +136,50 @@ def test_each_shape_is_recorded_once_and_attention_is_not_chosen(tiny: Path, mon
     assert np.abs(rows - selfcheck.rows_of(load(tiny), sequences)).max() < 1e-5
 
 
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(("num_labels", "has_types"), [(1, True), (3, False)], ids=["reranker", "classifier"])
+def test_single_queries_have_types_where_they_are_pairs(
+    num_labels: int, has_types: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Shape] = []
+    record = CudaDevice._record
+
+    def noted(device: CudaDevice, shape: Shape) -> Graph:
+        recorded.append(shape)
+        return record(device, shape)
+
+    monkeypatch.setattr(CudaDevice, "_record", noted)
+    folder = save_whole("bert", tmp_path / "model", AutoModelForSequenceClassification, num_labels=num_labels)
+    load(folder, max_num_tokens=2048)
+    assert any(shape.has_types for shape in recorded) == has_types
+    assert {shape.outputs for shape in recorded} == {OutputKind.LOGITS}
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_kernels_of_queries_are_compiled_where_nothing_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each size of tiles, and once for many texts."""
+    started: Counter[int] = Counter()
+    start = CudaDevice.start
+
+    def noted(device: CudaDevice, slot: int, shape: Shape, num_rows: NumRows) -> None:
+        started[shape.block] += 1
+        start(device, slot, shape, num_rows)
+
+    folder = save_whole("bert", tmp_path / "model", AutoModelForMaskedLM)
+    compare = loading.compare_with_reference
+
+    def compared(*arguments: Any) -> None:
+        compare(*arguments)
+        monkeypatch.setattr(CudaDevice, "start", noted)
+
+    monkeypatch.setattr(loading, "compare_with_reference", compared)
+    monkeypatch.setattr(CudaDevice, "_record", lambda *_: pytest.fail("sparse rows are recorded"))
+    load(folder, task="sparse")
+    assert started == {16: 2, 32: 2, 64: 2}
+
+
 class Kernels:
     """Takes the place of the kernels, which need a GPU: the same ops, with a fault in attention."""
 
@@ -157,7 +202,7 @@ def test_a_wrong_window(change: int, is_right: bool, tmp_path: Path, monkeypatch
     if is_right:
         load(folder).close()
         return
-    with pytest.raises(ModelError, match="kernels do not give the rows of plain torch"):
+    with pytest.raises(ModelError, match=r"kernels do not give the (POOLED|TOKENS) rows of plain torch"):
         load(folder)
 
 
@@ -189,7 +234,8 @@ def test_a_gpu_that_runs_out_of_memory_while_it_is_checked_ends_the_start_in_one
     answered = selfcheck.answered
 
     def answer(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:
-        if outputs is OutputKind.TOKENS and engine.limits.max_num_seqs > 1:  # not the reference, which takes one
+        is_reference = engine.limits.max_num_seqs == 1
+        if outputs and OutputKind.TOKENS in outputs and not is_reference:
             return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
         return answered(engine, sequences, outputs)
 

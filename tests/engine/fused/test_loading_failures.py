@@ -13,16 +13,28 @@ from transformers import BertConfig, BertModel, PretrainedConfig
 
 from engine.fused import loading
 from engine.fused.adapters.adapter import activation_of, check_rope, require
-from engine.fused.assembly import Model, ModelCompute
+from engine.fused.assembly import Model
 from engine.fused.engine import FusedEngine
 from engine.fused.offer import check_outputs
+from engine.fused.outputs import ModelCompute
 from engine.fused.packing import Packer, Shape, views
 from engine.model import model_folder
-from engine.model.tasks import SequenceScores, Task, TokenWeights
+from engine.model.tasks import Task, VocabularyWeights
 from engine.selftest import selfcheck
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.types import Batch, DeviceTrouble, Engine, EngineError, EngineErrorKind, ModelError, RowsDiffer
+from engine.types import (
+    Batch,
+    DeviceTrouble,
+    Engine,
+    EngineError,
+    EngineErrorKind,
+    ModelError,
+    OutputKind,
+    Results,
+    Rows,
+    RowsDiffer,
+)
 from tests.engine.engines import refusal
 from tests.engine.folder_files import change
 from tests.engine.fused.loaded import load
@@ -47,14 +59,15 @@ def test_options_that_can_not_be_are_refused_in_one_line(others: dict[str, Any],
 def test_rows_that_depend_on_a_neighbour_full_of_padding_are_refused(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows_of = selfcheck.rows_of
+    results_of = selfcheck.results_of
 
-    def leaking(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
-        rows = rows_of(engine, sequences)
+    def leaking(engine: Engine, sequences: Sequences, outputs: OutputKind) -> Results:
+        results = results_of(engine, sequences, outputs)
         is_beside = len(sequences) > 1 and any(len(each) > 3 and (each[1:-1] == 0).all() for each in sequences)
-        return rows * np.float32(1 + 0.1 * is_beside)
+        factor = np.float32(1 + 0.1 * is_beside)
+        return {kind: Rows(rows.values * factor, rows.offsets) for kind, rows in results.items()}
 
-    monkeypatch.setattr(selfcheck, "rows_of", leaking)
+    monkeypatch.setattr(selfcheck, "results_of", leaking)
     with pytest.raises(RowsDiffer, match="rows depend on the batch"):
         load(tiny)
 
@@ -201,13 +214,8 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
     [
         ({"is_static": True}, "the fused engine computes no static embeddings; --engine static does"),
         (
-            {"task": Task.CLASSIFY, "heads": (SequenceScores(labels=("a",)),)},
-            "the fused engine computes embeddings only; this model is for classify (LOGITS); "
-            "--engine transformers may serve the model",
-        ),
-        (
-            {"heads": (TokenWeights(unused_ids=()),)},
-            "the fused engine computes embeddings only; this model is for embed (SPARSE); "
+            {"task": Task.SPARSE, "heads": (VocabularyWeights(pooling="sum"),)},
+            "this model adds a word's weights up (pooling sum), and the fused engine takes the largest; "
             "--engine transformers may serve the model",
         ),
         (

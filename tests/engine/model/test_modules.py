@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize
 from torch import nn
 
-from engine import rows_numpy, rows_torch
 from engine.model import model_folder, tasks
 from engine.model.tasks import ACTIVATIONS
+from engine.rows import with_numpy, with_torch
 from engine.types import ModelError
 from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
@@ -47,7 +47,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 def refusal(folder: Path) -> str:
     """The message of the refusal, which must be one line."""
-    return engines.refusal(lambda: rows_numpy.load_modules(folder, model_folder.read(folder).steps))
+    return engines.refusal(lambda: with_numpy.load_modules(folder, model_folder.read(folder).steps))
 
 
 def change_tensors(file: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -129,7 +129,7 @@ def test_weights_in_other_numbers(folder: Path, dtype: torch.dtype) -> None:
     save_file(tensors, folder / WEIGHTS)
     rows = np.ones((3, HIDDEN_SIZE), np.float32)
     expected = torch.tanh(torch.from_numpy(rows) @ tensors["linear.weight"].float().T + tensors["linear.bias"].float())
-    found = rows_numpy.load_modules(folder, model_folder.read(folder).steps[:1])(rows)
+    found = with_numpy.load_modules(folder, model_folder.read(folder).steps[:1])(rows)
     assert np.abs(found - expected.numpy()).max() <= 1e-6
 
 
@@ -151,16 +151,16 @@ def test_each_activation(activation: str, others: dict[str, Any], tmp_path: Path
     rows = 9 * np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     with torch.inference_mode():
         expected = module({"sentence_embedding": torch.from_numpy(rows)})["sentence_embedding"].numpy()
-        on_device = rows_torch.load_modules(tmp_path, [step], device=torch.device("cpu"))(
+        on_device = with_torch.load_modules(tmp_path, [step], device=torch.device("cpu"))(
             torch.from_numpy(rows)
         ).numpy()
-    assert difference(rows_numpy.load_modules(tmp_path, [step])(rows), expected) <= 1e-6
+    assert difference(with_numpy.load_modules(tmp_path, [step])(rows), expected) <= 1e-6
     assert difference(on_device, expected) <= 1e-6
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
     zeros = np.zeros((1, 4), np.float32)
-    assert not rows_numpy.RowModules([tasks.Normalize()], [{}])(zeros).any()
+    assert not with_numpy.RowModules([tasks.Normalize()], [{}])(zeros).any()
 
 
 def test_inspect_shows_the_chain_and_its_files(
@@ -186,7 +186,7 @@ def test_a_header_that_lies_is_refused(offsets: list[int], tmp_path: Path) -> No
     (tmp_path / "linear.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     step = tasks.Dense(folder="linear.safetensors", in_features=2, out_features=1, has_bias=False)
     with pytest.raises(ModelError, match="can't be read"):
-        rows_numpy.load_modules(tmp_path, [step])
+        with_numpy.load_modules(tmp_path, [step])
 
 
 def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
     assert str(step) == "Dense 2 to 3, Tanh (linear.safetensors)"
     with pytest.raises(ModelError, match=r"^linear\.safetensors needs rows of 2 numbers"):
         tasks.output_size([step], 5)
-    found = rows_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
+    found = with_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
     assert difference(found, np.full((1, 3), np.tanh(2), np.float32)) <= 1e-6

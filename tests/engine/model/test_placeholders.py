@@ -18,8 +18,8 @@ from tests.parity.folders import save
 from tests.tiers import full_but
 from tokenizer_pool.cl100k import VocabularyError
 from tokenizer_pool.cl100k import read as read_vocabulary
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
+from wire.tokenizer_files import TokenizerError
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0\nsize 90868376\n"
 ANNEX = ".git/annex/objects/8Q/kX/SHA256E-s90868376--4d7a21.safetensors/SHA256E-s90868376--4d7a21.safetensors"

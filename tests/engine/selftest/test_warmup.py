@@ -257,7 +257,21 @@ def test_a_sparse_row_may_lose_a_weight_that_rounds_to_zero() -> None:
     canary = Canary(engine)
     rows = computed(engine, canary)[OutputKind.SPARSE]
     assert rows.offsets is not None
-    assert canary.judge({OutputKind.SPARSE: Rows(rows.values[:-1], rows.offsets)}) is None
+    more = np.append(rows.values, np.array([[rows.values[:, 0].max() + 1, 1e-5]], np.float32), axis=0)
+    offsets = rows.offsets.copy()
+    offsets[-1] += 1
+    assert canary.judge({OutputKind.SPARSE: Rows(more, offsets)}) is None
+    more[-1, 1] = rows.values[:, 1].max()
+    assert canary.judge({OutputKind.SPARSE: Rows(more, offsets)}) is not None
+
+
+@pytest.mark.parametrize("factor", [0, 1.05, np.nan])
+def test_weights_of_sparse_rows_are_compared_whatever_their_ids(factor: float) -> None:
+    engine = load(outputs=OutputKind.SPARSE)
+    canary = Canary(engine)
+    rows = computed(engine, canary)[OutputKind.SPARSE]
+    changed = rows.values * np.array([1, factor], np.float32)
+    assert canary.judge({OutputKind.SPARSE: Rows(changed, rows.offsets)}) is not None
 
 
 def test_an_error_is_passed_on_with_its_kind() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from engine.rows_numpy import position_ids
+from engine.rows.with_numpy import position_ids
 from engine.tensorrt_llm.models import in_files, positions
 from engine.types import EngineError, ModelError, OutputKind
 from tests.engine.engines import difference

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from engine import rows_torch as reference
+from engine.rows import with_torch as reference
 from engine.tensorrt_llm.models import pool
 from engine.tensorrt_llm.planning.head import POOLINGS
 

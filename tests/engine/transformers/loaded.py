@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.rows_torch import Pooling, RowModules
+from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from engine.model.tasks import POOLINGS
-from engine.rows_torch import Pooling, RowModules
+from engine.rows.with_torch import Pooling, RowModules
 from engine.transformers.engine import load
 from engine.types import Batch, OutputKind
 from tests.engine.cpu.engines import options

@@ -1,4 +1,4 @@
-"""Models with a Router through the transformers engine, equal to what sentence-transformers makes of their texts."""
+"""Models with a Router, equal to what sentence-transformers makes of their texts."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sentence_transformers import SparseEncoder
 
-from engine.fused.offer import choose
+from engine.fused.engine import FusedEngine
 from engine.transformers.engine import TransformersEngine, load
 from engine.types import Batch, EngineError, ModelError, OutputKind
 from tests.engine.cpu import engines as compiled_engines
 from tests.engine.cpu.engines import options
 from tests.engine.engines import dense
+from tests.engine.fused.loaded import load as load_fused
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 from tests.engine.transformers.routed_models import inference_free, query_weights, same_for_both, tokenizer
 from wire.parts import QUERY_TOKEN
@@ -37,6 +38,11 @@ def loaded(made: tuple[Path, SparseEncoder]) -> Iterator[TransformersEngine]:
     engine.close()
 
 
+@pytest.fixture(scope="module")
+def fused(made: tuple[Path, SparseEncoder]) -> FusedEngine:
+    return load_fused(made[0])
+
+
 def asked(texts: tuple[str, ...], is_query: list[bool]) -> Batch:
     sequences = [tokenizer()(text)["input_ids"] for text in texts]
     marks = [QUERY_TOKEN * own for own, sequence in zip(is_query, sequences, strict=True) for _ in sequence]
@@ -44,7 +50,7 @@ def asked(texts: tuple[str, ...], is_query: list[bool]) -> Batch:
     return dataclasses.replace(batch(sequences), outputs=OutputKind.SPARSE, marks=given)
 
 
-def computed(loaded: TransformersEngine, given: Batch) -> NDArray[np.float32]:
+def computed(loaded: TransformersEngine | FusedEngine, given: Batch) -> NDArray[np.float32]:
     """[B, V]"""
     loaded.submit(given)
     _, results = loaded.collect()
@@ -61,13 +67,15 @@ def reference(model: SparseEncoder, texts: tuple[str, ...], is_query: list[bool]
 
 
 @pytest.mark.holds("Labels, sparse and multi-vector embeddings")
+@pytest.mark.parametrize("name", ["loaded", "fused"])
 @pytest.mark.parametrize("numbers", ["queries", "documents", "both"])
 def test_rows_are_those_of_sentence_transformers(
-    numbers: str, made: tuple[Path, SparseEncoder], loaded: TransformersEngine
+    numbers: str, name: str, made: tuple[Path, SparseEncoder], request: pytest.FixtureRequest
 ) -> None:
+    engine: TransformersEngine | FusedEngine = request.getfixturevalue(name)
     is_query = [numbers == "queries" or (numbers == "both" and place % 3 != 1) for place in range(len(TEXTS))]
 
-    found = computed(loaded, asked(TEXTS, is_query))
+    found = computed(engine, asked(TEXTS, is_query))
 
     expected = reference(made[1], TEXTS, is_query)
     assert np.abs(found - expected).max() <= 1e-5
@@ -104,21 +112,18 @@ def test_compiled_engines_look_nothing_up(made: tuple[Path, SparseEncoder]) -> N
 
 def test_routes_of_the_same_files_are_one_model(tmp_path: Path) -> None:
     model = same_for_both(tmp_path / "model")
-    engine = load(name="m", reason="", options=options(tmp_path / "model"))
-    try:
-        engine.submit(dataclasses.replace(asked(TEXTS, [False] * len(TEXTS)), outputs=OutputKind.POOLED))
+    plain, fused = load(name="m", reason="", options=options(tmp_path / "model")), load_fused(tmp_path / "model")
+    given = dataclasses.replace(asked(TEXTS, [False] * len(TEXTS)), outputs=OutputKind.POOLED)
+    for engine in (plain, fused):
+        assert engine.info.normalize
+        engine.submit(given)
         _, results = engine.collect()
-    finally:
         engine.close()
-    assert isinstance(results, dict)
-    rows = results[OutputKind.POOLED].values
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    assert engine.info.normalize
-    for encode in (model.encode_query, model.encode_document):
-        assert np.abs(rows - encode(list(TEXTS), batch_size=1)).max() <= 1e-5
+        assert isinstance(results, dict)
+        rows = results[OutputKind.POOLED].values
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        for encode in (model.encode_query, model.encode_document):
+            assert np.abs(rows - encode(list(TEXTS), batch_size=1)).max() <= 1e-5
 
-    where = "'query_0_Transformer'; --engine transformers"
-    with pytest.raises(ModelError, match=where):
+    with pytest.raises(ModelError, match="'query_0_Transformer'; --engine transformers"):
         compiled_engines.load(tmp_path / "model")
-    with pytest.raises(ModelError, match=where):
-        choose(options(tmp_path / "model"))

@@ -28,7 +28,7 @@ from tests.parity.repositories.table import REPOSITORIES
 from tests.parity.texts import Text
 from tests.tiers import full_but
 from tokenizer_pool import loading
-from tokenizer_pool.config_files import TokenizerError
+from wire.tokenizer_files import TokenizerError
 
 pytestmark = pytest.mark.holds("What a model is for")
 

@@ -178,14 +178,14 @@ def test_weights_that_few_can_read(examined: Examined, computer: Computer, qwen3
     assert reasons(found, "fused") == ""
 
 
-def test_a_reranker_is_for_others_than_fused(examined: Examined, computer: Computer, tmp_path: Path) -> None:
+def test_a_reranker_is_for_fused(examined: Examined, computer: Computer, tmp_path: Path) -> None:
     computer.has(H100)
     shapes.cross_encoder(tmp_path / "model")
 
     _, found = examined(model_id=tmp_path / "model")
 
-    assert "the fused engine computes embeddings only" in reasons(found, "fused")
-    assert found["engine"] == "transformers"
+    assert reasons(found, "fused") == ""
+    assert found["engine"] == "fused"
 
 
 def test_a_table_of_static_embeddings(examined: Examined, tmp_path: Path) -> None:

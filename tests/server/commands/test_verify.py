@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from engine.fused.quantization import gate
+from engine.fused.quantization import measures
 from engine.machine import cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
@@ -24,7 +24,7 @@ from server.features.verify.comparison import verify
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.engine.tiny_models import TAMED, VOCAB_SIZE, save_tame
+from tests.engine.tiny_models import SCORING_SEQUENCES, TAMED, VOCAB_SIZE, save_tame, save_whole, tame
 from tests.server_e2e.expected import minilm
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
@@ -47,11 +47,16 @@ def tiny(tmp_path: Path) -> Path:
 
 def save_tiny(family: str, folder: Path) -> Path:
     """With a tokenizer of letters, for there must be one."""
+    return save_tame(family, with_letters(folder))
+
+
+def with_letters(folder: Path) -> Path:
+    """A folder with a tokenizer of letters alone."""
     letters = {letter: number for number, letter in enumerate(string.printable, 5)}
     assert len(letters) + 5 <= VOCAB_SIZE
     tokenizer = Tokenizer(WordLevel({"[UNK]": 4, **letters}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Split("", "isolated")
-    save_tame(family, folder)
+    folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -92,14 +97,15 @@ def test_a_good_model_in_json_and_in_text(capsys: pytest.CaptureFixture[str], ti
         "scheme": "fp8_row",
         "measured": "anew",
         "num_texts": 167,
-        "limits": {"median": 0.998, "p1": 0.995, "overlap": 0.95},
+        "limits": {"pooled": {"median": 0.998, "p1": 0.995, "overlap": 0.95}},
         "reverted": [],
         "passed": True,
     }
     assert {name: found[name] for name in expected} == expected
     assert found["served"] == found["all_layers"]
-    assert set(found["served"]) == set(found["noise_floor"]) == {"median", "p1", "minimum", "overlap"}
-    assert 0.995 < found["served"]["median"] < 1
+    served, floor = (found[name]["pooled"] for name in ("served", "noise_floor"))
+    assert set(served) == set(floor) == {"median", "p1", "minimum", "overlap"}
+    assert 0.995 < served["median"] < 1
     assert len(found["quantized"]) == 9
     assert list(cache.rglob("*.safetensors")) == []
 
@@ -108,14 +114,30 @@ def test_a_good_model_in_json_and_in_text(capsys: pytest.CaptureFixture[str], ti
     assert {"device cpu", "gpu none", "quantization fp8 (fp8_row)"} <= set(shown)
     assert f"texts 167, {found['num_tokens']:,} tokens, the longest of {found['max_tokens']}; measured now" in shown
     (limits,) = (line for line in shown if line.startswith("limits "))
-    assert "median 0.998 or more, 1st percentile 0.995 or more, without the mean row; 95% or more" in limits
+    assert (
+        limits == "limits cosine median 0.998 or more, 1st percentile 0.995 or more, nearest ten the same 0.95 or more"
+    )
     assert any(line.startswith("noise floor cosine median ") for line in shown)
     (figures,) = (line for line in shown if line.startswith("all 9 layers cosine median "))
     for name in ("median", "p1", "minimum"):
-        assert f"{found['served'][name]:.5f}" in figures
+        assert f"{served[name]:.5f}" in figures
     assert figures.endswith("within the limits")
     assert "served in fp8, all 9 linear layers, with --engine fused --devices cpu --quantization fp8" in shown
     assert shown[-1].startswith("with auto not quantized: FP8 needs a GPU")
+
+
+def test_a_reranker_is_measured_by_its_scores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tame(save_whole("bert", with_letters(tmp_path / "model"), SCORING_SEQUENCES, num_labels=1))
+    found = facts(capsys, folder)
+    assert found["num_texts"] == 191
+    limits = found["limits"]["logits"]
+    assert set(limits) == {"median_change", "largest_change", "rank_correlation"}
+    floor = found["noise_floor"]["logits"]
+    for name, usual in (("median_change", 0.002), ("largest_change", 0.02)):
+        assert limits[name] in (usual, pytest.approx(2 * floor[name]))
+        assert found["served"]["logits"][name] <= limits[name]
+    shown = lines(capsys, folder)
+    assert any(line.startswith("limits median change 0.00") and "largest change 0.0" in line for line in shown)
 
 
 @pytest.mark.full
@@ -123,8 +145,8 @@ def test_a_bad_layer_is_named(capsys: pytest.CaptureFixture[str], tiny: Path) ->
     spoil(tiny)
     found = facts(capsys, tiny)
     assert BAD in found["reverted"]
-    assert found["all_layers"]["median"] < 0.99
-    assert found["served"]["median"] >= 0.998
+    assert found["all_layers"]["pooled"]["median"] < 0.99
+    assert found["served"]["pooled"]["median"] >= 0.998
     assert found["passed"]
     shown = lines(capsys, tiny)
     assert any(re.fullmatch(r"(plain again )?layers\.1: .*\bdown", line) for line in shown)
@@ -138,7 +160,7 @@ def test_a_bad_layer_is_named(capsys: pytest.CaptureFixture[str], tiny: Path) ->
 def test_where_nothing_is_left_the_code_says_so(
     capsys: pytest.CaptureFixture[str], tiny: Path, called: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "MIN_MEDIAN", 1.1)  # no layer can
+    monkeypatch.setattr(measures, "MIN_MEDIAN", 1.1)  # no layer can
     assert called("verify", str(tiny), "--devices", "cpu", *FP8, "--json") == 1
     capsys.readouterr()
     found = facts(capsys, tiny, code=1)
@@ -225,10 +247,10 @@ def test_a_package_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, minilm(), max_input_length=64)
     assert found["passed"]
-    assert 0.996 < found["all_layers"]["median"] < 0.998  # so some go back
-    assert 0.990 < found["all_layers"]["p1"] < 0.995
+    assert 0.996 < found["all_layers"]["pooled"]["median"] < 0.998  # so some go back
+    assert 0.990 < found["all_layers"]["pooled"]["p1"] < 0.995
     assert len(found["quantized"]) + len(found["reverted"]) == 18
     assert 0 < len(found["quantized"]) < 18
-    assert found["served"]["median"] >= 0.998
-    assert found["served"]["p1"] >= 0.995
-    assert found["served"]["overlap"] > 0.95
+    assert found["served"]["pooled"]["median"] >= 0.998
+    assert found["served"]["pooled"]["p1"] >= 0.995
+    assert found["served"]["pooled"]["overlap"] > 0.95

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from tests.tokenizer_pool.builders import qwen, roberta, unigram, word_piece, write_json
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
+from wire.tokenizer_files import TokenizerError
 
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 

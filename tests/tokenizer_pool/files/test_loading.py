@@ -23,10 +23,9 @@ from tests.tokenizer_pool.builders import (
     write_json,
 )
 from tests.tokenizer_pool.samples import SAMPLES
-from tokenizer_pool import config_files
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
-from wire import files
+from wire import files, tokenizer_files
+from wire.tokenizer_files import TokenizerError
 
 MAX_SEQLEN = 32
 
@@ -264,9 +263,9 @@ def test_a_configuration_that_this_process_may_not_read(tmp_path: Path, monkeypa
     def refused(_: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(config_files, "read_whole", refused)
+    monkeypatch.setattr(tokenizer_files, "read_whole", refused)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json can't be read: Permission denied$"):
-        config_files.read_config(tmp_path / "tokenizer_config.json")
+        tokenizer_files.read_config(tmp_path / "tokenizer_config.json")
 
 
 @pytest.mark.parametrize(

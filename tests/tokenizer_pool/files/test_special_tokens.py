@@ -10,11 +10,11 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import LlamaTokenizer
 
 from tests.tokenizer_pool.builders import write_json
-from tokenizer_pool.config_files import TokenizerError
 from tokenizer_pool.loading import load
 from tokenizer_pool.messages import TokenizerSpec, Truncation
 from tokenizer_pool.special_tokens import ends, in_words
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.tokenizer_files import TokenizerError
 
 LLAMA = {"<unk>": 0, "<s>": 1, "</s>": 2, "A": 319, "sample": 4559, "test": 1243}
 GEMMA = {"<unk>": 3, "<bos>": 2, "<eos>": 1, "A": 235280, "sample": 6453, "test": 2121}

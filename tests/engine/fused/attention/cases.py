@@ -30,6 +30,7 @@ class Case:
     block: int = 32
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    num_hidden: int = 0  # tokens at the end of each sequence that none sees, if it has others
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -52,7 +53,8 @@ class Case:
 
     def tiles(self) -> Tiles:
         """Of all tokens."""
-        return self._tiles(tile_table(self.cu_seqlens.cpu().numpy(), block=self.block))
+        num_keys = np.maximum(np.array(self.lengths) - self.num_hidden, 1)
+        return self._tiles(tile_table(self.cu_seqlens.cpu().numpy(), block=self.block, num_keys=num_keys))
 
     def pooled_tiles(self) -> Tiles:
         """Of the last token of each sequence."""

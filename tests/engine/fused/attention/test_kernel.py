@@ -75,6 +75,14 @@ def test_sizes_that_a_gpu_run_tries(head_dim: int, sizes: Sizes, rule: dict[str,
     assert deviation(case, sizes=sizes, **rule) < 2e-3  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("num_hidden", [3, 40])  # less than a block of keys, and more than a tile
+def test_tokens_that_none_sees(num_hidden: int, is_causal: bool) -> None:
+    """Of a sequence that has no others the first is seen."""
+    case = Case(lengths=LENGTHS, block=32, num_hidden=num_hidden, device=DEVICE)
+    assert deviation(case, block_n=16, is_causal=is_causal) < 1e-5
+
+
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3)])
 def test_key_heads_are_shared(num_heads: int, num_kv_heads: int) -> None:
     case = Case(lengths=(40,), num_heads=num_heads, num_kv_heads=num_kv_heads, device=DEVICE)

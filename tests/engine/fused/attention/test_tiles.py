@@ -21,18 +21,22 @@ def bounds(lengths: list[int]) -> NDArray[np.int32]:
 def brute_force(lengths: list[int], block: int) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     start = 0
-    for length in lengths:
+    for number, length in enumerate(lengths):
         for position in range(0, length, block):
-            rows.append((start + position, min(block, length - position), position, start, length))
+            rows.append((start + position, min(block, length - position), position, start, length, number))
         start += length
     return rows
 
 
-@given(LENGTHS, st.sampled_from(BLOCKS))
-def test_each_token_is_in_the_tile_that_it_should_be_in(lengths: list[int], block: int) -> None:
-    table = tile_table(bounds(lengths), block=block)
+@given(LENGTHS, st.sampled_from(BLOCKS), st.booleans())
+def test_each_token_is_in_the_tile_that_it_should_be_in(lengths: list[int], block: int, hides_tokens: bool) -> None:
+    num_keys = np.maximum(np.array(lengths) - 3, 1) if hides_tokens else None
+    table = tile_table(bounds(lengths), block=block, num_keys=num_keys)
     assert table.dtype == np.int32
-    assert sorted(map(tuple, table.tolist())) == brute_force(lengths, block)
+    expected = brute_force(lengths, block)
+    if num_keys is not None:
+        expected = [(*row[:4], int(num_keys[row[5]]), row[5]) for row in expected]
+    assert sorted(map(tuple, table.tolist())) == expected
     assert len(table) <= max_num_tiles(sum(lengths), len(lengths), block=block)
 
 
@@ -63,7 +67,7 @@ def test_pooled_tiles_have_one_query_a_sequence(lengths: list[int], is_last: boo
     assert table.dtype == np.int32
     for number, (row, length) in enumerate(zip(table.tolist(), lengths, strict=True)):
         start = int(starts[number])
-        assert row == ([number, 1, int(pooled[number]) - start, start, length] if length else [0] * TILE_FIELDS)
+        assert row == ([number, 1, int(pooled[number]) - start, start, length, number] if length else [0] * TILE_FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,18 @@ from engine.fused.quantization import cache
 from engine.fused.quantization import cache as store_module
 from engine.fused.quantization.cache import QuantizedCache, QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.measures import Figure, Measured
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
-from engine.selftest.fidelity import Fidelity
+from engine.model.tasks import (
+    TOKEN_WEIGHTS_FILE,
+    Activation,
+    Dense,
+    PairTemplate,
+    SequenceScores,
+    TokenVectors,
+    TokenWeights,
+)
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache
 from tests.engine.folder_files import change, write
@@ -32,7 +41,7 @@ from tests.engine.fused.loaded import fp8_options
 from tests.engine.fused.model.models import CPU, SPEC
 from tests.engine.tiny_models import save
 
-SAME = Fidelity(min_cosine=1.0, p1_cosine=1.0, median_cosine=1.0, overlap=1.0, num_texts=5)
+SAME = Measured((Figure(output="logits", name="largest_change", value=0.0, best=0.0, limit=0.02),))
 QUANTIZED = ("layers.0.gate_up", "layers.1.gate_up")
 
 
@@ -43,8 +52,8 @@ def outcome(*, quantized: tuple[str, ...] = QUANTIZED, is_enforced: bool = True)
         max_seqlen=20,
         quantized=quantized,
         reverted=("layers.0.down", "layers.1.down"),
-        fidelity=SAME,
-        fidelity_of_all=SAME,
+        found=SAME,
+        found_of_all=SAME,
         passed=True,
         is_enforced=is_enforced,
         num_evaluations=2,
@@ -257,11 +266,42 @@ def test_what_changes_rows_makes_another_model(edit: Any, tmp_path: Path) -> Non
     assert cache._key(offer.choose(fp8_options(folder, **asked)), "fp8") != before
 
 
-@pytest.mark.parametrize("changes", [{"do_lower_case": True}, {"config": {"is_causal": False}}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_lower_case": True},
+        {"config": {"is_causal": False}},
+        {"heads": (SequenceScores(labels=("a", "b")),)},
+        {"activation": Activation.SOFTMAX},
+        {"template": PairTemplate(parts=("{query}", "{document}"), instruction="")},
+        {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
 def test_a_folder_understood_in_another_way_is_another_model(changes: dict[str, Any], tmp_path: Path) -> None:
     chosen = offer.choose(fp8_options(save("bert", tmp_path)))
     folder = dataclasses.replace(chosen.folder, **changes)
     assert cache._key(dataclasses.replace(chosen, folder=folder), "fp8") != cache._key(chosen, "fp8")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        TokenWeights(unused_ids=()),
+        TokenVectors(steps=(Dense(folder="1_Dense", in_features=32, out_features=8),), dimensions=8),
+    ],
+    ids=["weights of tokens", "vectors of tokens"],
+)
+def test_a_head_with_another_file_is_another_model(head: TokenWeights | TokenVectors, tmp_path: Path) -> None:
+    chosen = offer.choose(fp8_options(save("bert", tmp_path)))
+    chosen = dataclasses.replace(chosen, folder=dataclasses.replace(chosen.folder, heads=(head,)))
+    (tmp_path / "1_Dense").mkdir()
+    for name in (TOKEN_WEIGHTS_FILE, "1_Dense/model.safetensors"):
+        shutil.copy(tmp_path / "model.safetensors", tmp_path / name)
+    before = cache._key(chosen, "fp8")
+    own = TOKEN_WEIGHTS_FILE if isinstance(head, TokenWeights) else "1_Dense/model.safetensors"
+    os.utime(tmp_path / own, (1, 1))
+    assert cache._key(chosen, "fp8") != before
 
 
 def test_an_entry_of_another_format_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

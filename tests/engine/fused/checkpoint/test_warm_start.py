@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.fused import weights
-from engine.fused.quantization import gate
+from engine.fused.quantization import gate, measures
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
 from tests.engine.fused.loaded import fp8_options, load_fp8
@@ -30,9 +30,9 @@ def refusing_import(name, *rest):
 if sys.argv[2] == "warm":
     builtins.__import__ = refusing_import
 from engine.fused import start
-from engine.fused.quantization import gate
+from engine.fused.quantization import measures
 from engine.messages import LoadOptions
-gate.MIN_MEDIAN = gate.MIN_P1 = -1  # weights like these never pass
+measures.MIN_MEDIAN = measures.MIN_P1 = -1  # weights like these never pass
 loaded = start.load(name="m", reason="", options=LoadOptions(**json.loads(sys.argv[1])))
 print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
 """
@@ -58,8 +58,8 @@ def start(folder: Path, cache_dir: Path, how: str) -> tuple[bool, list[str]]:
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arbitrary weights never pass the gate."""
-    monkeypatch.setattr(gate, "MIN_MEDIAN", -1)
-    monkeypatch.setattr(gate, "MIN_P1", -1)
+    monkeypatch.setattr(measures, "MIN_MEDIAN", -1)
+    monkeypatch.setattr(measures, "MIN_P1", -1)
 
 
 @pytest.mark.full
@@ -104,7 +104,7 @@ def test_a_model_that_is_not_gated_takes_none_that_was(tmp_path: Path) -> None:
 
 
 def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MIN_P1", 1.1)
+    monkeypatch.setattr(measures, "MIN_P1", 1.1)
     folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     cold = load_fp8(folder, cache_dir).info
     assert cold.dtype == "float32"

@@ -7,9 +7,20 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels import TritonOps
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, NormOutputs, Ops, QuantizedRows, Tiles
+from engine.fused.model.ops import (
+    EmbeddingTables,
+    Heads,
+    Inputs,
+    NormedRows,
+    NormOutputs,
+    Ops,
+    QuantizedRows,
+    RaggedRows,
+    Tiles,
+    WordScores,
+)
 from engine.fused.model.reference import ReferenceOps
-from tests.engine.fused.kernels.samples import RELATIVE, Result, Samples, assert_alike
+from tests.engine.fused.kernels.samples import RELATIVE, Result, Samples, assert_alike, bounds_of, tiles_of
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +55,8 @@ def tensors_of(result: Result) -> list[Tensor]:
             return [values, scales]
         case NormedRows(_, rows, quantized):
             return [*tensors_of(rows), *tensors_of(quantized)]
+        case RaggedRows(counts, entries):
+            return [counts, entries]
     return []
 
 
@@ -138,3 +151,22 @@ def test_pool(width: int, lengths: list[int]) -> None:
     for actual in (TritonOps().pool(rows, cu_seqlens), replayed(lambda: TritonOps().pool(rows, cu_seqlens))):
         assert isinstance(actual, Tensor)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("lengths", "block", "num_words", "width"),
+    [
+        ([128] * 30 + [7, 0, 500], 128, 30_522, 768),
+        ([3, 16, 9] * 60, 16, 30_522, 128),
+        ([5, 12] * 128, 16, 250_002, 1024),  # several slices of words
+        ([8192], 64, 50_368, 768),
+    ],
+)
+def test_vocabulary_weights(lengths: list[int], block: int, num_words: int, width: int, dtype: torch.dtype) -> None:
+    samples = Samples(width)
+    hidden, words = samples.rows(sum(lengths) + 3, width, dtype), samples.rows(num_words, width, dtype) / width**0.5
+    # as of real models: about one word in a hundred is above 0
+    scores = WordScores(words, samples.rows(1, num_words)[0] * 0.1 - 4, is_log_twice=False)
+    tiles, bounds = tiles_of(lengths, block, num_padded=3), bounds_of(lengths)
+    check(lambda ops: ops.vocabulary_weights(hidden, scores, tiles, bounds))

@@ -9,7 +9,8 @@ from engine.fused.kernels.activation import activate, quantize
 from engine.fused.kernels.embedding_pooling import embed, pool
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.rotary import rotate
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Tiles
+from engine.fused.kernels.vocabulary import vocabulary_weights
+from engine.fused.model.ops import TILE_FIELDS, EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Tiles, WordScores
 from tests.engine.fused.kernels.compile_kernels import Case
 
 NUM_ROWS = 32
@@ -64,6 +65,13 @@ def launch_pool(width: int) -> None:
     pool(rows(width), ints(65))
 
 
+def launch_vocabulary(width: int, block: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """In several slices of words."""
+    scores = WordScores(torch.empty((300, width), dtype=dtype), torch.empty(300), is_log_twice=False)
+    tiles = Tiles(ints(TILE_FIELDS).view(1, TILE_FIELDS), block)
+    vocabulary_weights(rows(width, dtype), scores, tiles, ints(3), max_maxima=1)
+
+
 def launch_batches(width: int) -> None:
     """Batches of several shapes, whose ints lie anywhere in a block."""
     for num_rows, offset in ((1, 0), (16, 1), (33, 6)):
@@ -75,6 +83,9 @@ def launch_batches(width: int) -> None:
         activate(one, "silu", is_gated=False, is_quantized=False)
         rotate(one, batch[:num_rows], torch.empty(64, 64), Heads(8, 2, 64, None, None))
         pool(one, batch[: num_rows + 1])
+        scores = WordScores(torch.empty(300, width, dtype=torch.bfloat16), None, is_log_twice=False)
+        table = ints(64 * TILE_FIELDS)[offset : offset + num_rows * TILE_FIELDS].view(num_rows, TILE_FIELDS)
+        vocabulary_weights(one, scores, Tiles(table, 64), batch[: num_rows + 1], max_maxima=256 * num_rows)
 
 
 NORMS = [(384, "layer"), (768, "layer"), (1024, "layer"), (1024, "rms"), (12288, "rms")]
@@ -108,6 +119,9 @@ CASES = [
     Case("embed 384", partial(launch_embed, 384, is_bert=True)),
     Case("embed 4096", partial(launch_embed, 4096, is_bert=False)),
     Case("pool 1024", partial(launch_pool, 1024)),
+    *(Case(f"vocabulary 768 of {block}", partial(launch_vocabulary, 768, block)) for block in (16, 32, 64, 128)),
+    Case("vocabulary 80 of 128", partial(launch_vocabulary, 80, 128)),
+    Case("vocabulary 1024 in float32", partial(launch_vocabulary, 1024, 16, torch.float32)),
     Case("once for all batches", partial(launch_batches, 896)),
 ]
 ONE_OF_EACH = ("activate 3072 silu fp8", "activate 18944 silu fp8", "once for all batches")

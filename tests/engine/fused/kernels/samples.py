@@ -1,13 +1,16 @@
 """What the tests of kernels compare, and how. The same tests run interpreted where there is no GPU."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.fused.kernels import TritonOps
-from engine.fused.model.ops import Norm, NormedRows, QuantizedRows
+from engine.fused.model.ops import TILE_FIELDS, Norm, NormedRows, QuantizedRows, RaggedRows, Tiles
 from engine.fused.model.reference import ReferenceOps
+from engine.fused.packing import tile_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -15,8 +18,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What a few roundings of float32 in another order leave, and one rounding to the dtype that falls the other way.
 RELATIVE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 ABSOLUTE = 2e-6
+# Of sums of up to a thousand products in another order. Rounded to bfloat16 they would be off by a hundred times that.
+ABSOLUTE_OF_PRODUCTS = 5e-5
 
-Result = Tensor | QuantizedRows | NormedRows | None
+Result = Tensor | QuantizedRows | NormedRows | RaggedRows | None
 
 
 class Samples:
@@ -40,6 +45,35 @@ class Samples:
         return torch.randint(0, end, (length,), generator=self._generator, dtype=torch.int32).to(DEVICE)
 
 
+def bounds_of(seqlens: Sequence[int]) -> Tensor:
+    """cu_seqlens."""
+    return torch.tensor([0, *seqlens], device=DEVICE).cumsum(0).to(torch.int32)
+
+
+def tiles_of(seqlens: Sequence[int], block: int, *, num_padded: int = 0) -> Tiles:
+    """Tiles of all tokens, as a packed batch has them."""
+    table = tile_table(bounds_of(seqlens).cpu().numpy(), block=block)
+    padded = np.concatenate((table, np.zeros((num_padded, TILE_FIELDS), np.int32)))
+    return Tiles(torch.from_numpy(padded).to(DEVICE), block)
+
+
+def own_entries(rows: RaggedRows) -> Tensor:
+    """Those that are filled, on the CPU."""
+    return rows.entries[: int(rows.counts.sum())].cpu()
+
+
+def dense_of(rows: RaggedRows, num_words: int) -> Tensor:
+    """[B, words], on the CPU. Ids of a sequence have to ascend, and no weight is 0."""
+    assert rows.counts.dtype == torch.int32
+    dense = torch.zeros(len(rows.counts), num_words)
+    for number, entries in enumerate(torch.split(own_entries(rows), rows.counts.tolist())):
+        ids = entries[:, 0].long()
+        assert (ids.diff() > 0).all()
+        assert (entries[:, 1] != 0).all()
+        dense[number, ids] = entries[:, 1]
+    return dense
+
+
 def assert_as_reference(op: str, *arguments: Any, **named: Any) -> None:
     """The kernel of this op gives what its meaning in torch gives. A sum is exact, as it is rounded once."""
     actual, expected = (getattr(ops, op)(*arguments, **named) for ops in (TritonOps(), ReferenceOps()))
@@ -58,6 +92,10 @@ def assert_alike(actual: Result, expected: Result) -> None:
             assert_alike(total, expected_total)
             assert_alike(rows, expected_rows)
             assert_alike(quantized, expected_quantized)
+        case RaggedRows(), RaggedRows():
+            num_words = 1 + int(max(own_entries(rows)[:, 0].max() for rows in (actual, expected)))
+            dense, expected_dense = (dense_of(rows, num_words) for rows in (actual, expected))
+            torch.testing.assert_close(dense, expected_dense, rtol=0, atol=ABSOLUTE_OF_PRODUCTS, equal_nan=True)
         case None, None:
             pass
         case _:

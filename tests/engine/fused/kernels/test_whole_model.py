@@ -1,5 +1,6 @@
-"""Whole forwards made of the kernels, against the same made of the ops' meaning in torch."""
+"""Whole forwards made of the kernels, against the same made of the ops' meaning in torch; sparse rows end to end."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -7,16 +8,22 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForMaskedLM
 
+from engine.fused import loading
 from engine.fused.kernels import TritonOps
 from engine.fused.model.forwards import Blocks, Weights, forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.weights import FusedWeights
+from engine.selftest import selfcheck
+from engine.types import Batch, Engine, OutputKind, Results, compute
+from tests.engine.engines import dense, load
 from tests.engine.fused.kernels.samples import DEVICE
+from tests.engine.fused.loaded import load as load_fused
 from tests.engine.fused.model.models import inputs_of, save, source_of
-from tests.engine.tiny_models import arbitrary, batch
-from tests.tiers import full_but
+from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save_whole
+from tests.tiers import full, full_but
 
 FAMILIES = ("bert", "mpnet", "nomic_bert", "qwen3", "gemma2", "gemma3_text, bidirectional", "modernbert")
 SEQLENS = (5, 17, 1, 30)
@@ -48,3 +55,23 @@ def test_the_same_rows(family: str, is_pruned: bool, tmp_path: Path) -> None:
     weights = source.weights()
     actual, expected = (rows_of(source, weights, ops, is_pruned=is_pruned) for ops in (TritonOps(), ReferenceOps()))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps(), *full(TritonOps())], ids=["reference", "kernels"])
+def test_sparse_rows_are_those_of_transformers(ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a whole engine, packed and padded as in service."""
+    folder = save_whole("bert", tmp_path / "model", AutoModelForMaskedLM)
+    sequences = dataclasses.replace(batch(arbitrary(SEQLENS)), outputs=OutputKind.SPARSE)
+    monkeypatch.setattr(loading, "_ops", lambda _: ops)
+    monkeypatch.setattr(selfcheck, "check", lambda engine, folder, *, dtype: None)  # takes minutes where interpreted
+    fused, plain = load_fused(folder, task="sparse"), load("transformers", folder, task="sparse")
+    actual, expected = (dense(answer(engine, sequences)[OutputKind.SPARSE], VOCAB_SIZE) for engine in (fused, plain))
+    plain.close()
+    assert np.count_nonzero(expected) > 100
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def answer(engine: Engine, asked: Batch) -> Results:
+    results = compute(engine, asked)
+    assert isinstance(results, dict), results
+    return results

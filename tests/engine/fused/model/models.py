@@ -23,7 +23,7 @@ from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.packing import pooled_tile_table, tile_table
 from engine.fused.weights import FusedWeights
 from engine.model.model_folder import read
-from engine.rows_numpy import position_ids
+from engine.rows.with_numpy import position_ids
 from engine.types import Batch
 from tests.engine.tiny_models import Reference, arbitrary, batch, config_of
 

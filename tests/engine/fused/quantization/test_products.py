@@ -13,7 +13,7 @@ from engine.fused import loading
 from engine.fused.model import linear
 from engine.fused.model.linear import ProductSize
 from engine.fused.packing import row_counts
-from engine.fused.quantization import gate, quantizing
+from engine.fused.quantization import measures, quantizing
 from engine.types import DeviceTrouble, ModelError, ModelInfo
 from tests.engine.fused.loaded import load, load_fp8
 from tests.engine.fused.model.models import CPU, SPEC
@@ -117,7 +117,7 @@ def gpu(on_hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "MIN_LINEAR_PARAMETERS", 0)
     monkeypatch.setattr(loading, "_MAX_QUERY", 16)
     for limit in ("MIN_MEDIAN", "MIN_P1", "MIN_OVERLAP"):
-        monkeypatch.setattr(gate, limit, -1)
+        monkeypatch.setattr(measures, limit, -1)
 
 
 def start(folder: Path, cache_dir: Path, quantization: str) -> ModelInfo:

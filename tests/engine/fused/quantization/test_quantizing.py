@@ -1,6 +1,7 @@
 """What is quantized, on which GPU and in what order it goes back; the gate's rows are those of one engine."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,27 @@ from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization import quantizing
+from engine.fused.outputs import Modules
+from engine.fused.quantization import gate_answers
 from engine.fused.quantization.gate import by_layer, steps_back
-from engine.fused.quantization.quantizing import MIN_LINEAR_PARAMETERS, GateRows, QuantizableLinears, decide, eligible
-from engine.rows_torch import RowModules
-from engine.selftest import sample_ids, selfcheck
+from engine.fused.quantization.gate_answers import GateAnswers
+from engine.fused.quantization.gate_texts import GateTexts
+from engine.fused.quantization.quantizing import MIN_LINEAR_PARAMETERS, QuantizableLinears, decide, eligible
+from engine.model.tasks import TokenVectors, TokenWeights
+from engine.selftest import sample_ids
 from engine.selftest.fidelity import fidelity
 from engine.selftest.sample_ids import Sequences
-from engine.types import Engine, ModelError
+from engine.types import (
+    Batch,
+    Engine,
+    EngineError,
+    EngineLimits,
+    ModelError,
+    OutputKind,
+    Results,
+    Rows,
+    compute,
+)
 from tests.engine.engines import load_options
 from tests.engine.fused.model.models import SPEC, load_fused, save, source_of
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary
@@ -38,7 +52,7 @@ def model(tmp_path: Path) -> Model:
         chosen=chosen,
         spec=source.spec,
         weights=source.weights(),
-        modules=RowModules(),
+        modules=Modules(),
         ops=ReferenceOps(),
         max_num_seqs=64,
         num_threads=3,
@@ -50,34 +64,49 @@ def sequences(model: Model) -> Sequences:
     return sample_ids.arbitrary(model.chosen.folder, SEQLENS)
 
 
+def pooled(model: Model, sequences: Sequences, numbers: Sequence[int] = range(len(SEQLENS))) -> NDArray[np.float32]:
+    answers = GateAnswers(model, GateTexts(sequences, None, len(sequences)))(numbers)
+    return np.concatenate(answers[OutputKind.POOLED])
+
+
 def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizing, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
-    expected = GateRows(dataclasses.replace(model, num_threads=1)).rows(sequences)
-    rows = GateRows(model).rows(sequences)
+    monkeypatch.setattr(gate_answers, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
+    expected = pooled(dataclasses.replace(model, num_threads=1), sequences)
+    rows = pooled(model, sequences)
     assert rows.shape == (len(SEQLENS), model.spec.hidden_size)
     np.testing.assert_allclose(rows, expected, atol=1e-5)
     assert np.abs(expected - np.roll(expected, 1, axis=0)).max() > 0.01  # rows differ, so their order is tested
+    some = [3, 11, 0]
+    np.testing.assert_allclose(pooled(model, sequences, some), expected[some], atol=1e-5)
+
+
+def test_types_of_tokens_reach_the_model(model: Model, sequences: Sequences) -> None:
+    types = [np.full(len(sequence), number % 2, np.int32) for number, sequence in enumerate(sequences)]
+    plain = pooled(model, sequences)
+    answers = GateAnswers(model, GateTexts(sequences, types, len(sequences)))(range(len(SEQLENS)))
+    typed = np.concatenate(answers[OutputKind.POOLED])
+    np.testing.assert_allclose(typed[::2], plain[::2], atol=1e-5)
+    assert np.abs(typed[1::2] - plain[1::2]).max(axis=1).min() > 1e-3
 
 
 def test_each_core_has_an_engine_of_one_thread(
     model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantizing, "_NUM_TOKENS_ON_CPU", 64)
+    monkeypatch.setattr(gate_answers, "_NUM_TOKENS_ON_CPU", 64)
     num_threads: list[int] = []
     batches: list[list[int]] = []
-    rows_of = selfcheck.rows_of
 
     def assembled(made: Model, **others: Any) -> FusedEngine:
         num_threads.append(made.num_threads)
         return assemble(made, **others)
 
-    def computed(engine: Engine, some: Sequences) -> NDArray[np.float32]:
-        batches.append([len(sequence) for sequence in some])
-        return rows_of(engine, some)
+    def computed(engine: Engine, batch: Batch) -> Results | EngineError:
+        batches.append(np.diff(batch.cu_seqlens).tolist())
+        return compute(engine, batch)
 
-    monkeypatch.setattr(quantizing, "assemble", assembled)
-    monkeypatch.setattr(selfcheck, "rows_of", computed)
-    GateRows(model).rows(sequences)
+    monkeypatch.setattr(gate_answers, "assemble", assembled)
+    monkeypatch.setattr(gate_answers, "compute", computed)
+    pooled(model, sequences)
     assert num_threads == [1, 1, 1]
     assert sorted(seqlen for batch in batches for seqlen in batch) == sorted(SEQLENS)
     assert all(sum(batch) <= 64 for batch in batches)
@@ -86,7 +115,43 @@ def test_each_core_has_an_engine_of_one_thread(
 def test_one_that_fails_fails_all(model: Model, sequences: Sequences) -> None:
     sequences[4][0] = VOCAB_SIZE
     with pytest.raises(ModelError, match="can't run the model"):
-        GateRows(model).rows(sequences)
+        pooled(model, sequences)
+
+
+class Ragged:
+    """An engine whose rows say whose they are: of a text, of its tokens, or of its entries, as many as its first id."""
+
+    limits = EngineLimits(max_num_tokens=64, max_num_seqs=3, max_seqlen=64)
+
+    def __init__(self, model: Model) -> None:
+        self.info = model.chosen.folder.info(name="m", engine="", reason="", dtype="", device="", notes=())
+
+    def compute_alone(self, batch: Batch) -> Results:
+        firsts = batch.token_ids[batch.cu_seqlens[:-1]]
+        entries = np.repeat(np.stack([firsts, firsts], axis=1), firsts % 5, axis=0)
+        ends = np.cumsum([0, *(firsts % 5)], dtype=np.int32)
+        return {
+            OutputKind.POOLED: Rows(firsts[:, None].astype(np.float32)),
+            OutputKind.MULTI_VECTOR: Rows(batch.token_ids[:, None].astype(np.float32), batch.cu_seqlens),
+            OutputKind.SPARSE: Rows(entries.astype(np.float32), ends),
+        }
+
+
+def test_rows_of_all_kinds_come_text_by_text(
+    model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_answers, "assemble", lambda made, **_: Ragged(made))
+    heads = (TokenWeights(unused_ids=()), TokenVectors(steps=(), dimensions=1, normalize=False))
+    folder = dataclasses.replace(model.chosen.folder, heads=heads)
+    several = dataclasses.replace(model, chosen=dataclasses.replace(model.chosen, folder=folder))
+    numbers = [5, 2, 0, 7]
+    answers = GateAnswers(several, GateTexts(sequences, None, len(sequences)))(numbers)
+    assert answers.keys() == {OutputKind.POOLED, OutputKind.SPARSE, OutputKind.MULTI_VECTOR}
+    for at, number in enumerate(numbers):
+        sequence = sequences[number]
+        np.testing.assert_array_equal(answers[OutputKind.POOLED][at], [[sequence[0]]])
+        np.testing.assert_array_equal(answers[OutputKind.MULTI_VECTOR][at][:, 0], sequence)
+        np.testing.assert_array_equal(answers[OutputKind.SPARSE][at], np.full((sequence[0] % 5, 2), sequence[0]))
 
 
 LENGTHS = (5, 17, 1, 30, 9)

@@ -9,6 +9,7 @@ from engine.fused import loading, weights
 from engine.fused.offer import choose
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedCache
+from engine.fused.quantization.gate_answers import noise_of_bfloat16
 from engine.fused.start import Phases
 from tests.engine.fused.loaded import fp8_options
 from tests.engine.tiny_models import save_tame
@@ -41,7 +42,9 @@ def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
     assert verified.outcome.num_tokens > 167
     assert "this is a CPU" in verified.with_auto
     assert verified.noise_floor is not None
-    assert verified.outcome.fidelity.min_cosine < verified.noise_floor.min_cosine < 1
+    costs = {figure.name: figure.value for figure in verified.noise_floor.figures}
+    found = {figure.name: figure.value for figure in verified.outcome.found.figures}
+    assert found["minimum"] < costs["minimum"] < 1
 
 
 def test_without_memory_there_is_no_noise_floor(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,4 +52,4 @@ def test_without_memory_there_is_no_noise_floor(tiny: Path, monkeypatch: pytest.
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(weights, "open_model", full)
-    assert verify._noise_floor(choose(fp8_options(tiny))) is None
+    assert noise_of_bfloat16(choose(fp8_options(tiny))) is None

@@ -25,7 +25,7 @@ class PretendedCuda:
         self.recording_failures: list[Exception] = []  # of the next recordings
         self.leaving: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, and what, until an event comes
         self.threads: set[int] = set()  # whose device has been set; that of the others is the first GPU
-        self._names = itertools.cycle(("computing", "copying", "recording"))
+        self._names = itertools.cycle(("computing", "copying", "copying entries", "recording"))
         zeros, empty = torch.zeros, torch.empty
         monkeypatch.setattr(torch, "zeros", lambda *sizes, pin_memory=False, **kind: zeros(*sizes, **kind))
         monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **kind: empty(*sizes, **kind))
@@ -95,7 +95,7 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         self.recorded_on = stream.name
-        if stream.name == "copying":
+        if stream.name.startswith("copying"):
             self._leaving, self._cuda.leaving = self._cuda.leaving, []
 
     def synchronize(self) -> None:

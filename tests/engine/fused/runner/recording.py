@@ -9,19 +9,28 @@ import torch
 from numpy.typing import NDArray
 
 from engine.fused.engine import FusedEngine
-from engine.fused.packing import Packer, Shape, Shapes, layout, views
-from engine.fused.runner import NumRows, Runner
-from engine.types import Batch, EngineLimits, OutputKind
+from engine.fused.packing import ROWS_OF_SEQUENCES, Packer, Shape, Shapes, layout, views
+from engine.fused.runner import Device, NumRows, Runner
+from engine.rows.query_table import QueryTable
+from engine.types import Batch, EngineLimits, OutputKind, Results, Rows
 from tests.engine.engines import model_info
 from tests.engine.tiny_models import batch
 
 DEPTH = 2
-SHAPES = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=32)
+SHAPES = Shapes(
+    max_num_tokens=64,
+    max_num_seqs=8,
+    max_seqlen=32,
+    has_token_types=False,
+    max_graph_tokens=32,
+    outputs=OutputKind(sum(OutputKind)) & ~OutputKind.TOKEN_LOGITS,
+)
 PACKER = Packer(vocab_size=1000, num_types=0, padding_idx=None, pooling="cls")
 
 
 class RecordingDevice:
-    """A pooled row is its first token's id and its number of tokens; a token's row its id, and 0."""
+    """A sequence's row is its first token's id and its number of tokens; a token's row its id, and 0; a token's weight
+    is a hundredth of its id."""
 
     def __init__(self) -> None:
         self.failure_at_start: Callable[[Shape], Exception | None] = lambda _: None
@@ -46,7 +55,7 @@ class RecordingDevice:
         self.order.append(slot)
         self._inside[slot] = shape, num_rows, self._blocks[slot].copy()
 
-    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+    def finish(self, slot: int) -> Results:
         self.gate.acquire()
         assert next(iter(self._inside)) == slot, "a batch is waited for that is not the next one"
         shape, num_rows, packed = self._inside[slot]
@@ -54,23 +63,25 @@ class RecordingDevice:
         del self._inside[slot]
         if self.failure_at_finish is not None:
             raise self.failure_at_finish
-        return {kind: rows_of_block(packed, shape, kind)[:number] for kind, number in num_rows.items()}
+        computed = {kind: num_rows.own(kind, rows_of_block(packed, shape, kind)) for kind in shape.outputs}
+        return {kind: Rows(rows.numpy()) for kind, rows in computed.items() if isinstance(rows, torch.Tensor)}
 
     def settle(self) -> None:
         self.num_settled += 1
 
 
-def rows_of_block(packed: NDArray[np.int32], shape: Shape, kind: OutputKind) -> NDArray[np.float32]:
-    """[B, 2] or [T, 2], padding included."""
+def rows_of_block(packed: NDArray[np.int32], shape: Shape, kind: OutputKind) -> torch.Tensor:
+    """float32 [B, 2], [T, 2] or, of SPARSE, [T, 1], padding included."""
     inputs = views(torch.from_numpy(packed), shape)
-    if kind is OutputKind.TOKENS:
-        ids = inputs.token_ids.numpy()
-        return np.stack((ids, np.zeros_like(ids)), axis=1).astype(np.float32)
-    first = inputs.token_ids[inputs.pooled.long()].numpy()
-    return np.stack((first, np.diff(inputs.cu_seqlens.numpy())), axis=1).astype(np.float32)
+    ids = inputs.token_ids
+    if kind is OutputKind.SPARSE:
+        return ids[:, None] / 100
+    if kind not in ROWS_OF_SEQUENCES:
+        return torch.stack((ids, torch.zeros_like(ids)), dim=1).float()
+    return torch.stack((ids[inputs.pooled.long()], inputs.cu_seqlens.diff()), dim=1).float()
 
 
-def engine_around(device: RecordingDevice) -> FusedEngine:
+def engine_around(device: Device, *, queries: QueryTable | None = None, unused_ids: Sequence[int] = ()) -> FusedEngine:
     """An engine of depth 2."""
     info = model_info(max_seqlen=SHAPES.max_seqlen, vocab_size=PACKER.vocab_size)
     limits = EngineLimits(
@@ -80,7 +91,8 @@ def engine_around(device: RecordingDevice) -> FusedEngine:
         depth=DEPTH,
         puts_urgent_first=True,
     )
-    return FusedEngine(Runner(device, PACKER, SHAPES), info=info, limits=limits)
+    runner = Runner(device, PACKER, SHAPES, queries=queries, unused_ids=unused_ids)
+    return FusedEngine(runner, info=info, limits=limits)
 
 
 def of_lengths(

@@ -14,21 +14,27 @@ from safetensors.torch import load_file, save_file
 from engine.fused import cuda_device
 from engine.fused.cuda_device import CudaDevice, DeviceSizes, Graph, on_recorder
 from engine.fused.engine import FusedEngine
-from engine.fused.packing import Shape, layout
-from engine.fused.runner import HostDevice, Runner
+from engine.fused.model.ops import RaggedRows
+from engine.fused.packing import Shape, layout, views
+from engine.fused.runner import Compute, Device, DeviceRows, HostDevice
 from engine.selftest import selfcheck
-from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
+from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Results
 from tests.engine.fused.loaded import load
 from tests.engine.fused.model.models import CPU
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
-from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
+from tests.engine.fused.runner.recording import DEPTH, SHAPES, engine_around, of_lengths
 from tests.engine.fused.runner.recording import rows_of_block as compute_rows
-from tests.engine.tiny_models import arbitrary
+from tests.engine.tiny_models import arbitrary, batch
 from tests.server_e2e.running import PATIENCE
 from tests.tiers import full
 
 BLOCK_SIZE = layout(SHAPES.largest).size
-SIZES = DeviceSizes(block_size=BLOCK_SIZE, num_slots=DEPTH, max_num_seqs=SHAPES.max_num_seqs, row_size=2)
+SIZES = DeviceSizes(
+    block_size=BLOCK_SIZE,
+    num_slots=DEPTH,
+    max_num_seqs=SHAPES.max_num_seqs,
+    row_sizes={OutputKind.POOLED: 2, OutputKind.LOGITS: 2},
+)
 SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
 
 
@@ -38,9 +44,9 @@ class Counting:
     def __init__(self) -> None:
         self.num_calls = 0
 
-    def __call__(self, block: torch.Tensor, shape: Shape) -> dict[OutputKind, torch.Tensor]:
+    def __call__(self, block: torch.Tensor, shape: Shape) -> dict[OutputKind, DeviceRows]:
         self.num_calls += 1
-        return {kind: torch.from_numpy(compute_rows(block.numpy(), shape, kind)) for kind in shape.outputs}
+        return {kind: compute_rows(block.numpy(), shape, kind) for kind in shape.outputs}
 
 
 @pytest.fixture
@@ -55,9 +61,13 @@ def compute() -> Counting:
 
 @pytest.fixture
 def engine(cuda: PretendedCuda, compute: Counting) -> FusedEngine:
-    shell = engine_around(RecordingDevice())
-    device = CudaDevice(compute, CPU, SIZES)
-    return FusedEngine(Runner(device, PACKER, SHAPES), info=shell.info, limits=shell.limits)
+    return engine_around(CudaDevice(compute, CPU, SIZES))
+
+
+def devices(compute: Compute) -> tuple[Device, Device]:
+    """Both, where CUDA is pretended."""
+    host = HostDevice(compute, block_size=BLOCK_SIZE, num_slots=DEPTH, num_threads=1)
+    return CudaDevice(compute, CPU, SIZES), host
 
 
 def asking(made: Batch, outputs: OutputKind) -> Batch:
@@ -132,6 +142,98 @@ def test_token_rows_and_pooled_rows_of_one_batch(engine: FusedEngine) -> None:
     assert found[OutputKind.TOKENS][:, 0].tolist() == made.token_ids.tolist()
 
 
+@pytest.mark.parametrize("outputs", [OutputKind.LOGITS, OutputKind.POOLED | OutputKind.LOGITS])
+def test_scores_are_replayed_too(outputs: OutputKind, engine: FusedEngine, cuda: PretendedCuda) -> None:
+    """And what was replayed for another kind does not write over them."""
+    for first in (10, 20, 30, 40):
+        made, others = asking(of_lengths(first, SMALL), outputs), of_lengths(first + 5, SMALL)
+        engine.submit(made)
+        engine.submit(others)
+        rows = collected(engine)
+        assert rows.keys() == set(outputs)
+        for values in rows.values():
+            assert np.array_equal(values, expected(made))
+        assert np.array_equal(collected(engine)[OutputKind.POOLED], expected(others))
+    assert cuda.events.count("record") == 2
+
+
+# --- ragged rows
+
+
+class RaggedCompute:
+    """Weights of words: of a sequence each of its tokens' ids from 1 on, with the weight 0.5. Padding has some as well,
+    behind them."""
+
+    def __init__(self, room: int = 1000) -> None:
+        self.room = room  # for entries
+        self.entries: list[torch.Tensor] = []
+
+    def __call__(self, block: torch.Tensor, shape: Shape) -> dict[OutputKind, DeviceRows]:
+        inputs = views(block, shape)
+        ids = [torch.unique(part) for part in torch.tensor_split(inputs.token_ids, inputs.cu_seqlens[1:-1].tolist())]
+        flat = torch.cat(ids).float()
+        entries = torch.full((self.room, 2), torch.nan)
+        num_kept = min(len(flat), self.room)
+        entries[:num_kept, 0], entries[:num_kept, 1] = flat[:num_kept], 0.5
+        self.entries.append(entries)
+        counts = torch.tensor([len(part) for part in ids], dtype=torch.int32)
+        found: dict[OutputKind, DeviceRows] = {OutputKind.SPARSE: RaggedRows(counts, entries)}
+        if OutputKind.TOKENS in shape.outputs:
+            found[OutputKind.TOKENS] = compute_rows(block.numpy(), shape, OutputKind.TOKENS)
+        return found
+
+
+RAGGED = batch([[7, 5, 7], [9], [5, 6, 8, 6]])
+RAGGED_IDS, RAGGED_OFFSETS = [5, 7, 9, 5, 6, 8], [0, 2, 3, 6]
+
+
+def ragged(engine: FusedEngine, outputs: OutputKind = OutputKind.SPARSE) -> Results | EngineError:
+    engine.submit(asking(RAGGED, outputs))
+    return engine.collect()[1]
+
+
+@pytest.mark.parametrize("outputs", [OutputKind.SPARSE, OutputKind.SPARSE | OutputKind.TOKENS])
+@pytest.mark.parametrize("number", [0, 1], ids=["cuda", "host"])
+def test_ragged_rows_have_their_own_entries_and_no_more(number: int, outputs: OutputKind, cuda: PretendedCuda) -> None:
+    engine = engine_around(devices(RaggedCompute())[number])
+    for _ in range(3):
+        results = ragged(engine, outputs)
+        assert isinstance(results, dict), results
+        assert results.keys() == set(outputs)
+        rows = results[OutputKind.SPARSE]
+        assert rows.values.tolist() == [[token, 0.5] for token in RAGGED_IDS]
+        assert rows.offsets is not None
+        assert rows.offsets.tolist() == RAGGED_OFFSETS
+        assert rows.offsets.dtype == np.int32
+    assert "record" not in cuda.events
+
+
+def test_the_host_waits_for_counts_then_for_entries_and_for_no_later_batch(cuda: PretendedCuda) -> None:
+    compute = RaggedCompute()
+    engine = engine_around(CudaDevice(compute, CPU, SIZES))
+    engine.submit(asking(RAGGED, OutputKind.SPARSE))
+    engine.submit(asking(RAGGED, OutputKind.SPARSE))
+    del cuda.events[:]
+    engine.collect()
+    assert cuda.events == [
+        "host waits for event of copying",
+        "on copying entries",
+        "host waits for event of copying entries",
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["cuda", "host"])
+def test_more_entries_than_there_is_room_for_are_a_lack_of_memory(number: int, cuda: PretendedCuda) -> None:
+    """For which a batch is cut in halves."""
+    compute = RaggedCompute(room=len(RAGGED_IDS) - 1)
+    engine = engine_around(devices(compute)[number])
+    error = ragged(engine)
+    assert isinstance(error, EngineError)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
+    compute.room += 1
+    assert isinstance(ragged(engine), dict)
+
+
 @pytest.mark.parametrize(("num_failures", "then"), [(1, ["replay"]), (2, [])], ids=["once", "for good"])
 def test_recording_takes_the_memory_that_torch_keeps_and_without_any_batches_are_called(
     num_failures: int, then: list[str], engine: FusedEngine, cuda: PretendedCuda
@@ -192,16 +294,11 @@ def test_memory_is_given_back_only_between_recordings(
 
 
 def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:
-    def compute(block: torch.Tensor, shape: Shape) -> dict[OutputKind, torch.Tensor]:
+    def compute(block: torch.Tensor, shape: Shape) -> dict[OutputKind, DeviceRows]:
         return {kind: torch.full((shape.num_tokens, 2), 1.5, dtype=torch.bfloat16) for kind in shape.outputs}
 
-    shell = engine_around(RecordingDevice())
-    for device in (
-        CudaDevice(compute, CPU, SIZES),
-        HostDevice(compute, block_size=BLOCK_SIZE, num_slots=DEPTH, num_threads=1),
-    ):
-        made = FusedEngine(Runner(device, PACKER, SHAPES), info=shell.info, limits=shell.limits)
-        rows = answer(made, asking(of_lengths(1), OutputKind.TOKENS))[OutputKind.TOKENS]
+    for device in devices(compute):
+        rows = answer(engine_around(device), asking(of_lengths(1), OutputKind.TOKENS))[OutputKind.TOKENS]
         assert rows.dtype == np.float32
         assert rows.tolist() == [[1.5, 1.5]] * 9
 

@@ -22,8 +22,12 @@ from engine.fused.packing import (
     views,
 )
 from engine.types import Batch, OutputKind
+from wire.parts import EXPANSION_TOKEN, PROMPT_TOKEN
 
-SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, has_token_types=True, max_graph_tokens=300)
+OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
+SHAPES = Shapes(
+    max_num_tokens=300, max_num_seqs=20, max_seqlen=200, has_token_types=True, max_graph_tokens=300, outputs=OUTPUTS
+)
 PACKER = Packer(vocab_size=100, num_types=2, padding_idx=None, pooling="last")
 
 
@@ -105,6 +109,39 @@ def test_the_views_say_what_the_batch_says_and_padding_is_empty(
     assert len(inputs.pooled_tiles.table) == num_seqs
 
 
+def test_sparse_rows_have_no_sequences_of_padding() -> None:
+    batch = made([1] * 9, [0, 3, 6, 9])
+    shapes_of = dataclasses.replace(SHAPES, outputs=OutputKind.SPARSE)
+    assert SHAPES.of(batch).num_seqs == 8
+    assert shapes_of.of(dataclasses.replace(batch, outputs=OutputKind.SPARSE)).num_seqs == 3
+
+
+@pytest.mark.parametrize(("padding_id", "pooled"), [(None, [2, 5, 6]), (9, [1, 3, 6])])
+def test_the_last_token_may_be_the_last_that_is_not_padding(padding_id: int | None, pooled: list[int]) -> None:
+    """A text can end with that token by spelling it out; of one that has no other it is the first."""
+    packer = dataclasses.replace(PACKER, padding_id=padding_id)
+    block, shape = packed(packer, made([1, 2, 9, 3, 9, 9, 9], [0, 3, 6, 7]))
+    assert views(torch.from_numpy(block), shape).pooled[:3].tolist() == pooled
+
+
+@pytest.mark.parametrize("hides_tokens", [False, True])
+def test_hidden_tokens_are_no_keys(hides_tokens: bool) -> None:
+    """Where the model hides them: others attend to the tokens that fill a query up."""
+    marks = np.array([0, 0, EXPANSION_TOKEN, EXPANSION_TOKEN, PROMPT_TOKEN, 0], np.uint8)
+    batch = dataclasses.replace(made([1, 2, 3, 3, 4, 5], [0, 4, 6]), marks=marks)
+    block, shape = packed(dataclasses.replace(PACKER, hides_tokens=hides_tokens), batch)
+    tiles = views(torch.from_numpy(block), shape).tiles.table
+    assert tiles[:2, 1].tolist() == [4, 2]  # queries
+    assert tiles[:2, 4].tolist() == ([2, 2] if hides_tokens else [4, 2])
+
+
+@pytest.mark.parametrize("is_hidden", [[0, 1, 0], [1, 1, 1]])
+def test_hidden_tokens_elsewhere_are_refused(is_hidden: list[int]) -> None:
+    batch = dataclasses.replace(made([1, 2, 3], [0, 3]), marks=np.array(is_hidden, np.uint8) * EXPANSION_TOKEN)
+    with pytest.raises(ValueError, match="hidden tokens before others, or with no others"):
+        packed(dataclasses.replace(PACKER, hides_tokens=True), batch)
+
+
 def made(token_ids: list[int], cu_seqlens: list[int], types: list[int] | None = None) -> Batch:
     arrays = [None if numbers is None else np.array(numbers, np.int32) for numbers in (token_ids, cu_seqlens, types)]
     return Batch("m", OutputKind.POOLED, *arrays)  # type: ignore[arg-type]
@@ -161,6 +198,7 @@ def shapes(max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, max_graph
         max_seqlen=max_seqlen,
         has_token_types=True,
         max_graph_tokens=max_graph_tokens,
+        outputs=OUTPUTS,
     )
 
 
@@ -234,7 +272,9 @@ def test_batches_without_a_graph_are_padded_to_the_next_16_tokens() -> None:
 
 
 def test_types_that_the_model_does_not_tell_apart_are_no_part_of_the_shape() -> None:
-    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=64)
+    some = Shapes(
+        max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False, max_graph_tokens=64, outputs=OUTPUTS
+    )
     assert some.of(batch_of([3], has_types=True)) == some.of(batch_of([3]))
 
 

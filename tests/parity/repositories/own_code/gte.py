@@ -27,6 +27,7 @@ ARCTIC = {
     "model_type": "gte",
     "matryoshka_dimensions": [256],
 }
+_ENGINES = (TRANSFORMERS, OPENVINO, FUSED)
 OWN_CODE = {key: name.rpartition("--")[2] for key, name in CONFIG["auto_map"].items()}
 
 
@@ -88,9 +89,8 @@ def score(config: Config, weights: Weights, ids: list[int]) -> Tensor:
 
 
 def embedding(config: Config, prefix: str = "new.", **others: Any) -> Form:
-    engines = (TRANSFORMERS, OPENVINO, FUSED)
     modules = POOLED_AND_NORMALIZED
-    return Form(config=config, shapes=shapes(config, prefix), row=first, modules=modules, engines=engines, **others)
+    return Form(config=config, shapes=shapes(config, prefix), row=first, modules=modules, engines=_ENGINES, **others)
 
 
 _TWICE = {"rope_scaling": {"factor": 2.0, "type": "ntk"}}
@@ -114,6 +114,6 @@ FORMS = {
     "snowflake-arctic-embed-m-v2.0": embedding({**CONFIG, **ARCTIC}, ""),
     "gte without scaling": embedding({**CONFIG, "rope_scaling": None}),
     "gte-multilingual-reranker-base": Form(
-        config=_SCORES, shapes=shapes(_SCORES) | _POOLER, row=score, output=OutputKind.LOGITS
+        config=_SCORES, shapes=shapes(_SCORES) | _POOLER, row=score, output=OutputKind.LOGITS, engines=_ENGINES
     ),
 }

@@ -15,7 +15,7 @@ from torch.nn import functional
 from engine.types import OutputKind
 from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import reading
-from tests.parity.repositories.own_code.forms import TRANSFORMERS, Config, Form, Shapes, Weights
+from tests.parity.repositories.own_code.forms import FUSED, OPENVINO, TRANSFORMERS, Config, Form, Shapes, Weights
 
 RANK = 2
 TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
@@ -138,6 +138,7 @@ FORMS = {
         shapes=shapes(RERANKER, num_positions=66) | _HEAD,
         row=score,
         output=OutputKind.LOGITS,
+        engines=(TRANSFORMERS, OPENVINO, FUSED),
         refused=(("position_embedding_type", "alibi"),),
     ),
     "jina-colbert-v2": Form(
@@ -146,7 +147,7 @@ FORMS = {
         row=vectors,
         output=OutputKind.MULTI_VECTOR,
         files={"artifact.metadata": _METADATA},
-        engines=(TRANSFORMERS,),
+        engines=(TRANSFORMERS, FUSED),
         refused=(("rotary_emb_interleaved", True), ("rotary_emb_scale_base", 512), ("lora_adaptations", ["a"])),
     ),
 }

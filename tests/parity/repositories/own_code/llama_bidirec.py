@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.types import OutputKind
 from tests.parity.repositories.models.families import published
 from tests.parity.repositories.own_code import decoder
-from tests.parity.repositories.own_code.forms import NORMALIZED, Config, Form, Weights
+from tests.parity.repositories.own_code.forms import FUSED, NORMALIZED, OPENVINO, TRANSFORMERS, Config, Form, Weights
 
 MODEL, RERANKER = "LlamaBidirectionalModel", "LlamaBidirectionalForSequenceClassification"
 CODE = "llama_bidirectional_model"
@@ -43,6 +43,7 @@ FORMS = {
         shapes={**decoder.shapes(SCORING, prefix="model."), "score.weight": (1, 32)},
         row=score,
         output=OutputKind.LOGITS,
+        engines=(TRANSFORMERS, OPENVINO, FUSED),
         refused=(("pooling", "last"), ("temperature", 0), ("temperature", "warm"), ("attention_window", 4)),
     ),
 }

@@ -1,7 +1,7 @@
 """Makes one row a sequence of a packed batch's token rows, with torch on any device: poolings and the modules after
 them.
 
-engine.rows_numpy does the same with numpy, for padded mini-batches. Nothing here knows a model.
+engine.rows.with_numpy does the same with numpy, for padded mini-batches. Nothing here knows a model.
 
 Shapes: T tokens, B sequences, D numbers a row.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from engine.model.tasks import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
 from engine.model.weights import read_arrays
-from engine.rows_numpy import pooled_in_packed
+from engine.rows.with_numpy import pooled_in_packed
 from engine.types import Batch
 
 

@@ -1,6 +1,6 @@
 """The work of engines around a model, with numpy alone: positions of tokens, poolings and the modules after them.
 
-engine.rows_torch has poolings and modules with torch. Nothing here knows a model.
+engine.rows.with_torch has poolings and modules with torch. Nothing here knows a model.
 
 Some models want prompts left out. Their tokens are then dropped before the pooling, which is what sentence-transformers
 comes to, in every mode: the first token is the first after the prompt, a mean is that of the others. Only the weights
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.model.tasks import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
 from engine.model.weights import Arrays, read_arrays
 from engine.types import Batch
-from wire.parts import PROMPT_TOKEN
+from wire.parts import EXPANSION_TOKEN, PROMPT_TOKEN
 
 _Rows = NDArray[np.float32]
 
@@ -244,3 +244,30 @@ def position_ids(batch: Batch, padding_idx: int | None) -> NDArray[np.int32]:
     if not is_token.all():
         numbers *= is_token
     return numbers + np.int32(padding_idx)
+
+
+def last_tokens(batch: Batch, padding_id: int | None) -> NDArray[np.int64]:
+    """The index [B] of the last token of each sequence that is not the padding's.
+
+    If a text ends with that token, transformers' decoders take it for padding, too. If a sequence has no other token,
+    they use the first. padding_id None = no token is padding.
+    """
+    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    if padding_id is None:
+        return ends.astype(np.int64) - 1
+    place = np.where(batch.token_ids == padding_id, 0, np.arange(batch.num_tokens))
+    return np.maximum(np.maximum.reduceat(place, starts), starts)
+
+
+def num_visible(batch: Batch) -> NDArray[np.int64] | None:
+    """How many tokens of each sequence [B] are not hidden from the others; None = all. Hidden ones are at the end,
+    where queries of late interaction are filled up; raises ValueError where they are not."""
+    is_hidden = batch.marked(EXPANSION_TOKEN)
+    if is_hidden is None:
+        return None
+    seqlens = np.diff(batch.cu_seqlens)
+    numbers = seqlens - np.add.reduceat(is_hidden, batch.cu_seqlens[:-1], dtype=np.int64)
+    place = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], seqlens)
+    if not numbers.all() or (is_hidden != (place >= np.repeat(numbers, seqlens))).any():
+        raise ValueError("a sequence with hidden tokens before others, or with no others")
+    return numbers
