@@ -170,7 +170,7 @@ class RaggedCompute:
 
     def __call__(self, block: torch.Tensor, shape: Shape) -> dict[OutputKind, DeviceRows]:
         inputs = views(block, shape)
-        ids = [torch.unique(part) for part in torch.tensor_split(inputs.token_ids, inputs.cu_seqlens[1:-1].tolist())]
+        ids = [torch.unique(part) for part in torch.tensor_split(inputs.token_ids, inputs.cu_seqlens[1:].tolist())]
         flat = torch.cat(ids).float()
         entries = torch.full((self.room, 2), torch.nan)
         num_kept = min(len(flat), self.room)
