@@ -14,7 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model.tasks import NORMALIZE_FLOOR, ScoreHead, ScoreLayer, TokenVectors, output_size
-from engine.rows.with_torch import RowModules, load_modules
+from engine.rows.with_torch import RowModules, activated, load_modules
+
+# Activations of ScoreLayer that a module after the pooling may have as well, and what they are called there.
+_NAMES = {"identity": "Identity", "tanh": "Tanh", "relu": "ReLU", "silu": "SiLU", "gelu": "GELU"}
 
 
 class Scorer:
@@ -64,19 +67,9 @@ class _Layer:
 
 def _activated(rows: Tensor, activation: str) -> Tensor:
     """activation: see ScoreLayer."""
-    match activation:
-        case "identity":
-            return rows
-        case "tanh":
-            return torch.tanh(rows)
-        case "relu":
-            return torch.relu(rows)
-        case "silu":
-            return functional.silu(rows)
-        case "gelu":
-            return functional.gelu(rows)
-    assert activation == "gelu_tanh", activation
-    return functional.gelu(rows, approximate="tanh")
+    if activation == "gelu_tanh":
+        return functional.gelu(rows, approximate="tanh")
+    return activated(rows, _NAMES[activation])
 
 
 class Vectors:

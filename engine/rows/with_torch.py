@@ -56,14 +56,14 @@ def _applied(rows: Tensor, step: Step, tensors: dict[str, Tensor]) -> Tensor:
 
 def _dense(rows: Tensor, step: Dense, tensors: dict[str, Tensor]) -> Tensor:
     found = functional.linear(rows, tensors["linear.weight"], tensors.get("linear.bias"))
-    found = _activated(found, step.activation)
+    found = activated(found, step.activation)
     if not step.has_residual:
         return found
     return found + (functional.linear(rows, tensors["residual.weight"]) if "residual.weight" in tensors else rows)
 
 
-def _activated(rows: Tensor, activation: str) -> Tensor:
-    """activation: one of engine.model.tasks.ACTIVATIONS."""
+def activated(rows: Tensor, activation: str) -> Tensor:
+    """Rows of the same shape. activation: one of engine.model.tasks.ACTIVATIONS."""
     match activation:
         case "Identity":
             return rows
