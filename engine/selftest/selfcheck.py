@@ -6,7 +6,6 @@ This finds a faulty device, driver or kernel. Whether the rows are right for the
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import agreement, batch_of, comparable, first_of, is_near, joined, not_finite
@@ -59,13 +58,6 @@ def _check_near(engine: Engine, kind: OutputKind, found: Rows, alone: Rows, *, d
             f"{near.in_words}; --engine transformers may serve the model",
             longest,
         )
-
-
-def rows_of(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
-    """Rows [B, D] of the engine's main output, computed in as many batches as its limits require. Raises ModelError if
-    the engine fails."""
-    kind = main_output(engine.info.outputs)
-    return results_of(engine, sequences, kind)[kind].values
 
 
 def results_of(engine: Engine, sequences: Sequences, outputs: OutputKind) -> Results:

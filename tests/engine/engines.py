@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from engine import registry
 from engine.messages import LoadOptions
 from engine.offer import offer_of
-from engine.types import Batch, Engine, ModelError, ModelInfo, OutputKind, Results, Rows, compute
+from engine.selftest import selfcheck
+from engine.selftest.sample_ids import Sequences
+from engine.types import Batch, Engine, ModelError, ModelInfo, OutputKind, Results, Rows, compute, main_output
 from wire.dataclass_json import to_json
 
 _MODULES = {
@@ -66,6 +68,12 @@ def load(name: str, folder: Path, **options: Any) -> Engine:
     module = importlib.import_module(_MODULES[name])
     loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder, **options))
     return loaded
+
+
+def rows_of(loaded: Engine, sequences: Sequences) -> NDArray[np.float32]:
+    """Rows [B, D] of the engine's main output, in as many batches as its limits require."""
+    kind = main_output(loaded.info.outputs)
+    return selfcheck.results_of(loaded, sequences, kind)[kind].values
 
 
 def results(loaded: Engine, one: Batch) -> Results:

@@ -28,7 +28,7 @@ from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import engine as tensorrt_llm
 from engine.tensorrt_llm.planning.plan import KNOWN_CLASSES
 from engine.types import Engine, EngineError
-from tests.engine.engines import changed
+from tests.engine.engines import changed, rows_of
 from tests.tensorrt_llm_gpu import reference, small_models
 from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed
 
@@ -61,9 +61,9 @@ def _by_engine(job: Job, work: Path) -> Outcome:
     folder = model_folder.read(path, known_classes=KNOWN_CLASSES)
     sequences = _sequences(job, folder)
     if job.are_alone:
-        rows = np.concatenate([selfcheck.rows_of(engine, [sequence]) for sequence in sequences])
+        rows = np.concatenate([rows_of(engine, [sequence]) for sequence in sequences])
     else:
-        rows = selfcheck.rows_of(engine, sequences)
+        rows = rows_of(engine, sequences)
     speeds = tuple(_speed(engine, folder, shape) for shape in job.shapes)
     engine.close()
     return Outcome(rows=rows, max_num_tokens=engine.limits.max_num_tokens, speeds=speeds, notes=engine.info.notes)

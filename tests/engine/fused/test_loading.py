@@ -28,7 +28,7 @@ from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.transformers import engine as transformers
 from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
-from tests.engine.engines import results
+from tests.engine.engines import results, rows_of
 from tests.engine.fused.loaded import load, options
 from tests.engine.fused.test_memory import QWEN3_8B
 from tests.engine.tiny_models import arbitrary, batch, save_whole
@@ -131,9 +131,9 @@ def test_each_shape_is_recorded_once_and_attention_is_not_chosen(tiny: Path, mon
     assert {shape.num_tokens for shape in recorded} == {16, 32, 64, 2048}
     assert [note for note in engine.info.notes if "attention" in note] == []
     sequences = [np.array(ids, np.int32) for ids in arbitrary((5, 17))]
-    rows = selfcheck.rows_of(engine, sequences)
+    rows = rows_of(engine, sequences)
     on_recorder(int)
-    assert np.abs(rows - selfcheck.rows_of(load(tiny), sequences)).max() < 1e-5
+    assert np.abs(rows - rows_of(load(tiny), sequences)).max() < 1e-5
 
 
 @pytest.mark.usefixtures("on_hopper")

@@ -14,7 +14,8 @@ import pytest
 from engine.fused import weights
 from engine.fused.quantization import gate, measures
 from engine.model import model_folder
-from engine.selftest import sample_ids, selfcheck
+from engine.selftest import sample_ids
+from tests.engine.engines import rows_of
 from tests.engine.fused.loaded import fp8_options, load_fp8
 from tests.engine.tiny_models import save_tame
 from tests.tiers import full
@@ -84,7 +85,7 @@ def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
     assert any("taken from" in note for note in warm.info.notes)
     assert (warm.info.dtype, warm.info.dimensions) == (cold.info.dtype, cold.info.dimensions) == ("fp8", 32)
     sequences = sample_ids.arbitrary(model_folder.read(folder), (5, 17, 1, 30))
-    np.testing.assert_array_equal(selfcheck.rows_of(warm, sequences), selfcheck.rows_of(cold, sequences))
+    np.testing.assert_array_equal(rows_of(warm, sequences), rows_of(cold, sequences))
 
 
 @pytest.mark.usefixtures("lenient")

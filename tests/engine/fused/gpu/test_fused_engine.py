@@ -19,7 +19,7 @@ from engine.model.coverage import Use
 from engine.selftest import selfcheck
 from engine.selftest.comparison import comparable
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
-from tests.engine.engines import load_options
+from tests.engine.engines import load_options, rows_of
 from tests.engine.tiny_models import arbitrary, save
 from tests.parity.architectures import BGE_M3
 from tests.parity.folders import save as save_for
@@ -56,13 +56,13 @@ def called(engine: FusedEngine, some: list[NDArray[np.int32]]) -> NDArray[np.flo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Graphs, "record_if_repeated", lambda *_: None)
         patch.setattr(Graphs, "find", lambda *_: None)
-        return selfcheck.rows_of(engine, some)
+        return rows_of(engine, some)
 
 
 def replayed(engine: FusedEngine, some: list[NDArray[np.int32]]) -> NDArray[np.float32]:
     """Rows by a graph."""
     for _ in range(2):  # a shape is recorded when it comes again
-        selfcheck.rows_of(engine, some)
+        rows_of(engine, some)
         on_recorder(int)  # waits for it
     find = Graphs.find
 
@@ -73,7 +73,7 @@ def replayed(engine: FusedEngine, some: list[NDArray[np.int32]]) -> NDArray[np.f
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Graphs, "find", found)
-        return selfcheck.rows_of(engine, some)
+        return rows_of(engine, some)
 
 
 def assert_near(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
@@ -96,7 +96,7 @@ def test_calls_give_the_same_again_graphs_too_and_both_nearly_the_same(
 
 def test_batches_in_flight_keep_apart(tiny: Path) -> None:
     engine = load(tiny)
-    alone = selfcheck.rows_of(engine, sequences())
+    alone = rows_of(engine, sequences())
     for _ in range(50):
         for some in (sequences(), sequences()[::-1]):
             engine.submit(batch_of(some))
@@ -124,7 +124,7 @@ def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.Mo
     engine = load(tiny)
     before = called(engine, sequences())
     for _ in range(2):
-        selfcheck.rows_of(engine, sequences())  # the second begins to record
+        rows_of(engine, sequences())  # the second begins to record
 
     def greedy(*_: object) -> None:
         torch.empty(1 << 50, device="cuda:0")
@@ -141,7 +141,7 @@ def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.Mo
 
 def test_rows_are_near_those_of_the_cpu(tiny: Path) -> None:
     on_cpu = load(tiny, device="cpu", dtype="float32")
-    rows, expected = (selfcheck.rows_of(engine, sequences()) for engine in (load(tiny), on_cpu))
+    rows, expected = (rows_of(engine, sequences()) for engine in (load(tiny), on_cpu))
     assert_near(rows, expected)
 
 

@@ -19,6 +19,7 @@ from engine.fused.packing import Shape, layout, views
 from engine.fused.runner import Compute, Device, DeviceRows, HostDevice
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Results
+from tests.engine.engines import rows_of
 from tests.engine.fused.loaded import load
 from tests.engine.fused.model.models import CPU
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
@@ -317,4 +318,4 @@ def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path, monkeypatch: p
 
 def _rows(folder: Path, sequences: list[list[int]], pooling: str) -> NDArray[np.float32]:
     engine = load(folder, pooling=pooling)
-    return selfcheck.rows_of(engine, [np.array(ids, np.int32) for ids in sequences])
+    return rows_of(engine, [np.array(ids, np.int32) for ids in sequences])
