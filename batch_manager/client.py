@@ -8,15 +8,15 @@ import asyncio
 import itertools
 import logging
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batch_manager import messages
 from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission, join_rows
-from wire.connection import Link
+from wire.connection import Connect
 from wire.frames import MAX_PAYLOAD, Buffer
 from wire.page import Page
 from wire.parts import cut
@@ -28,14 +28,6 @@ _MAY_BE_SICK = (RequestRefusal.ENGINE_FAILED, RequestRefusal.NON_FINITE)  # an i
 _LEAST_PART_BYTES = 16_384  # of token ids, 4,096 tokens: what is less is not split, as a batch takes it whole
 
 logger = logging.getLogger("embedline.frontend")
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerAddress:
-    """The address where a batch manager listens, and the models (by index) it has engines for."""
-
-    path: str
-    models: tuple[int, ...]
 
 
 class _ManagerLost(Exception):
@@ -53,11 +45,11 @@ class _Submitted:
 class ManagerLink:
     """One batch manager and the requests it holds for this frontend."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, connect: Connect) -> None:
         self._loop = asyncio.get_running_loop()
         self._submitted: dict[int, _Submitted] = {}
         self._is_closed = False
-        self._link = Link(path, on_frame=self._received, on_up=self._up, on_down=lambda: self._end_all(_ManagerLost))
+        self._link = connect(on_frame=self._received, on_up=self._up, on_down=lambda: self._end_all(_ManagerLost))
 
     @property
     def is_up(self) -> bool:
@@ -123,13 +115,14 @@ class ManagerLink:
 class BatchManagers:
     """All batch managers of this server."""
 
-    def __init__(self, addresses: Sequence[ManagerAddress], page: Page) -> None:
+    def __init__(self, managers: Sequence[tuple[Connect, Sequence[int]]], page: Page) -> None:
+        """How each is connected to, and the models (by index) it has engines for."""
         self._page = page
-        self._managers = [ManagerLink(address.path) for address in addresses]
+        self._managers = [ManagerLink(connect) for connect, _ in managers]
         self._num_requests = 0
         num_models = page.num_models
         self._serving = [  # per model, the indices of the managers that have engines for it
-            [index for index, address in enumerate(addresses) if model in address.models] for model in range(num_models)
+            [index for index, (_, models) in enumerate(managers) if model in models] for model in range(num_models)
         ]
 
     def open(self) -> None:
@@ -142,14 +135,15 @@ class BatchManagers:
         for manager in self._managers:
             manager.close()
 
-    async def submit(self, submission: Submission) -> RequestResults:
+    def submit(self, submission: Submission) -> Awaitable[RequestResults]:
         """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere.
 
         A large request goes in parts to several batch managers, so that all finish at about the same time.
         """
         parts = self._parts(submission)
-        if len(parts) < 2:
-            return await self._submit(submission)
+        return self._submit(submission) if len(parts) < 2 else self._submit_parts(parts)
+
+    async def _submit_parts(self, parts: Sequence[tuple[int, int, Submission]]) -> RequestResults:
         asked = [asyncio.ensure_future(self._submit_part(*part)) for part in parts]
         try:
             answers = await asyncio.gather(*asked)
@@ -196,7 +190,7 @@ class BatchManagers:
         self._num_requests += 1
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
-        if sum(memoryview(part).nbytes for part in payload) > MAX_PAYLOAD:
+        if sum(map(len, payload)) > MAX_PAYLOAD:
             raise RequestRefused(RequestRefusal.TOO_LONG)
         failed_at = -1  # index of the manager on whose only engine the request failed
         for _ in range(_MAX_TRIES):

@@ -10,12 +10,23 @@ import numpy as np
 
 from batch_manager.scheduling.batches import ScheduledBatch
 from engine import messages
-from engine.types import ROWS_OF_TOKENS, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
+from engine.types import (
+    ROWS_OF_TOKENS,
+    EngineErrorKind,
+    EngineLimits,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+    kinds_in,
+)
 from wire.connection import Link
 from wire.frames import Buffer, PayloadTooLarge
 from wire.parts import Part
 
 Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
+
+_ROWS_OF_TOKENS = kinds_in(ROWS_OF_TOKENS)
 
 logger = logging.getLogger("embedline.batch_manager")
 
@@ -140,10 +151,10 @@ class EngineLink:
 def check_results(results: Results, outputs: OutputKind, *, seqlens: Sequence[int], shapes: Shapes) -> None:
     """Raise MalformedAnswer unless there are rows of every output kind for sequences of these lengths, in the
     shapes that this model's rows always have; a kind not seen before is put into `shapes`."""
-    if set(results) != set(outputs):
+    if results.keys() != set(kinds_in(outputs)):
         raise MalformedAnswer("its output kinds are not those that were asked for")
     for kind, rows in results.items():
-        if not _fits(rows, len(seqlens)) or (kind in ROWS_OF_TOKENS and not _is_row_per_token(rows, seqlens)):
+        if not _fits(rows, len(seqlens)) or (kind in _ROWS_OF_TOKENS and not _is_row_per_token(rows, seqlens)):
             raise MalformedAnswer(f"its {kind.name} rows do not belong to {len(seqlens)} sequences")
         shape = (rows.offsets is not None, rows.values.shape[1])
         if not shape[1] or shapes.setdefault(kind, shape) != shape:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from batch_manager.messages import Submission, join_rows
 from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice
 from engine.types import OutputKind, Results, Rows
-from wire.connection import FrameConnection
+from wire.connection import Connection
 from wire.frames import Buffer
 from wire.parts import Part, Parts, cut, size_of
 
@@ -24,49 +24,34 @@ MAX_JOINED_BYTES = 1 << 20  # of what is asked for, 260,000 tokens, as it is kep
 class Waiter(NamedTuple):
     """A frontend that asked, under its own id for that."""
 
-    connection: FrameConnection
+    connection: Connection
     frame_id: int
     arrived: float  # time.monotonic() seconds
     has_joined: bool = False  # whether another had asked for the same before
 
-    @property
-    def key(self) -> tuple[FrameConnection, int]:
-        """The connection and the frame id."""
-        return self.connection, self.frame_id
-
 
 class Assembly:
-    """The rows of one request as they come in.
-
-    Rows that come all at once are kept as views. Parts are copied, so that no answer of an engine
-    stays in memory for the sake of some of its rows.
+    """The rows of one request that come in parts. They are copied, so that no answer of an engine stays in memory for
+    the sake of some of its rows.
     """
 
-    __slots__ = ("_dense", "_num_seqs", "_ragged", "_whole")
+    __slots__ = ("_dense", "_num_seqs", "_ragged")
 
     def __init__(self, num_seqs: int) -> None:
         self._num_seqs = num_seqs
-        self._whole: Results | None = None
         self._dense: dict[OutputKind, NDArray[np.float32]] = {}
         self._ragged: dict[OutputKind, list[tuple[int, Rows]]] = {}
 
-    def put(self, results: Results, at: int, *, start: int, stop: int) -> None:
-        """Sequences [start, stop) of the request are the rows from sequence `at` of the batch on."""
-        end = at + stop - start
-        parts = {kind: cut_rows(rows, at, end) for kind, rows in results.items()}
-        if stop - start == self._num_seqs:
-            self._whole = parts
-            return
+    def put(self, parts: Results, *, start: int, stop: int) -> None:
+        """The rows of sequences [start, stop) of the request."""
         for kind, part in parts.items():
             if part.offsets is None:
                 self._dense_rows(kind, part.values.shape[1])[start:stop] = part.values
             else:
-                self._ragged.setdefault(kind, []).append((start, Rows(part.values.copy(), part.offsets)))
+                self._ragged.setdefault(kind, []).append((start, Rows(part.values.copy(), part.offsets.copy())))
 
     def results(self) -> Results:
         """All rows, in the order of the request's sequences; every part must be in."""
-        if self._whole is not None:
-            return self._whole
         results = {kind: Rows(values) for kind, values in self._dense.items()}
         for kind, parts in self._ragged.items():
             results[kind] = join_rows([rows for _, rows in sorted(parts, key=lambda part: part[0])])
@@ -85,16 +70,38 @@ class HeldRequest:
     work  what is asked for, as bytes that only the same work has; none = it is not looked for
     """
 
-    __slots__ = ("assembly", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
+    __slots__ = ("_assembly", "_whole", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
 
     def __init__(self, waiter: Waiter, *, submission: Submission, request: ScheduledRequest, work: bytes = b"") -> None:
-        self.waiters = {waiter.key: waiter}
+        self.waiters = {(waiter.connection, waiter.frame_id): waiter}
         self.work = work
         self.submission = submission
         self.request = request
-        self.assembly = Assembly(request.num_seqs)
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
+        self._whole: Results | None = None
+        self._assembly: Assembly | None = None
+
+    def put(self, results: Results, at: int, slice_: Slice, *, num_seqs: int) -> None:
+        """A slice has the rows from sequence `at` on of a batch of so many. Those that come all at once are kept as
+        views.
+        """
+        num_own = slice_.stop - slice_.start
+        if num_own < num_seqs:
+            results = {kind: cut_rows(rows, at, at + num_own) for kind, rows in results.items()}
+        if num_own == self.request.num_seqs:
+            self._whole = results
+            return
+        if self._assembly is None:
+            self._assembly = Assembly(self.request.num_seqs)
+        self._assembly.put(results, start=slice_.start, stop=slice_.stop)
+
+    def results(self) -> Results:
+        """All rows, in the order of the request's sequences; all must be in."""
+        if self._whole is not None:
+            return self._whole
+        assert self._assembly is not None, "some rows are in"
+        return self._assembly.results()
 
     def ids_of(self, slice_: Slice) -> Buffer:
         """The ids of a slice of the request; a view."""
@@ -116,42 +123,41 @@ class InFlight:
     def __init__(self) -> None:
         self.by_id: dict[int, HeldRequest] = {}  # each request by its request's id
         self._by_work: dict[bytes, HeldRequest] = {}
-        self._frontends: dict[FrameConnection, dict[int, int]] = {}  # frame id -> request id
+        self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
 
     @property
-    def frontends(self) -> Collection[FrameConnection]:
+    def frontends(self) -> Collection[Connection]:
         """The frontends that are connected."""
         return self._frontends.keys()
 
-    def add_frontend(self, connection: FrameConnection) -> None:
+    def add_frontend(self, connection: Connection) -> None:
         """A frontend connected."""
         self._frontends[connection] = {}
 
-    def remove_frontend(self, connection: FrameConnection) -> list[ScheduledRequest]:
+    def remove_frontend(self, connection: Connection) -> list[ScheduledRequest]:
         """A frontend is gone; the requests that nobody waits for any more."""
         frames = self._frontends.pop(connection)
         left = [self._leave(request_id, connection, frame_id) for frame_id, request_id in frames.items()]
         return [request for request in left if request is not None]
 
-    def add(self, held: HeldRequest) -> None:
+    def add(self, waiter: Waiter, held: HeldRequest) -> None:
         """A request with its first waiter."""
-        (waiter,) = held.waiters.values()
         self._wait(waiter, held)
         self.by_id[held.request.request_id] = held
         if held.work:
             self._by_work[held.work] = held
 
-    def join(self, work: bytes, connection: FrameConnection, frame_id: int, now: float) -> ScheduledRequest | None:
+    def join(self, work: bytes, connection: Connection, frame_id: int, now: float) -> ScheduledRequest | None:
         """One more waits for the request that is for this work; None where none is."""
         held = self._by_work.get(work)
         if held is None:
             return None
         waiter = Waiter(connection, frame_id, now, has_joined=True)
         self._wait(waiter, held)
-        held.waiters[waiter.key] = waiter
+        held.waiters[connection, frame_id] = waiter
         return held.request
 
-    def leave(self, connection: FrameConnection, frame_id: int) -> ScheduledRequest | None:
+    def leave(self, connection: Connection, frame_id: int) -> ScheduledRequest | None:
         """A frontend waits no more; the request, if nobody else does. One that is not held is no error."""
         request_id = self._frontends[connection].pop(frame_id, None)
         return None if request_id is None else self._leave(request_id, connection, frame_id)
@@ -169,7 +175,7 @@ class InFlight:
         assert waiter.frame_id not in frames, "a frame id belongs to one request at a time"
         frames[waiter.frame_id] = held.request.request_id
 
-    def _leave(self, request_id: int, connection: FrameConnection, frame_id: int) -> ScheduledRequest | None:
+    def _leave(self, request_id: int, connection: Connection, frame_id: int) -> ScheduledRequest | None:
         held = self.by_id[request_id]
         del held.waiters[connection, frame_id]
         return None if held.waiters else self._forget(request_id).request
@@ -187,7 +193,7 @@ def pack(batch: ScheduledBatch, held: Mapping[int, HeldRequest]) -> tuple[list[B
     """
     packed = [(held[slice_.request.request_id], slice_) for slice_ in batch.slices]
     token_ids = [one.ids_of(slice_) for one, slice_ in packed]
-    if not any(one.submission.parts for one, _ in packed):
+    if not any([one.submission.parts for one, _ in packed]):
         return token_ids, {}
     found = [(one.parts_of(slice_), slice_) for one, slice_ in packed]
     return token_ids, {

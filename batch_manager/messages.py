@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.messages import decode_rows, encode_rows
-from engine.types import OutputKind, Results, Rows
+from engine.types import OutputKind, Results, Rows, kind_of
 from wire.frames import Buffer
 from wire.parts import Parts, in_order, taken_apart
 from wire.records import light_dataclass
@@ -28,6 +28,7 @@ REFUTED = 0x0304  # model (u16); a request that failed there was computed by ano
 # them
 _SUBMIT = struct.Struct("<dHBBHHfI")
 _WORK = slice(8, None)  # all but the deadline
+_CLASSES = tuple(RequestClass)
 _REFUTED = struct.Struct("<H")
 # seconds waiting, seconds computing, whether another had asked for the same; then the rows as engine.messages has them
 _ANSWER = struct.Struct("<dd?7x")
@@ -62,11 +63,19 @@ class EngineAddress:
     index: int  # of the engine among all of the server's
 
 
+@dataclass(frozen=True, slots=True)
+class ManagerAddress:
+    """The address where a batch manager listens, and the models (by index) it has engines for."""
+
+    path: str
+    models: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerStart:
     """START for a batch manager."""
 
-    listener_fd: int  # of its listening Unix socket, for frontends
+    listener_fd: int | None  # of its listening Unix socket, for frontends; None = it is in the process of the only one
     page_fd: int  # the shared page
     models: list[str]  # names, in the order of their indices
     engines: list[EngineAddress]  # the engines of this manager
@@ -160,9 +169,8 @@ def decode_submission(payload: memoryview) -> Submission:
         num_tokens = sum(seqlens)
         ids, rest = ids[: 4 * num_tokens], ids[4 * num_tokens :]
         parts = taken_apart(rest, flags, num_seqs, num_tokens)
-    return Submission(
-        model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, parts, key, weight
-    )
+    request_class, outputs = _CLASSES[request_class], kind_of(outputs)
+    return Submission(model, request_class, outputs, deadline, seqlens, ids, parts, key, weight)
 
 
 def work_of(payload: memoryview) -> bytes:

@@ -36,7 +36,7 @@ from batch_manager.scheduling.scheduler import Dispatch, Effect, Probe, Refuse, 
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire import connection
 from wire.child import Child, run
-from wire.connection import FrameConnection
+from wire.connection import Connection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
@@ -68,6 +68,7 @@ class Manager:
         self._loop = asyncio.get_running_loop()
         self._models = models
         self._metrics = metrics
+        self._batch_metrics = [_BatchMetrics(metrics, name) for name in models]
         # an engine may still hold batches of this process's predecessor: no id of theirs may be given again
         first_batch_id = time.monotonic_ns()
         self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
@@ -115,12 +116,12 @@ class Manager:
 
     # Frontends
 
-    def frontend_made(self, connection: FrameConnection) -> None:
+    def frontend_made(self, connection: Connection) -> None:
         """A frontend connected."""
         self._in_flight.add_frontend(connection)
         self._alone.clear()
 
-    def frontend_lost(self, connection: FrameConnection) -> None:
+    def frontend_lost(self, connection: Connection) -> None:
         """A frontend is gone; it waits for nothing any more."""
         for request in self._in_flight.remove_frontend(connection):
             self._scheduler.cancel(request.request_id)
@@ -128,7 +129,7 @@ class Manager:
         if not self._in_flight.frontends:
             self._alone.set()
 
-    def frontend_frame(self, connection: FrameConnection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def frontend_frame(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frontend sent something."""
         if kind == messages.SUBMIT:
             self._submit(connection, frame_id, payload)
@@ -141,7 +142,7 @@ class Manager:
             self._scheduler.refuted(messages.decode_refuted(payload))
             self._changed()
 
-    def _submit(self, connection: FrameConnection, frame_id: int, payload: memoryview) -> None:
+    def _submit(self, connection: Connection, frame_id: int, payload: memoryview) -> None:
         submission, now = messages.decode_submission(payload), time.monotonic()
         assert submission.model < len(self._models), "the model is one of those served"
         work = messages.work_of(payload) if len(payload) <= MAX_JOINED_BYTES else b""
@@ -163,7 +164,7 @@ class Manager:
         )
         assert len(submission.token_ids) == 4 * request.num_tokens, "every token has an id"
         waiter = Waiter(connection, frame_id, now)
-        self._in_flight.add(HeldRequest(waiter, submission=submission, request=request, work=work))
+        self._in_flight.add(waiter, HeldRequest(waiter, submission=submission, request=request, work=work))
         index = self._quarantine.find(submission, now)
         if index is not None:
             self._metrics.count("embedline_quarantined_total", self._models[submission.model])
@@ -203,32 +204,26 @@ class Manager:
 
     def batch_done(self, engine_id: int, batch: ScheduledBatch, results: Results, compute_seconds: float) -> None:
         """The rows of a batch."""
-        model = self._models[self._engine_models[engine_id]]
+        model = self._engine_models[engine_id]
         if batch.is_canary:
-            self._metrics.count("embedline_canaries_total", model, "passed")
+            self._metrics.count("embedline_canaries_total", self._models[model], "passed")
         else:
-            self._count(model, batch, compute_seconds)
+            self._batch_metrics[model].done(batch, compute_seconds)
         deliveries = self._scheduler.batch_done(
             engine_id, batch.batch_id, compute_seconds=compute_seconds, now=time.monotonic()
         )
-        num_wasted = batch.num_tokens - sum(delivery.slice.num_tokens for delivery in deliveries)
-        if num_wasted:
-            self._metrics.count("embedline_wasted_tokens_total", model, by=num_wasted)
+        num_wasted = batch.num_tokens
         for delivery in deliveries:
             slice_ = delivery.slice
+            num_wasted -= slice_.num_tokens
             held = self._held[slice_.request.request_id]
-            held.assembly.put(results, delivery.at, start=slice_.start, stop=slice_.stop)
+            held.put(results, delivery.at, slice_, num_seqs=batch.num_seqs)
             held.compute_seconds += compute_seconds
             if delivery.is_last:
                 self._answer(held)
+        if num_wasted:
+            self._metrics.count("embedline_wasted_tokens_total", self._models[model], by=num_wasted)
         self._changed()
-
-    def _count(self, model: str, batch: ScheduledBatch, compute_seconds: float) -> None:
-        observe = self._metrics.observe
-        observe("embedline_batch_tokens", model, value=batch.num_tokens, edges=POWERS)
-        observe("embedline_batch_sequences", model, value=batch.num_seqs, edges=POWERS)
-        observe("embedline_batch_fill_ratio", model, value=batch.num_tokens / batch.max_tokens, edges=RATIOS)
-        observe("embedline_engine_duration_seconds", model, value=compute_seconds)
 
     # Orders of the scheduler
 
@@ -278,10 +273,11 @@ class Manager:
         for slice_ in batch.slices:
             self._held[slice_.request.request_id].queue_seconds = now - slice_.request.arrived
         self._engines[dispatch.engine_id].send(batch, *pack(batch, self._held))
-        model = self._models[self._engine_models[dispatch.engine_id]]
-        self._metrics.count("embedline_batch_release_total", model, batch.release)
+        model = self._engine_models[dispatch.engine_id]
+        self._batch_metrics[model].released[batch.release].value += 1
         if batch.release in _RETRIES:
-            self._metrics.count("embedline_retried_sequences_total", model, _RETRIES[batch.release], by=batch.num_seqs)
+            name, why = self._models[model], _RETRIES[batch.release]
+            self._metrics.count("embedline_retried_sequences_total", name, why, by=batch.num_seqs)
 
     def _probe(self, probe: Probe) -> None:
         if probe.num_failures:
@@ -308,7 +304,7 @@ class Manager:
             waiter.connection.send(messages.REFUSED, waiter.frame_id, messages.encode_refused(refused))
 
     def _answer(self, held: HeldRequest) -> None:
-        results = held.assembly.results()
+        results = held.results()
         try:
             for waiter in held.waiters.values():
                 queue_seconds = max(0.0, held.queue_seconds - (waiter.arrived - held.request.arrived))
@@ -319,8 +315,31 @@ class Manager:
             self._refuse(Refuse(held.request.request_id, RequestRefusal.ANSWER_TOO_LARGE))
             return
         self._in_flight.remove(held.request.request_id)
-        name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
-        self._metrics.observe("embedline_queue_duration_seconds", name, its_class, value=held.queue_seconds)
+        metrics = self._batch_metrics[held.request.model]
+        metrics.queue_seconds[held.request.request_class].observe(held.queue_seconds)
+
+
+class _BatchMetrics:
+    """What is counted of every batch of one model."""
+
+    def __init__(self, metrics: Recorder, model: str) -> None:
+        self.released = {
+            release: metrics.counter("embedline_batch_release_total", model, release) for release in Release
+        }
+        self.queue_seconds = [
+            metrics.histogram("embedline_queue_duration_seconds", model, each.name.lower()) for each in RequestClass
+        ]
+        self._tokens = metrics.histogram("embedline_batch_tokens", model, edges=POWERS)
+        self._seqs = metrics.histogram("embedline_batch_sequences", model, edges=POWERS)
+        self._fill_ratio = metrics.histogram("embedline_batch_fill_ratio", model, edges=RATIOS)
+        self._seconds = metrics.histogram("embedline_engine_duration_seconds", model)
+
+    def done(self, batch: ScheduledBatch, compute_seconds: float) -> None:
+        """A batch has its rows."""
+        self._tokens.observe(batch.num_tokens)
+        self._seqs.observe(batch.num_seqs)
+        self._fill_ratio.observe(batch.num_tokens / batch.max_tokens)
+        self._seconds.observe(compute_seconds)
 
 
 class Quarantine:
@@ -404,14 +423,13 @@ class _ModelCells:
 
     def publish(self, now: float) -> None:
         model, number = self._model, self._number
-        backlog = model.backlog
+        backlog, free_at = model.backlog, model.free_at_by_class(now)
         for request_class in _CLASSES:
             queued, waiting = model.queued_tokens[request_class], backlog.num_tokens[request_class]
-            oldest = backlog.oldest(request_class) if waiting else math.inf
             self._queued[request_class] = queued
             self._computing[request_class] = queued - waiting
-            self._free_at[request_class] = model.free_at(request_class, now)
-            self._oldest_since[request_class] = 0.0 if oldest == math.inf else oldest
+            self._free_at[request_class] = free_at[request_class]
+            self._oldest_since[request_class] = backlog.oldest(request_class) if waiting else 0.0
         if rate := model.tokens_per_second:  # else what the predecessor of this process found is the best guess
             self._rates[number] = rate
             self._streams[number] = model.num_streams
@@ -424,19 +442,25 @@ def _floats(cells: NDArray[np.float64]) -> "memoryview[float]":
     return cells.data.cast("B").cast("d")
 
 
+def begin(child: Child, start: ManagerStart, page: Page) -> Manager:
+    """The batch manager of this process, which connects to its engines and shows with each heartbeat that it runs."""
+    manager = Manager(start.models, start.policy, page=page, index=child.index, metrics=child.metrics)
+    child.on_beat = lambda: manager.publisher.publish(time.monotonic())
+    for engine in start.engines:
+        manager.add_engine(engine)
+    return manager
+
+
 async def serve(child: Child, start: ManagerStart) -> None:
     """Serve frontends until STOP; then finish or refuse the requests that are held."""
-    page = Page.attach(start.page_fd)
-    manager = Manager(start.models, start.policy, page=page, index=child.index, metrics=child.metrics)
+    assert start.listener_fd is not None, "a process of its own has a socket"
+    manager = begin(child, start, Page.attach(start.page_fd))
     server = await connection.serve(
         socket.socket(fileno=start.listener_fd),
         manager.frontend_frame,
         manager.frontend_made,
         manager.frontend_lost,
     )
-    child.on_beat = lambda: manager.publisher.publish(time.monotonic())  # shows that this process runs
-    for engine in start.engines:
-        manager.add_engine(engine)
     child.ready()
     try:
         await child.stopping.wait()

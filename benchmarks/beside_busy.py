@@ -20,7 +20,7 @@ from benchmarks.measuring.report import PACKAGES, Report
 from benchmarks.measuring.servers import RunningServer, embedline
 from benchmarks.measuring.texts import Prose
 from benchmarks.peers.cases import cases
-from benchmarks.peers.models import MINILM
+from benchmarks.peers.models import MINILM, MODELS
 from embedline.bench.load import Load
 from engine.store.model_source import resolve
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
-    case = cases("minilm", Prose(resolve(MINILM).path / "tokenizer.json"), is_quick=False)[0]
+    case = cases(MODELS["minilm"], Prose(resolve(MINILM).path / "tokenizer.json"), is_quick=False)[0]
     report = Report("beside-busy", "Embedline beside one busy process", packages=(*PACKAGES, "openvino"))
     found: dict[str, list[float]] = {"quiet": [], "beside it": []}
     report.table("Every run")

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from benchmarks.measuring.report import Report
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire import control
-from wire.connection import FrameConnection
+from wire.connection import FrameConnection, Link
 from wire.vocabulary import RequestClass
 
 ROOT = Path(__file__).parent.parent
@@ -148,7 +149,7 @@ async def measure(num_workers: int, seconds: float) -> list[Measured]:
         for path in paths:
             listener = await stack.enter_async_context(listening(path))
             await stack.enter_async_context(worker_process(listener, spec))
-        pool = TokenizerPool(paths, max_seqlens=[spec.max_seqlen])
+        pool = TokenizerPool([partial(Link, path) for path in paths], max_seqlens=[spec.max_seqlen])
         pool.open()
         stack.callback(pool.close)
         await ask_queries(pool, seconds=min(1.0, seconds))  # warm-up, and the pool learns how fast the workers are

@@ -73,13 +73,15 @@ def main() -> None:
     sys.path.insert(0, application)
     try:
         from server.cli import main as run
+
+        run()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if os.path.isdir(os.path.join(application, missing)):  # one of ours: a mistake to be seen as it is
             raise
         sys.exit(f"embedline: the server needs the package {missing}: pip install 'embedline[server]'")
-    try:
-        run()
+    except KeyboardInterrupt:  # before a server acts on signals itself
+        sys.exit(130)  # as of a program that Ctrl-C ends: 128 and the signal's number
     except SystemExit as ended:
         if ended.code:
             raise

@@ -5,12 +5,12 @@ and CANARY frames (never more unanswered than its limits say) and answers each w
 frame id. It ends its process at EXIT.
 """
 
-import enum
 import json
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from engine.types import (
     OutputKind,
     Results,
     Rows,
+    kind_of,
 )
 from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
@@ -41,22 +42,16 @@ FAILED = 0x0403
 CANARY = 0x0404  # no payload: compute the batch whose rows are known from the start; its RESULT has no rows
 EXIT = 0x0405  # no payload, no answer: this engine is sick, and the supervisor starts another
 
-# outputs (u16), _Flags and those of the parts (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], and the
-# parts as wire.parts has them
+# outputs (u16), flags (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], and the parts as in wire.parts
 _BATCH = struct.Struct("<HHII")
 _RESULT = struct.Struct("<d")  # seconds of computing; then the rows
 # rows: number of outputs; then for each output _ROWS, int32 offsets, float32 values
 _COUNT = struct.Struct("<I")
 _ROWS = struct.Struct("<HHIII")  # output kind, is ragged, number of offsets, rows, D
 _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
+# Flags of a BATCH beside those of its parts; plain numbers, because an IntFlag's operators take long.
+_IS_URGENT, _GIVES_WAY = 2, 4
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
-
-
-class _Flags(enum.IntFlag):
-    """The flags of a BATCH beside those of its parts."""
-
-    IS_URGENT = 2
-    GIVES_WAY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +105,7 @@ class EngineStart:
     model: str  # as served
     reason: str  # why this engine, for the log and /info
     options: LoadOptions
+    spin_seconds: float = 0.0  # before it sleeps, after a batch that it computed alone
 
 
 def encode_ready(info: ModelInfo, limits: EngineLimits) -> list[Buffer]:
@@ -133,10 +129,9 @@ def encode_batch(
     gives_way: bool = False,
 ) -> list[Buffer]:
     """BATCH. token_ids, int32, and each of the parts: in pieces of any size, which are not copied."""
-    cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
-    np.cumsum(seqlens, out=cu_seqlens[1:])
-    flags = sum(parts) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
-    header = _BATCH.pack(outputs, flags, len(seqlens), int(cu_seqlens[-1]))
+    cu_seqlens = array("i", accumulate(seqlens, initial=0))  # which for few sequences is quicker than numpy
+    flags = sum(parts) | _IS_URGENT * is_urgent | _GIVES_WAY * gives_way
+    header = _BATCH.pack(outputs, flags, len(seqlens), cu_seqlens[-1])
     others = chain.from_iterable(in_order(parts)) if parts else ()
     return [header, cu_seqlens.tobytes(), *token_ids, *others]
 
@@ -146,28 +141,29 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
     outputs, flags, num_seqs, num_tokens = _BATCH.unpack_from(payload)
     numbers = np.frombuffer(payload, np.int32, num_seqs + 1 + num_tokens, _BATCH.size)
     rest = memoryview(payload)[_BATCH.size + numbers.nbytes :]
-    has_parts = flags & ~int(_Flags.IS_URGENT | _Flags.GIVES_WAY) or len(rest)
+    has_parts = flags & ~(_IS_URGENT | _GIVES_WAY) or len(rest)
     parts = taken_apart(rest, flags, num_seqs, num_tokens) if has_parts else {}
     return Batch(
         model=model,
-        outputs=OutputKind(outputs),
+        outputs=kind_of(outputs),
         cu_seqlens=numbers[: num_seqs + 1],
         token_ids=numbers[num_seqs + 1 :],
         **{part.field: np.frombuffer(values, DTYPES[part]) for part, values in parts.items()},
-        is_urgent=bool(flags & _Flags.IS_URGENT),
-        gives_way=bool(flags & _Flags.GIVES_WAY),
+        is_urgent=bool(flags & _IS_URGENT),
+        gives_way=bool(flags & _GIVES_WAY),
     )
 
 
 def encode_rows(results: Results) -> list[Buffer]:
     """Results as a part of any frame. Contiguous rows are not copied."""
-    parts: list[Buffer] = [_COUNT.pack(len(results))]
+    head, parts = _COUNT.pack(len(results)), list[Buffer]()
     for kind, rows in results.items():
         values = np.ascontiguousarray(rows.values, np.float32)
         offsets = b"" if rows.offsets is None else np.ascontiguousarray(rows.offsets, np.int32).tobytes()
-        parts.append(_ROWS.pack(kind, rows.offsets is not None, len(offsets) // 4, *values.shape))
-        parts += [offsets, values.reshape(-1).data.cast("B")]
-    return parts
+        head += _ROWS.pack(kind, rows.offsets is not None, len(offsets) // 4, *values.shape) + offsets
+        parts += [head, values.reshape(-1).data.cast("B")]
+        head = b""
+    return parts or [head]
 
 
 def decode_rows(payload: Buffer, at: int) -> Results:
@@ -182,7 +178,7 @@ def decode_rows(payload: Buffer, at: int) -> Results:
         at += 4 * num_offsets
         values = np.frombuffer(payload, np.float32, num_rows * width, at).reshape(num_rows, width)
         at += values.nbytes
-        results[OutputKind(kind)] = Rows(values, offsets)
+        results[kind_of(kind)] = Rows(values, offsets)
     return results
 
 

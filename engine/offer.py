@@ -56,10 +56,10 @@ class ServingTarget:
     python: str = ""  # the program that would run the engine
     installed: Mapping[str, str] = field(default_factory=dict)  # its packages and their versions
 
-    def lacks(self, packages: tuple[str, ...], row: EngineRow) -> str:
+    def lacks(self, packages: tuple[str, ...], extra: str) -> str:
         """The packages that are not installed, and how to install them; "" if they all are."""
         missing = [package for package in packages if package not in self.installed]
-        return f"{' and '.join(missing)} not installed: pip install 'embedline[{row.extra}]'" if missing else ""
+        return f"{' and '.join(missing)} not installed: pip install 'embedline[{extra}]'" if missing else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Offer:
 
     def missing(self, row: EngineRow, target: ServingTarget) -> Iterator[str]:
         """Why its Python can't run the engine, and notes."""
-        if lacks := target.lacks(row.packages, row):
+        if lacks := target.lacks(row.packages, row.extra):
             yield lacks
 
     def check(self, row: EngineRow, target: ServingTarget, folder: "ModelFolder") -> Iterator[str]:

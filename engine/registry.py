@@ -28,7 +28,7 @@ class EngineRow:
     module: str  # has `load(name=, reason=, options=, on_stage=)`
     offer: str = ""  # has OFFER, see engine.offer; "" = the engine has no options and no reasons of its own
     packages: tuple[str, ...] = ()  # that it needs; for auto it is installed if the first one is
-    converters: tuple[str, ...] = ()  # packages that it needs to convert most models, and not to serve them
+    converters: tuple[str, ...] = ()  # of [server], which it needs to convert most models, and not to serve them
     extra: str = "server"  # of our package, which installs those; "" = users install them
     kinds: tuple[str, ...] = (CPU, CUDA)  # of devices that it is for
     checks_on_cpu: bool = False  # for GPUs, but also runs on a CPU, slowly
@@ -48,6 +48,7 @@ ENGINES = {
             offer="engine.cpu.offer",
             packages=("openvino",),
             converters=("torch", "transformers"),
+            extra="cpu",
             kinds=(CPU,),
             auto_on=(CPU,),
             quantizes="int8",
@@ -82,7 +83,7 @@ ENGINES = {
             packages=("transformers", "torch"),
             auto_on=(CPU, CUDA),
         ),
-        EngineRow(name=STATIC, module="engine.static", packages=("safetensors",)),
+        EngineRow(name=STATIC, module="engine.static", packages=("numpy",)),
     )
 }
 _INSTEAD = {  # what helps if the device fails

@@ -1,4 +1,4 @@
-"""The types that the batch manager and the engines share. Imports numpy and `wire.parts` alone.
+"""The types that the batch manager and the engines share. Imports numpy and `wire` alone.
 
 Shape legend: B sequences in a batch, T tokens in a batch (no padding), D numbers in a row.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.parts import OF_SEQUENCES, Part
+from wire.records import light_dataclass
 
 
 class OutputKind(enum.IntFlag):
@@ -27,10 +28,16 @@ class OutputKind(enum.IntFlag):
 
     def __and__(self, other: int) -> "OutputKind":
         """Return what IntFlag's does, which takes five times as long, and every request asks several times."""
-        return _kind_of(int.__and__(self, other))
+        return kind_of(int.__and__(self, other))
 
 
-_kind_of = cache(OutputKind)
+kind_of = cache(OutputKind)  # making one of a number takes long, too
+
+
+@cache
+def kinds_in(outputs: OutputKind) -> tuple[OutputKind, ...]:
+    """The single flags in `outputs`; walking an IntFlag takes long."""
+    return tuple(outputs)
 
 
 ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # give one row a token
@@ -101,7 +108,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Rows:
     """Dense or ragged float32 rows of one output kind."""
 

@@ -24,11 +24,12 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
+from engine.machine import host
 from engine.messages import EngineStart
 from engine.selftest.warmup import Canary, warm_up
 from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
-from wire.connection import BlockingConnection
+from wire.blocking import BlockingConnection
 from wire.control import Json, ProcessStart
 from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle
@@ -54,13 +55,23 @@ class _BatchInEngine:
 class Worker:
     """Moves batches between a connection and an engine."""
 
-    def __init__(self, engine: Engine, listener: socket.socket, *, limits: EngineLimits, canary: Canary) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        listener: socket.socket,
+        *,
+        limits: EngineLimits,
+        canary: Canary,
+        spin_seconds: float = 0.0,
+    ) -> None:
         self._engine = engine
+        self._spin_seconds = spin_seconds
         self._canary = canary
         self._listener = listener
         self._limits = limits  # the engine's, with the measurements of the warm-up
         self._held: dict[int, _BatchInEngine] = {}  # by ticket; insertion order is submission order
-        self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
+        self._lock = threading.Lock()  # guards `_held`
+        self._noted = threading.Condition(self._lock)  # notified when a ticket is noted
         # Both threads answer. What is computed alone is computed in here: then `collect` has nothing to send, and does
         # not end before the answer is sent.
         self._sending = threading.RLock()
@@ -74,7 +85,7 @@ class Worker:
 
     def busy(self) -> Json | None:
         """The batch that has computed for longest, since when (time.monotonic seconds), and what was computed since."""
-        with self._noted:
+        with self._lock:
             running = [in_engine for in_engine in self._held.values() if in_engine.began]
         if not running:
             return None
@@ -84,7 +95,7 @@ class Worker:
 
     def holds(self) -> Json:
         """The contents of the engine, for an operator who asks."""
-        with self._noted:
+        with self._lock:
             num_batches = len(self._held)
         return {"batches": num_batches, "busy": self.busy()}
 
@@ -103,10 +114,12 @@ class Worker:
         connection.send(messages.READY, 0, messages.encode_ready(self._engine.info, self._limits))
         is_alone = True  # nothing came while the batch before was computed
         while True:
+            was_alone = False
             for kind, frame_id, payload in connection.receive():
                 if kind == messages.BATCH:
                     batch = _decode(self._engine.info.name, payload)
-                    if not (is_alone and self._compute_alone(connection, frame_id, batch)):
+                    was_alone = is_alone and self._compute_alone(connection, frame_id, batch)
+                    if not was_alone:
                         self._submit(connection, frame_id, batch)
                 elif kind == messages.CANARY:
                     self._submit(connection, frame_id, self._canary.batch)
@@ -114,18 +127,27 @@ class Worker:
                     logger.critical("the batch manager gives this engine up: the process ends")
                     os._exit(1)
             is_alone = not connection.wait(0)
+            if was_alone and is_alone:
+                self._spin(connection)
+
+    def _spin(self, connection: BlockingConnection) -> None:
+        """Stay awake for a while: on an idle machine a thread that sleeps takes longer to wake than a small model needs
+        for a text. Whatever comes ends it."""
+        until = time.monotonic() + self._spin_seconds
+        while time.monotonic() < until and not connection.wait(0):
+            pass
 
     def _compute_alone(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> bool:
         """Compute and answer a batch here, if the engine can and does nothing else; whether it was done."""
         began = time.monotonic()
         in_engine = _BatchInEngine(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
-        with self._noted:
+        with self._lock:
             if self._held:
                 return False
             self._held[_ALONE] = in_engine
         with self._sending:
             results = self._engine.compute_alone(batch)
-            with self._noted:
+            with self._lock:
                 del self._held[_ALONE]
             if results is None:
                 return False
@@ -175,8 +197,11 @@ class Worker:
             self._answer(in_engine, results, compute_seconds=max(now - began, 0.0))
 
     def _answer(self, in_engine: _BatchInEngine, results: Results | EngineError, *, compute_seconds: float) -> None:
-        if not isinstance(results, EngineError) and not all(np.isfinite(one.values).all() for one in results.values()):
-            results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
+        if not isinstance(results, EngineError):
+            for rows in results.values():
+                if not np.isfinite(rows.values).all():
+                    results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
+                    break
         if in_engine.is_canary:
             results = self._canary.judge(results) or {}
         try:
@@ -260,7 +285,10 @@ def main() -> NoReturn:
         sys.exit(2)
     gc.collect()
     gc.freeze()  # the model stays; collecting it would stop all threads for tenths of a second
-    worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits=limits, canary=canary)
+    host.release_freed()  # what compiling and testing took
+    worker = Worker(
+        engine, socket.socket(fileno=start.listener_fd), limits=limits, canary=canary, spin_seconds=start.spin_seconds
+    )
     collector = worker.start()
     starting.stop()
     supervisor.send(control.READY, 0, control.encode({"info": dataclasses.asdict(engine.info)}))

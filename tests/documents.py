@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from server import cli
+from server import program
 from server.features.bench import bench
 from server.features.convert.command import convert
 from server.features.verify.command import verify
@@ -57,7 +57,7 @@ def flags_in(text: str) -> set[str]:
 
 def known_flags() -> set[str]:
     """The flags of all commands."""
-    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, verify, cli.doctor, convert)
+    commands: tuple[Callable[..., None], ...] = (bench, program.inspect, verify, program.doctor, convert)
     return flags_of_serve().union(*map(own_flags, commands))
 
 

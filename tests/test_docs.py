@@ -32,7 +32,7 @@ from server.supervisor import takeover as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
-from tokenizer_pool import shortening
+from tokenizer_pool import guarded, shortening
 from wire import control, frames, json_values
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
@@ -149,6 +149,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
         ("or three times what the batch should take", supervisor._SLOWER_THAN_PREDICTED, 3),
         ("three tokenizers died on", tokenizer_pool.client._MAX_DEATHS, 3),
+        ("refused with 400 for ten minutes, in every request", guarded.REFUSED_SECONDS, 600),
         ("about three tenths", Policy().bulk_share, 0.3),
         ("fails five times in a row", len(supervisor._DELAYS), 5),
         ("again every 15 s", supervisor._DELAYS[-1], 15),

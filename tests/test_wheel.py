@@ -181,6 +181,7 @@ def test_every_process_runs_its_own_code_beside_decoys(place: Place, as_module: 
 def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`embedline serve` with the fake engine, run from the user's folder until the block ends."""
     arguments = ["serve", "--engine", "fake", "--fake-dim", "1024", "--hostname", "127.0.0.1", "--port", "0"]
+    arguments += ["--topology", "spread"]
     with subprocess.Popen(
         [*command, *arguments],
         cwd=place.folder,

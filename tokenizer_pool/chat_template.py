@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from tokenizer_pool.guarded import TextQuarantine
 from tokenizer_pool.loading import NAMED_TOKENS
 from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat, TextsPiece
 from wire.files import read_whole
-from wire.tokenizer_files import read_config
+from wire.tokenizer_files import CHAT_TEMPLATE, chat_template, read_config
 
 Message = dict[str, str]
 
@@ -35,8 +37,9 @@ _END = "CONTINUE_FINAL_MESSAGE_TAG "  # stands after the last message to find it
 class ChatTemplate:
     """The template of one model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quarantine: TextQuarantine | None = None) -> None:
         """Raises TextRefused (NO_TEMPLATE) if the folder has none, or one that is no template."""
+        self._render_each = partial(quarantine.one_by_one, self._render) if quarantine else self._render
         try:
             config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
             source = _source(folder, config)
@@ -52,12 +55,15 @@ class ChatTemplate:
         texts = []
         for index, chat in enumerate(chats):
             try:
-                texts.append(self._render(chat))
+                texts += self._render_each([chat])
             except Exception as error:  # a template can fail in every way that a program can
                 raise TextRefused(TextRefusal.FAILED, index) from error
         return TextsPiece(texts, time.perf_counter() - start)
 
-    def _render(self, chat: Chat) -> str:
+    def _render(self, chats: Sequence[Chat]) -> list[str]:
+        return [self._rendered(chat) for chat in chats]
+
+    def _rendered(self, chat: Chat) -> str:
         messages: list[Message] = json.loads(chat.messages)
         last = messages[-1]["content"]
         if chat.continue_final_message:
@@ -76,13 +82,11 @@ class ChatTemplate:
 
 def _source(folder: Path, config: dict[str, Any]) -> str:
     """Raises ValueError if there is none."""
-    path = folder / "chat_template.jinja"
+    path = folder / CHAT_TEMPLATE
     if path.is_file():
         return read_whole(path).decode()
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several with names
-        template = {each["name"]: each["template"] for each in template if isinstance(each, dict)}.get("default")
-    if not isinstance(template, str):
+    template = chat_template(config)
+    if template is None:
         raise ValueError("the model has no chat template")
     return template
 

@@ -38,7 +38,7 @@ from tokenizer_pool.tasks import (
     offsets_of,
 )
 from tokenizer_pool.token_ids import flatten, join
-from wire.connection import Link
+from wire.connection import Connect
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
 # How long a query may find a worker busy: a piece that runs is not interrupted.
@@ -112,12 +112,13 @@ def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequ
 class PendingPiece:
     """A piece of a request."""
 
-    __slots__ = ("deaths", "num_chars", "piece", "seconds", "start")
+    __slots__ = ("deaths", "num_chars", "piece", "seconds", "speed", "start")
 
-    def __init__(self, piece: AnyPiece, *, start: int, num_chars: int) -> None:
+    def __init__(self, piece: AnyPiece, *, start: int, num_chars: int, speed: TokenizerSpeed) -> None:
         self.piece = piece
         self.start = start  # index of its first item in the request
         self.num_chars = num_chars  # of work, as Span has it
+        self.speed = speed  # of its model and task
         self.seconds = 0.0  # of work, estimated when it is sent
         self.deaths = 0  # of workers that may have been its doing
 
@@ -132,7 +133,10 @@ def pending_pieces(
 ) -> list[PendingPiece]:
     """A request in pieces of a few milliseconds each; `piece` makes one of the items [start, stop)."""
     spans = cut(items, prompt=prompt, max_chars=speed.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
-    return [PendingPiece(piece(start, stop), start=start, num_chars=num_chars) for start, stop, num_chars in spans]
+    return [
+        PendingPiece(piece(start, stop), start=start, num_chars=num_chars, speed=speed)
+        for start, stop, num_chars in spans
+    ]
 
 
 class PendingRequest(Generic[Answer]):
@@ -143,8 +147,8 @@ class PendingRequest(Generic[Answer]):
 
     __slots__ = ("_answers", "_num_missing", "future", "unsent")
 
-    def __init__(self, pending: Sequence[PendingPiece]) -> None:
-        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+    def __init__(self, pending: Sequence[PendingPiece], future: asyncio.Future[list[Answer]]) -> None:
+        self.future = future
         self.unsent = deque(pending)
         self._answers: dict[int, Answer] = {}  # by the piece's start
         self._num_missing = len(pending)
@@ -174,7 +178,7 @@ class WorkerLink:
 
     def __init__(
         self,
-        path: str,
+        connect: Connect,
         *,
         on_ready: Callable[[], None],
         on_answer: Callable[[AnyPendingRequest, PendingPiece, AnyAnswer | TextRefused], None],
@@ -189,7 +193,7 @@ class WorkerLink:
         self._on_ready = on_ready
         self._on_answer = on_answer
         self._on_lost = on_lost
-        self._link = Link(path, on_frame=self._received, on_up=lambda: None, on_down=self._lost)
+        self._link = connect(on_frame=self._received, on_up=lambda: None, on_down=self._lost)
 
     @property
     def seconds(self) -> float:
@@ -216,8 +220,15 @@ class WorkerLink:
         self._link.close()
         return self._forget()
 
-    def send(self, request: AnyPendingRequest, pending: PendingPiece) -> None:
-        """Send a piece to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
+    def send(self, request: AnyPendingRequest, pending: PendingPiece) -> AnyAnswer | TextRefused | None:
+        """Send a piece to the live worker; its answer, where it is in this process and gives it at once.
+
+        Raises UnicodeEncodeError where a text holds a lone surrogate.
+        """
+        if self._link.ask is not None and first_unencodable(pending.piece) < 0:
+            answer: AnyAnswer | TextRefused | None = self._link.ask(pending.piece)
+            if answer is not None:
+                return answer
         codec = CODECS[type(pending.piece)]
         payload = codec.encode_piece(pending.piece)
         self._num_sent += 1
@@ -225,6 +236,7 @@ class WorkerLink:
         self._seconds[pending.piece.request_class] += pending.seconds
         self._num_pieces[pending.piece.request_class] += 1
         self._link.send(codec.asked, self._num_sent, payload)
+        return None
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == messages.READY:
@@ -274,8 +286,9 @@ class TokenizerPool:
     not hold up the next.
     """
 
-    def __init__(self, paths: Sequence[str], *, max_seqlens: Sequence[int]) -> None:
-        """`paths` are the workers' sockets; `max_seqlens` the tokens a text may have, for each model."""
+    def __init__(self, workers: Sequence[Connect], *, max_seqlens: Sequence[int]) -> None:
+        """`max_seqlens`: the tokens a text may have, for each model."""
+        self._loop = asyncio.get_running_loop()
         self._max_seqlens = max_seqlens
         self._speeds: defaultdict[tuple[int, type[AnyPiece]], TokenizerSpeed] = defaultdict(
             TokenizerSpeed
@@ -285,7 +298,8 @@ class TokenizerPool:
             request_class: OrderedDict() for request_class in RequestClass
         }
         self._workers = [
-            WorkerLink(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths
+            WorkerLink(connect, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost)
+            for connect in workers
         ]
 
     def holds(self) -> dict[str, int]:
@@ -441,7 +455,7 @@ class TokenizerPool:
 
     async def _answers(self, pending: Sequence[PendingPiece], request_class: RequestClass) -> list[Answer]:
         """The workers' answers to each piece of a request, in order. Raises TextRefused."""
-        request: PendingRequest[Answer] = PendingRequest(pending)
+        request: PendingRequest[Answer] = PendingRequest(pending, self._loop.create_future())
         waiting = self._waiting[request_class]
         waiting[request] = None
         self._pump()
@@ -454,15 +468,17 @@ class TokenizerPool:
     def _shortener(
         self, model: int, request_class: RequestClass, max_tokens: int, truncation: Truncation, *, is_of_pair: bool
     ) -> Shortener:
+        speed = self._speeds[model, ScanPiece]
+
         async def scan(piece: ScanPiece) -> ScannedPiece:
-            pending = PendingPiece(piece, start=0, num_chars=max(piece.num_chars, 1))
+            pending = PendingPiece(piece, start=0, num_chars=max(piece.num_chars, 1), speed=speed)
             answers: list[ScannedPiece] = await self._answers([pending], request_class)
             return answers[0]
 
         return Shortener(
             scan=scan,
             piece=partial(ScanPiece, model, request_class, is_of_pair=is_of_pair),
-            slice_chars=self._speeds[model, ScanPiece].chars(MAX_PIECE_SECONDS),
+            slice_chars=speed.chars(MAX_PIECE_SECONDS),
             max_tokens=max_tokens,
             truncation=truncation,
         )
@@ -494,21 +510,16 @@ class TokenizerPool:
         return best
 
     def _send(self, worker: WorkerLink, request: AnyPendingRequest, pending: PendingPiece) -> None:
-        pending.seconds = self._speed(pending).seconds(pending.num_chars)
+        pending.seconds = pending.speed.seconds(pending.num_chars)
         try:
-            worker.send(request, pending)
+            answer = worker.send(request, pending)
         except UnicodeEncodeError:
-            request.refuse(pending, TextRefused(TextRefusal.FAILED, first_unencodable(pending.piece)))
-
-    def _speed(self, pending: PendingPiece) -> TokenizerSpeed:
-        return self._speeds[pending.piece.model, type(pending.piece)]
+            answer = TextRefused(TextRefusal.FAILED, first_unencodable(pending.piece))
+        if answer is not None:
+            _take(request, pending, answer)
 
     def _answered(self, request: AnyPendingRequest, pending: PendingPiece, answer: AnyAnswer | TextRefused) -> None:
-        if isinstance(answer, TextRefused):
-            request.refuse(pending, answer)
-        else:
-            self._speed(pending).learn(pending.num_chars, answer.seconds)
-            request.take(pending, answer)
+        _take(request, pending, answer)
         self._pump()
 
     def _lost(self, owed: list[tuple[AnyPendingRequest, PendingPiece]]) -> None:
@@ -522,6 +533,14 @@ class TokenizerPool:
             waiting[request] = None
             waiting.move_to_end(request, last=False)
         self._pump()
+
+
+def _take(request: AnyPendingRequest, pending: PendingPiece, answer: AnyAnswer | TextRefused) -> None:
+    if isinstance(answer, TextRefused):
+        request.refuse(pending, answer)
+        return
+    pending.speed.learn(pending.num_chars, answer.seconds)
+    request.take(pending, answer)
 
 
 def _num_chars(texts: Sequence[str], pair_texts: Sequence[str], prompt: str) -> int:

@@ -68,7 +68,7 @@ class TokenizerSpec:
 class TokenizerStart:
     """START for a tokenizer worker."""
 
-    listener_fd: int  # of its listening Unix socket
+    listener_fd: int | None  # of its listening Unix socket; None = it is in the process of its only frontend
     models: list[str]  # names
     tokenizers: list[TokenizerSpec]  # of the same models
 

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import tokenizers
 
-from tokenizer_pool.guarded import of_each, of_each_once
+from tokenizer_pool.guarded import TextQuarantine, of_each, of_each_once
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tasks import TokenizedTexts, offsets_of
 from wire.pairs import FilledTemplate, JoinedPairs, cut
@@ -24,9 +24,12 @@ class Pairs:
     joined here. A query is then also tokenized only once for all its documents.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, has_types: bool) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, has_types: bool, quarantine: TextQuarantine | None = None
+    ) -> None:
         """`has_types` says whether the model takes types of tokens."""
         self._backend = backend
+        self._quarantine = quarantine
         self._joined = JoinedPairs(backend, has_types=has_types)
         self._query: tuple[str, list[int]] = ("", [])  # the latest that many documents had in common, and its ids
 
@@ -41,7 +44,7 @@ class Pairs:
         self._backend.no_truncation()
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=False)
         firsts = self._firsts(encode, [prompt + text for text in texts])
-        seconds = of_each_once(encode, pair_texts)
+        seconds = of_each_once(encode, pair_texts, self._quarantine)
         token_ids: list[int] = []
         type_ids: list[int] = []
         offsets = [0]
@@ -68,9 +71,9 @@ class Pairs:
         """Ids of each. A query comes with every piece of its documents, and one that is longer than they are would be
         nearly all of the work."""
         if texts.count(texts[0]) < len(texts):
-            return [encoding.ids for encoding in of_each(encode, texts)]
+            return [encoding.ids for encoding in of_each(encode, texts, self._quarantine)]
         if texts[0] != self._query[0]:
-            self._query = texts[0], of_each(encode, texts[:1])[0].ids
+            self._query = texts[0], of_each(encode, texts[:1], self._quarantine)[0].ids
         return [self._query[1]] * len(texts)
 
     def _is_long(self, pair: tuple[list[int], list[int]], index: int, truncation: Truncation, room: int) -> bool:
@@ -91,9 +94,13 @@ class Pairs:
 class Template:
     """The template of one model over its tokenizer."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, spec: TokenizerSpec, quarantine: TextQuarantine | None = None
+    ) -> None:
         """Raises TokenizerError where the fixed parts leave no room for texts."""
-        self._template = FilledTemplate(backend, spec.template, encode_each=of_each_once)
+        self._template = FilledTemplate(
+            backend, spec.template, encode_each=partial(of_each_once, quarantine=quarantine)
+        )
         self._num_fixed = self._template.num_fixed
         if self._num_fixed >= spec.max_seqlen:
             raise TokenizerError(

@@ -22,7 +22,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models
 
-from tokenizer_pool.guarded import of_each
+from tokenizer_pool.guarded import TextQuarantine, of_each
 from tokenizer_pool.tasks import ScannedPiece, ScanPiece
 
 # Characters that stay at each end of a stretch: between tokens, and of one. Models take 100 characters for a long word.
@@ -43,8 +43,9 @@ _SPACE_INSIDE = re.compile(f"[^{_SPACE}]{_SPACE}")
 class Scanner:
     """The scanner of one tokenizer, which neither pads nor truncates while it scans."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, quarantine: TextQuarantine | None = None) -> None:
         self._backend = backend
+        self._quarantine = quarantine
         self._stretches = Stretches(self._encode)
 
     def scan(self, piece: ScanPiece) -> ScannedPiece:
@@ -116,7 +117,7 @@ class Scanner:
     def _encode(self, text: str) -> tokenizers.Encoding:
         """Encode with offsets, which encode_batch_fast leaves out."""
         encoding: tokenizers.Encoding = of_each(
-            lambda texts: self._backend.encode_batch(texts, add_special_tokens=False), [text]
+            lambda texts: self._backend.encode_batch(texts, add_special_tokens=False), [text], self._quarantine
         )[0]
         return encoding
 

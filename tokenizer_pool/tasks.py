@@ -39,6 +39,7 @@ _DETAIL = struct.Struct("<HBBII")
 # one after another
 _DETAILED = struct.Struct("<dI")
 _SPECIAL, _SUBWORD = 1, 2
+_CLASSES, _TRUNCATIONS = tuple(RequestClass), tuple(Truncation)
 
 # model (u16), class (u8), whether special tokens are left out (u8), number of lists (u32);
 # then int32 offsets [n+1], ids
@@ -179,8 +180,8 @@ def decode_tokenize(payload: memoryview) -> TokenizePiece:
         texts, pair_texts = _unpaired(texts, _Pairing(pairing))
     return TokenizePiece(
         model,
-        RequestClass(request_class),
-        Truncation(truncation),
+        _CLASSES[request_class],
+        _TRUNCATIONS[truncation],
         texts,
         prompt,
         pair_texts or (),

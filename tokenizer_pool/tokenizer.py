@@ -11,14 +11,14 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from tokenizer_pool.guarded import of_each
+from tokenizer_pool.guarded import TextQuarantine, of_each
 from tokenizer_pool.loading import load, load_as_it_stands
 from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs, Template
 from tokenizer_pool.scanner import Scanner
 from tokenizer_pool.tasks import DetailedPiece, ScannedPiece, ScanPiece, TextsPiece, Token, TokenizedTexts
 from wire.parts import PROMPT_TOKEN, Part
-from wire.tokenizer_files import TokenizerError, has_token_types
+from wire.tokenizer_files import TokenizerError, has_chat_template, has_token_types
 
 if TYPE_CHECKING:
     from tokenizer_pool.chat_template import ChatTemplate
@@ -30,15 +30,17 @@ _DIRECTIONS = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
 class Tokenizer:
     """The tokenizer of one model. Not for two threads at a time."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, quarantine: TextQuarantine | None = None) -> None:
         """Raises TokenizerError, whose message is one line for the operator."""
         self._spec = spec
+        self._quarantine = quarantine
         self._backend = self._load()
         has_types = not spec.as_it_stands and has_token_types(Path(spec.folder))
         self._num_special = self._backend.num_special_tokens_to_add(False)
-        self._pairs = Pairs(self._backend, has_types=has_types)
-        self._template = Template(self._backend, spec) if spec.template else None
-        self._scanner = Scanner(self._backend)
+        self._pairs = Pairs(self._backend, has_types=has_types, quarantine=quarantine)
+        self._template = Template(self._backend, spec, quarantine) if spec.template else None
+        self._scanner = Scanner(self._backend, quarantine)
+        self._chat_template = self._read_chat_template()
         self._vocab_size = self._checked_vocab_size()
         # Prompts come with requests too, so that there may be any number of them.
         self._num_prompt_tokens = lru_cache(maxsize=64)(self._count_prompt_tokens)
@@ -77,7 +79,7 @@ class Tokenizer:
         else:
             self._backend.enable_truncation(max_seqlen, direction=_DIRECTIONS[truncation])
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
-        piece = self._flatten(of_each(encode, texts), max_seqlen, start)
+        piece = self._flatten(of_each(encode, texts, self._quarantine), max_seqlen, start)
         if not prompt or not self._spec.marks_prompts:
             return piece
         limit = None if truncation is Truncation.NONE else (max_seqlen, truncation)
@@ -92,7 +94,7 @@ class Tokenizer:
         texts = [prompt + text for text in texts]
         self._backend.no_truncation()
         encode = partial(self._backend.encode_batch, add_special_tokens=add_special_tokens)
-        encodings = of_each(encode, texts)
+        encodings = of_each(encode, texts, self._quarantine)
         subwords = Subwords(self._backend)
         tokens = [_tokens(text, encoding, subwords) for text, encoding in zip(texts, encodings, strict=True)]
         return DetailedPiece(tokens, time.perf_counter() - start)
@@ -123,7 +125,7 @@ class Tokenizer:
         _check_ids((places != token_ids) | ~known[places], offsets)
         lists = [ids.tolist() for ids in np.split(token_ids, offsets[1:-1])]
         decode = partial(self._backend.decode_batch, skip_special_tokens=skip_special_tokens)
-        return TextsPiece(of_each(decode, lists), time.perf_counter() - start)
+        return TextsPiece(of_each(decode, lists, self._quarantine), time.perf_counter() - start)
 
     @property
     def chat_template(self) -> "ChatTemplate":
@@ -132,13 +134,15 @@ class Tokenizer:
             raise TextRefused(TextRefusal.NO_TEMPLATE, -1)
         return self._chat_template
 
-    @cached_property
-    def _chat_template(self) -> "ChatTemplate | None":
-        """Read once, also where there is none: that would be looked for again with each chat."""
+    def _read_chat_template(self) -> "ChatTemplate | None":
+        """None where there is none. Not left to the first chat: an upgrade may have replaced the module by then."""
+        folder = Path(self._spec.folder)
+        if not has_chat_template(folder):
+            return None
         from tokenizer_pool.chat_template import ChatTemplate  # its library takes a while to import
 
         try:
-            return ChatTemplate(Path(self._spec.folder))
+            return ChatTemplate(folder, self._quarantine)
         except TextRefused:
             return None
 
@@ -155,7 +159,7 @@ class Tokenizer:
         """Count the tokens that sentence-transformers takes for the prompt's: those of the prompt by itself, with those
         put in front, and without one behind, such as [SEP]. `limit` is what the tokenizer now cuts a text to."""
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
-        (encoding,) = of_each(encode, [prompt])
+        (encoding,) = of_each(encode, [prompt], self._quarantine)
         ends_special = add_special_tokens and bool(encoding.ids) and encoding.ids[-1] in self._special_ids
         return len(encoding) - ends_special
 

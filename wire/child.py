@@ -5,7 +5,9 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+import traceback
+from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from wire import control
@@ -126,25 +128,32 @@ class Child:
                 reply.set_result(control.decode(payload))
 
 
-def run(role: Role[_Start], kind: type[_Start], *, exits_on_error: bool = True) -> None:
+def run(role: Role[_Start], kind: type[_Start], *, exits_on_errors_in: Collection[str] | None = None) -> None:
     """Be a child process: `<python> -P -m <module> <control descriptor> <supervisor's pid>`.
 
     `role` is called once START has come, with what it says to the role: a dataclass of this kind.
 
     After an uncaught error in a callback the process may be broken. So it exits and is restarted, and its work is sent
-    again. Frontends stay: their callbacks run on input from clients, who could otherwise stop the server.
+    again. Frontends stay: their callbacks run on input from clients, who could otherwise stop the server. They exit
+    after errors that have passed through one of these modules, which are of parts that may be broken then.
     """
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     settle(parent_pid)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        if exits_on_error:
-            runner.get_loop().set_exception_handler(_exit_on_error)
+        runner.get_loop().set_exception_handler(partial(_exit_on_error, exits_on_errors_in))
         sys.exit(runner.run(_main(role, kind, control_fd)))
 
 
-def _exit_on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _exit_on_error(modules: Collection[str] | None, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     loop.default_exception_handler(context)
-    os._exit(1)
+    if modules is None or _has_passed(context.get("exception"), modules):
+        os._exit(1)
+
+
+def _has_passed(error: BaseException | None, modules: Collection[str]) -> bool:
+    return error is not None and any(
+        frame.f_globals.get("__name__") in modules for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 async def _main(role: Role[_Start], kind: type[_Start], control_fd: int) -> int:

@@ -1,16 +1,14 @@
 """Framed connections over Unix stream sockets: how a process sends frames to another and learns of its death.
 
-`FrameConnection` is one end on the event loop, `Link` makes it again whenever it is lost, and `BlockingConnection` is
-for a process that uses threads. None of them knows what the frames mean.
+`FrameConnection` is one end on the event loop, and `Link` makes it again whenever it is lost. A process of threads has
+`wire.blocking`. None of them knows what the frames mean.
 """
 
 import asyncio
 import logging
-import select
 import socket
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -20,9 +18,52 @@ from wire.frames import Buffer, FrameParser, ProtocolError
 # A peer that leaves this much unread has stopped; what can pile up here is bounded by admission long before.
 MAX_UNSENT_BYTES = 1 << 30
 _RETRY_SECONDS = 0.05  # only where connecting itself is refused: a full backlog, or a supervisor going down
-_MAX_PARTS = 512  # of one sendmsg; the kernel's limit is 1,024
 
 logger = logging.getLogger("embedline.wire")
+
+
+class Connection(Protocol):
+    """A peer that has connected, as the one sees it who serves it: over a socket or within this process."""
+
+    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
+        """Queue one frame, of which the parts must not change until it has left. Raises PayloadTooLarge."""
+
+    def close(self) -> None:
+        """Close when all has left."""
+
+
+class Peer(Protocol):
+    """The one who serves, as a peer sees it that connects to it: `Link` over a socket, or within this process."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a connection is open."""
+        ...
+
+    def open(self) -> None:
+        """Begin to connect."""
+
+    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
+        """Queue one frame on the open connection; without one it is dropped. Raises PayloadTooLarge."""
+
+    def close(self) -> None:
+        """Close for good; `on_down` is not called any more."""
+
+    @property
+    def ask(self) -> Callable[[Any], Any] | None:
+        """Has the one who serves answer at once, without frames, or not (None); None where it is another process."""
+
+
+class Connect(Protocol):
+    """Makes the `Peer` of one who serves, who need not run yet: `partial(Link, path)`, or `LocalService.link`."""
+
+    def __call__(
+        self,
+        *,
+        on_frame: Callable[[int, int, memoryview], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> Peer: ...
 
 
 class OnConnectionFrame(Protocol):
@@ -47,7 +88,7 @@ class FrameConnection(asyncio.BufferedProtocol):
         """`on_made` is called before a frame can come over the connection or it can be lost."""
         self._on_made = on_made
         self._on_lost = on_lost
-        self._parser = FrameParser(lambda kind, frame_id, payload: on_frame(self, kind, frame_id, payload))
+        self._parser = FrameParser(partial(on_frame, self))
         self._transport: asyncio.Transport | None = None
         self._has_drained = asyncio.Event()
         self._has_drained.set()
@@ -133,6 +174,8 @@ class Link:
     even while the server behind the path is down: it waits in the backlog until the restarted process accepts it.
     """
 
+    ask: Callable[[Any], Any] | None = None
+
     def __init__(
         self,
         path: str,
@@ -194,55 +237,3 @@ class Link:
         if not self._closed:
             self._on_down()
             self.open()
-
-
-class BlockingConnection:
-    """One thread may receive while another sends; two threads must not send at once."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._socket = channel
-        self._arrived: deque[tuple[int, int, memoryview]] = deque()
-        self._parser = FrameParser(lambda kind, frame_id, payload: self._arrived.append((kind, frame_id, payload)))
-        self._send(frames.hello())
-
-    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
-        """Block until the frame is in the socket. Raises OSError once the peer is gone."""
-        self._send(frames.frame(kind, frame_id, parts))
-
-    def receive(self) -> Iterator[tuple[int, int, memoryview]]:
-        """Block until something comes and yield the whole frames in it: kind, id, payload.
-
-        Raises EOFError once the peer has closed, ProtocolError where it is not one of ours.
-        """
-        if not self._arrived:  # a caller that stopped in the middle gets the rest first
-            self._parser.advance(self._receive_some())
-        while self._arrived:
-            yield self._arrived.popleft()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether something to receive comes within so long."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(self._arrived or poll.poll(1000 * seconds))
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-    def _receive_some(self) -> int:
-        try:
-            num_bytes = self._socket.recv_into(self._parser.writable())
-        except ConnectionError as error:
-            raise EOFError from error
-        if num_bytes == 0:
-            raise EOFError
-        return num_bytes
-
-    def _send(self, parts: list[Buffer]) -> None:
-        unsent = [memoryview(part).cast("B") for part in parts]
-        while unsent:
-            num_bytes = self._socket.sendmsg(unsent[:_MAX_PARTS])
-            while unsent and num_bytes >= len(unsent[0]):
-                num_bytes -= len(unsent.pop(0))
-            if num_bytes:
-                unsent[0] = unsent[0][num_bytes:]

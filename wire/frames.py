@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-Buffer: TypeAlias = bytes | bytearray | memoryview  # arrays are sent as their `.data`
+Buffer: TypeAlias = bytes | bytearray | memoryview  # arrays are sent as their `.data.cast("B")`
 
 VERSION = 1
 
@@ -20,6 +20,7 @@ _HELLO_PAYLOAD = struct.Struct("<4sHH")
 _MAGIC = b"EMBL"
 
 _RECEIVE_BYTES = 256 * 1024  # one read takes at most this much; a larger payload gets a buffer of its own
+_JOINED_BYTES = 16384  # parts of a small payload are copied together, which costs less than to hand on several
 
 
 class ProtocolError(Exception):
@@ -37,17 +38,18 @@ class OnFrame(Protocol):
 
 
 def frame(kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> list[Buffer]:
-    """One frame as buffers ready for `writelines` or `sendmsg`; the parts are not copied. Raises PayloadTooLarge."""
-    length = 0
-    buffers: list[Buffer] = [b""]
-    for part in parts:
-        if size := part.nbytes if isinstance(part, memoryview) else len(part):
-            length += size
-            buffers.append(part)  # never an empty one: asyncio's `writelines` would never finish sending it
+    """One frame as buffers ready for `writelines` or `sendmsg`; large parts are not copied. Raises PayloadTooLarge."""
+    length = sum(map(len, parts))
     if length > MAX_PAYLOAD:
         raise PayloadTooLarge(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
-    buffers[0] = HEADER.pack(length, kind, 0, frame_id)
-    return buffers
+    header = HEADER.pack(length, kind, 0, frame_id)
+    if length <= _JOINED_BYTES:
+        whole = b"".join((header, *parts))
+        assert len(whole) == HEADER.size + length, "a view counts bytes"
+        return [whole]
+    assert length == sum(memoryview(part).nbytes for part in parts), "a view counts bytes"
+    # never an empty one: asyncio's `writelines` would never finish sending it
+    return [header, *filter(len, parts)]
 
 
 def hello() -> list[Buffer]:
@@ -97,16 +99,25 @@ class FrameParser:
             length, kind, _, frame_id = HEADER.unpack_from(self._buffer, self._start)
             if not self._greeted and (kind != HELLO or length != _HELLO_PAYLOAD.size):
                 raise ProtocolError("the peer's first frame is not a handshake")  # before its length is believed
-            if length > MAX_PAYLOAD:
-                raise ProtocolError(f"the peer announced a payload of {length} bytes, over the limit")
             body = self._start + HEADER.size
-            if body + length > self._end:
+            end = body + length
+            if end > self._end:
+                if length > MAX_PAYLOAD:
+                    raise ProtocolError(f"the peer announced a payload of {length} bytes, over the limit")
                 if HEADER.size + length > len(self._buffer):
                     self._begin_large(length, kind, frame_id)
                 break
-            self._start = body + length
-            self._deliver(kind, frame_id, memoryview(bytes(self._buffer[body : body + length])))
-        self._compact()
+            self._start = end
+            payload = memoryview(bytes(self._buffer[body:end]))
+            if self._greeted:
+                self._on_frame(kind, frame_id, payload)
+            else:
+                _check_hello(payload)
+                self._greeted = True
+        # a cut frame moves to the front, so that the buffer always has room
+        if (rest := self._end - self._start) and self._start:
+            self._buffer[:rest] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, rest
 
     def _begin_large(self, length: int, kind: int, frame_id: int) -> None:
         self._large = memoryview(bytearray(length))
@@ -121,18 +132,4 @@ class FrameParser:
         self._large_filled += num_bytes
         if self._large_filled == len(self._large):
             payload, self._large = self._large, None
-            self._deliver(*self._large_header, payload)
-
-    def _compact(self) -> None:
-        """Move the rest of a cut frame to the front, so that the buffer always has room."""
-        rest = self._end - self._start
-        if rest and self._start:
-            self._buffer[:rest] = self._buffer[self._start : self._end]
-        self._start, self._end = 0, rest
-
-    def _deliver(self, kind: int, frame_id: int, payload: memoryview) -> None:
-        if self._greeted:
-            self._on_frame(kind, frame_id, payload)
-        else:
-            _check_hello(payload)
-            self._greeted = True
+            self._on_frame(*self._large_header, payload)  # not the handshake, which is small

@@ -1,6 +1,6 @@
 """Counts, distributions and levels of one process, kept until its next heartbeat carries them to the supervisor."""
 
-import bisect
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +36,8 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Put one value into its bucket."""
-        cells = self.cells
-        cells[bisect.bisect_left(self._edges, value)] += 1
-        cells[-1] += value
+        self.cells[bisect_left(self._edges, value)] += 1
+        self.cells[-1] += value
 
 
 class Recorder:

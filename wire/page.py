@@ -21,7 +21,8 @@ from wire.vocabulary import NUM_CLASSES
 
 _HEADER = struct.Struct("<8sIIIII")  # magic, version, frontends, batch managers, models, keys
 _MAGIC = b"EMBLPAGE"
-_VERSION = 5
+_VERSION = 6
+_NUM_REFUSED = 64
 _Cell = TypeVar("_Cell", np.int64, np.float64)
 _CELLS_AT = 64  # bytes: the header's own cache line
 
@@ -50,10 +51,14 @@ class Page:
     spent_tokens       int64   [F, K]     what it spent in that minute
     spent_before       int64   [F, K]     what it spent in the minute before that one
     num_connections    int64   [F]        connections that a frontend has, and one more; 0 = it accepts none
+    tokenizing         int64   [F]        hash of the text that the tokenizer in a frontend works on; 0 = none
+    refused            int64   [64]       hashes of the texts in which frontends died; the first is 0 while none did
+    refused_until      float64 [64]       time.monotonic() until which such a text is refused
 
-    The first ten are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
-    their frontend; who gives a place to another key clears its `spent_minute`. The supervisor clears the row of a
-    process that died, but not what keys have spent: the next process goes on with that.
+    The first ten are written by their batch manager, `key_names` and the last two by any frontend that holds the lock,
+    the others by their frontend; who gives a place to another key clears its `spent_minute`. The supervisor clears the
+    row of a process that died, but not what keys have spent, and what it was tokenizing: the next process goes on with
+    that.
     """
 
     def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int, num_keys: int) -> None:
@@ -83,14 +88,17 @@ class Page:
         self.spent_tokens: NDArray[np.int64] = self._take(np.int64, spent)
         self.spent_before: NDArray[np.int64] = self._take(np.int64, spent)
         self.num_connections: NDArray[np.int64] = self._take(np.int64, (num_frontends,))
+        self.tokenizing: NDArray[np.int64] = self._take(np.int64, (num_frontends,))
+        self.refused: NDArray[np.int64] = self._take(np.int64, (_NUM_REFUSED,))
+        self.refused_until: NDArray[np.float64] = self._take(np.float64, (_NUM_REFUSED,))
 
     @classmethod
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
         """Make a page of zeros; its descriptor is `fd`, which is closed with it."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
         of_managers = num_managers * (num_models * (5 + 4 * NUM_CLASSES) + 1)
-        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + 2 * num_keys) + 3 * num_keys + 1)
-        os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
+        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + 2 * num_keys) + 3 * num_keys + 2)
+        os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys + 2 * _NUM_REFUSED))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
         page = cls(fd, num_frontends, num_managers, num_models, num_keys)
         weakref.finalize(page, os.close, fd)

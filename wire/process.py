@@ -4,7 +4,6 @@ Every process of the server begins with this. What it is doing shows on SIGUSR1,
 where an operator asks for its tasks.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -12,11 +11,18 @@ import inspect
 import json
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Hashable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 _MAX_PLACES = 20
 
@@ -25,8 +31,11 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_MAX_PENDING_BYTES = 8 * 1024 * 1024  # what may wait for a slow reader of a log
 _MOST_A_SECOND = 100  # so that a storm of messages or of refusals costs little
 _LEVELS = {"trace": logging.DEBUG}  # what logging has no name for
+
+logger = logging.getLogger("embedline.server")
 
 
 def settle(parent_pid: int) -> None:
@@ -131,6 +140,88 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields)  # in ASCII, so that every control character is escaped
 
 
+class LogWriter:
+    """Writes the lines of a log by a thread, which may block on the descriptor: a slow or closed reader blocks nothing
+    else. `put` and `take_lost` are for one other thread, and never block."""
+
+    def __init__(self, fd: int, *, name: str) -> None:
+        """`name` says whose lines these are."""
+        self._fd = fd
+        self._name = name
+        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        # each number has one writer, so no lock is needed
+        self._bytes_put = 0
+        self._bytes_done = 0
+        self._num_lost = 0
+        self._num_lost_taken = 0
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, lines: list[bytes]) -> bool:
+        """Queue lines; False if too much waits already. After the reader has gone, nothing is written."""
+        num_bytes = sum(map(len, lines))
+        if self._is_broken or not lines:
+            return True
+        if self._bytes_put - self._bytes_done + num_bytes > _MAX_PENDING_BYTES:
+            return False
+        self._bytes_put += num_bytes
+        self._queue.put(lines)
+        return True
+
+    def take_lost(self) -> int:
+        """The number of lines that could not be written since the last call."""
+        num_lost = self._num_lost - self._num_lost_taken
+        self._num_lost_taken += num_lost
+        return num_lost
+
+    def close(self, seconds: float) -> None:
+        """Return when everything is written, or after `seconds`."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (lines := self._queue.get()) is not None:
+            for chunk in _chunks(lines):
+                if not self._is_broken:
+                    self._write(chunk)
+                self._bytes_done += sum(map(len, chunk))
+
+    def _write(self, lines: list[bytes]) -> None:
+        rest = memoryview(b"".join(lines))
+        try:
+            while rest:
+                rest = rest[_write_some(self._fd, rest) :]
+        except BrokenPipeError:
+            self._is_broken = True
+            logger.warning("the reader of the %s has closed it; no more lines are written", self._name)
+        except OSError:  # a full disk may have room again
+            self._num_lost += len(lines)
+
+
+def _write_some(fd: int, data: memoryview) -> int:
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:  # the parent process shares the descriptor and made it non-blocking
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        poll.poll()
+        return 0
+
+
+def _chunks(lines: list[bytes]) -> list[list[bytes]]:
+    """Lines in groups that a pipe takes whole, so that lines of two processes never mix."""
+    chunks: list[list[bytes]] = []
+    room = 0
+    for line in lines:
+        room -= len(line)
+        if room < 0:
+            chunks.append([])
+            room = select.PIPE_BUF - len(line)
+        chunks[-1].append(line)
+    return chunks
+
+
 def set_title(title: str) -> None:
     """Set what `ps` shows for this process."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, title[:15].encode(), 0, 0, 0)
@@ -152,6 +243,8 @@ def dump_stacks_on_signal(*, fatal_fd: int = 2) -> None:
 
 def waiting_tasks() -> dict[str, int]:
     """The places where tasks of the running loop wait, and how many in each; those with most of them."""
+    import asyncio  # an engine process has no loop, and does without 3 MB
+
     return dict(Counter(map(_place, asyncio.all_tasks())).most_common(_MAX_PLACES))
 
 

@@ -1,4 +1,5 @@
-"""The JSON files beside tokenizer.json, and what they say of the tokenizer: its class, and whether it makes types.
+"""The JSON files beside tokenizer.json, and what they say of the tokenizer: its class, its chat template, and whether
+it makes types.
 
 Reads them without the tokenizers library.
 """
@@ -11,6 +12,7 @@ from wire.files import TooLargeError, read_whole
 from wire.placeholder import placeholder
 
 Config = dict[str, Any]
+CHAT_TEMPLATE = "chat_template.jinja"
 
 _CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
@@ -98,6 +100,26 @@ def read_config(path: Path) -> Config:
     if not isinstance(config, dict):
         raise TokenizerError(f"{path} is not a JSON object")
     return config
+
+
+def chat_template(tokenizer_config: Config) -> str | None:
+    """The chat template in tokenizer_config.json, of several the default one; None where there is none. A file
+    CHAT_TEMPLATE beside it outranks it."""
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # several with names
+        of_default = (one for one in template if isinstance(one, dict) and one.get("name") == "default")
+        template = next(of_default, {}).get("template")
+    return template if isinstance(template, str) else None
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether there is one in a folder whose files can be read."""
+    try:
+        return (folder / CHAT_TEMPLATE).is_file() or chat_template(
+            read_config(folder / "tokenizer_config.json")
+        ) is not None
+    except TokenizerError:
+        return False
 
 
 def is_of_transformers_5(tokenizer_config: Config) -> bool:

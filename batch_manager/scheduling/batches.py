@@ -192,6 +192,8 @@ class ScheduledBatch:
 
     def seqlens(self) -> list[int]:
         """Tokens of each sequence, in order."""
+        if len(self.slices) == 1:
+            return self.slices[0].seqlens
         seqlens: list[int] = []
         for slice_ in self.slices:
             seqlens += slice_.seqlens

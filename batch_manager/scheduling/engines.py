@@ -16,11 +16,11 @@ after a batch that failed: what fails now and then may give wrong rows meanwhile
 import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from batch_manager.messages import Policy
 from batch_manager.scheduling.batches import ScheduledBatch
 from engine.types import EngineLimits
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 MAX_FAILURES = 3  # in a row
@@ -203,7 +203,7 @@ class Health:
         self._checked_at = now
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Budget:
     """How large the next batch of one engine may be: by choice, and at all."""
 
@@ -236,12 +236,12 @@ class Rate:
     engine whose every batch takes longer than it should, none would ever be large.
     """
 
-    __slots__ = ("_beyond_fixed", "fixed_seconds", "tokens_per_second")
+    __slots__ = ("beyond_fixed", "fixed_seconds", "tokens_per_second")
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
         self.fixed_seconds = 0.0
-        self._beyond_fixed = 0.0  # tokens per second of what a batch takes beyond `fixed_seconds`
+        self.beyond_fixed = 0.0  # tokens per second of what a batch takes beyond `fixed_seconds`
 
     def seed(self, tokens_per_second: float, fixed_seconds: float = 0.0) -> None:
         """Start from what an engine measured at warm-up, unless something is known already."""
@@ -266,7 +266,7 @@ class Rate:
         # a batch that was quicker than the fixed cost was found to be took little beyond it, not nothing
         beyond_fixed = num_tokens / max(compute_seconds - self.fixed_seconds, _LEAST_BEYOND_FIXED * compute_seconds)
         self.tokens_per_second = _nearer(self.tokens_per_second, newest)
-        self._beyond_fixed = _nearer(self._beyond_fixed, beyond_fixed)
+        self.beyond_fixed = _nearer(self.beyond_fixed, beyond_fixed)
 
     def tokens_in(self, seconds: float) -> int:
         """The tokens of a batch that takes so long, or twice its fixed cost if that is longer:
@@ -275,7 +275,7 @@ class Rate:
 
     def tokens_beyond_fixed(self, seconds: float) -> int:
         """The tokens that make a batch so much longer."""
-        return int((self._beyond_fixed or self.tokens_per_second) * seconds)
+        return int((self.beyond_fixed or self.tokens_per_second) * seconds)
 
 
 def _nearer(known: float, newest: float) -> float:
@@ -333,4 +333,4 @@ class Sizes:
 
 def split_evenly(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
     """The tokens that one stream takes of those waiting so that, where several idle, all are done soonest."""
-    return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most
+    return min(most, max(least, -(-num_tokens // num_idle)))

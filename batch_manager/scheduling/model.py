@@ -33,6 +33,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
+        self.may_be_some = False  # whether a request is watched, or was and is not passed over yet
         self._count = itertools.count()  # so that requests themselves are never compared
         self._sweep_at = _MIN_HEAP_SIZE
 
@@ -41,6 +42,7 @@ class Deadlines:
         if request.deadline == math.inf:
             return
         heapq.heappush(self._heap, (request.deadline, next(self._count), request))
+        self.may_be_some = True
         if len(self._heap) > self._sweep_at:
             self._heap = [entry for entry in self._heap if _counts(entry)]
             heapq.heapify(self._heap)
@@ -52,6 +54,7 @@ class Deadlines:
         heap = self._heap
         while heap and not _counts(heap[0]):
             heapq.heappop(heap)
+        self.may_be_some = bool(heap)
         return heap[0][0] if heap else math.inf
 
     def take_due(self, until: float) -> list[ScheduledRequest]:
@@ -92,6 +95,9 @@ class Model:
         self.last_batch_at = 0.0
         self.last_interactive_at = -math.inf
         self.num_streams = 0
+        self._num_retries = 0  # batches that wait for one engine alone
+        self._batch_seconds = 0.0
+        self._batch_seconds_of: tuple[object, ...] = ()  # what these were made of
         self._have_lanes = False  # whether all ready engines put urgent batches first
 
     @property
@@ -131,6 +137,7 @@ class Model:
     def remove_engine(self, engine: ReadyEngine, *, now: float) -> None:
         """An engine is gone."""
         self.engines.remove(engine)
+        self._num_retries -= len(engine.retries)
         self._note_limits()
         if not self.engines:
             self.gives_up_at = now + self._policy.engine_restart_grace
@@ -186,10 +193,18 @@ class Model:
             self.deadlines[request.request_class].add(request)
 
     @property
-    def next_deadline(self) -> float:
-        """The soonest one of what waits, also of what waits for one engine alone; inf where there is none."""
+    def has_timer(self) -> bool:
+        """Whether `next_timer` may be less than inf."""
         interactive, bulk = self.deadlines
-        soonest = min(interactive.next, bulk.next)
+        return interactive.may_be_some or bulk.may_be_some or self.gives_up_at < math.inf or self._num_retries > 0
+
+    @property
+    def next_timer(self) -> float:
+        """The soonest deadline of what waits, also of what waits for one engine alone, or when all is given up that
+        waits for an engine; inf where there is none."""
+        soonest = min([deadlines.next for deadlines in self.deadlines])
+        if self.gives_up_at < soonest and self.waits:
+            soonest = self.gives_up_at
         for engine in self.engines:
             for batch in engine.retries:
                 requests = (slice_.request for slice_ in batch.slices)
@@ -200,11 +215,13 @@ class Model:
         """A batch that failed on another engine waits for this one, before everything else that it could get."""
         self._count(batch.slices, 1)
         engine.retries.append(batch)
+        self._num_retries += 1
 
     def _take_retry(self, engine: ReadyEngine, lane: Lane) -> ScheduledBatch | None:
         """The next of the batches that wait for this lane of this engine, without what was closed meanwhile."""
         for passed_on in in_lane(engine.retries, lane):
             engine.retries.remove(passed_on)
+            self._num_retries -= 1
             if slices := self.reclaim([passed_on]):
                 self._count(slices, 1)
                 assert passed_on.failed_on is not None
@@ -221,8 +238,10 @@ class Model:
         Engines that put urgent batches first have a lane for them and one for the others, each filled as if it were
         alone; but while there are suspects, classes take turns as with other engines (see `Backlog`).
         """
-        chosen = (self._next_batch(lane, now) for lane in self.lanes)
-        return next((one for one in chosen if one is not None), None)
+        for lane in self.lanes:
+            if (chosen := self._next_batch(lane, now)) is not None:
+                return chosen
+        return None
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -243,11 +262,13 @@ class Model:
         the engine could still have joined it. But it does not wait beside a long sequence that leaves cores idle, nor
         if it passes bulk: what is not in the engine when the batch ahead ends waits for the next of bulk, too.
         """
+        num_tokens = self.waiting_tokens(lane)
+        if not num_tokens and not self._num_retries:
+            return None
         engines = self._with_room(lane)
         for other in engines:
             if other.retries and (retry := self._take_retry(other, lane)) is not None:
                 return other, retry
-        num_tokens = self.waiting_tokens(lane)
         if not num_tokens or not engines:
             return None
         engine = _first(engines, lane)
@@ -269,7 +290,10 @@ class Model:
 
     def _part(self, engine: ReadyEngine, engines: Sequence[ReadyEngine], lane: Lane, max_tokens: int) -> int:
         """How many tokens one of these engines may take of what waits for a lane, `max_tokens` at most."""
-        limits, num_idle = engine.limits, sum([engine.num_idle_streams for engine in engines])
+        num_idle = sum([engine.num_idle_streams for engine in engines])
+        if num_idle <= 1:
+            return max_tokens
+        limits = engine.limits
         return split_evenly(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
 
     def _batch_for(self, engine: ReadyEngine, lane: Lane, part: int, max_tokens: int) -> ScheduledBatch | None:
@@ -294,7 +318,10 @@ class Model:
 
     def _with_room(self, lane: Lane) -> list[ReadyEngine]:
         """Engines that may get a batch for a lane now."""
-        return [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
+        engines = with_room(self.engines, lane)
+        if lane == RequestClass.INTERACTIVE:
+            return [engine for engine in engines if not engine.owes_bulk(self._policy.bulk_share)]
+        return engines
 
     def next_engine(self, lane: Lane, now: float) -> tuple[ReadyEngine, int] | None:
         """The one that should have the next batch for a lane, and how many tokens that would be; None where none has
@@ -310,9 +337,6 @@ class Model:
         """Tokens that wait for this lane of an engine."""
         num_tokens = self.backlog.num_tokens
         return sum(num_tokens) if lane is None else num_tokens[lane]
-
-    def _is_bulks_turn(self, engine: ReadyEngine, lane: Lane) -> bool:
-        return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)
 
     def _leaves_cores_idle(self, limits: EngineLimits, batches: Sequence[ScheduledBatch]) -> bool:
         """Whether what an engine computes is, or ends in, one sequence that takes longer than queries should wait.
@@ -343,6 +367,13 @@ class Model:
                     if batch.began == math.inf:
                         batch.began = now
 
+    def free_at_by_class(self, now: float) -> list[float]:
+        """`free_at` of each class."""
+        if not any([engine.batches for engine in self.engines]):
+            return [now] * NUM_CLASSES
+        interactive = self.free_at(RequestClass.INTERACTIVE, now)
+        return [interactive, interactive if self.lanes is _ONE_LANE else self.free_at(RequestClass.BULK, now)]
+
     def free_at(self, request_class: RequestClass, now: float) -> float:
         """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
         rate, lane = self.rate.tokens_per_second, self.lane_ahead(request_class)
@@ -358,8 +389,12 @@ class Model:
         """How long the largest batch computes that would be sent now; 0 where that is not known."""
         if not self.engines or not self.rate.tokens_per_second:
             return 0.0
-        limits = self.engines[0].limits
-        return self.max_tokens(limits, self.lanes[-1], now) / self.rate.tokens_per_second
+        rate, limits, lane = self.rate, self.engines[0].limits, self.lanes[-1]
+        made_of = rate.tokens_per_second, rate.beyond_fixed, limits, lane, self._is_mixed(now)
+        if made_of != self._batch_seconds_of:  # which is seldom, and this is asked after every event
+            self._batch_seconds_of = made_of
+            self._batch_seconds = self.max_tokens(limits, lane, now) / rate.tokens_per_second
+        return self._batch_seconds
 
     def take_hopeless(self, now: float, *, memory: float) -> list[ScheduledRequest]:
         """Waiting requests whose deadline comes before the next batch would be done; they are no longer watched.

@@ -411,7 +411,10 @@ class Backlog:
     @property
     def has_suspects(self) -> bool:
         """Whether any wait."""
-        return any([interactive.has_suspects or bulk.has_suspects for interactive, bulk in self._queues.values()])
+        for interactive, bulk in self._queues.values():  # noqa: SIM110 - asked several times for every batch
+            if interactive.has_suspects or bulk.has_suspects:
+                return True
+        return False
 
     def next_batch_of(self, request_class: RequestClass, budget: Budget) -> ScheduledBatch:
         """Take out the next batch for which this class counts alone. Some of it must wait, and no suspects."""
@@ -436,8 +439,10 @@ class Backlog:
         return batch
 
     def _is_suspects_turn(self, request_class: RequestClass) -> bool:
+        if not self.has_suspects:
+            return False
         queues = [queues[request_class] for queues in self._queues.values()]
-        if not any([queue.has_suspects for queue in queues]):
+        if not any(queue.has_suspects for queue in queues):
             return False
         return not self._suspect_was_last[request_class] or not any(queue.has_others for queue in queues)
 
@@ -477,7 +482,7 @@ class Backlog:
         reserved  tokens of the batch that are kept for bulk because it is owed them, where it can use them
         charge    in batches; what bulk got beyond what was reserved is lent
         """
-        other_class = RequestClass(1 - leader)
+        other_class = _INTERACTIVE if leader == _BULK else _BULK
         leading, other = queues[leader], queues[other_class]
         waiting_tokens = leading.num_tokens + min(other.num_tokens, budget.max_joined)
         max_tokens, max_seqs = budget.sealed(waiting_tokens), budget.max_num_seqs

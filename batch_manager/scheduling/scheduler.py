@@ -26,13 +26,13 @@ Whatever is tried again is refused instead if its deadline has come or its clien
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from batch_manager.messages import Policy, RequestRefusal
 from batch_manager.scheduling.batches import ScheduledBatch, ScheduledRequest, Slice, by_class, halves, num_seqs, parts
 from batch_manager.scheduling.engines import Loss, ReadyEngine
 from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind, EngineLimits
+from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
 # Sequences that are tried one by one. With more, an engine that is killed from outside is often killed while an
@@ -40,7 +40,7 @@ from wire.vocabulary import RequestClass
 _FEW_SUSPECTS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send this batch to this engine."""
 
@@ -48,7 +48,7 @@ class Dispatch:
     batch: ScheduledBatch
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Deliver:
     """The rows of these sequences are in, from sequence `at` of the finished batch on."""
 
@@ -57,7 +57,7 @@ class Deliver:
     is_last: bool  # the request has all its rows now
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Refuse:
     """The request gets no rows, and is no longer known."""
 
@@ -67,7 +67,7 @@ class Refuse:
     retry_after: float = 0.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Probe:
     """Have this engine compute its canary; the batch is answered like any other, without rows."""
 
@@ -76,7 +76,7 @@ class Probe:
     num_failures: int  # batches in a row that failed on it; 0 = the canary is a matter of routine
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Restart:
     """This engine is lost though its process runs: have the process end."""
 
@@ -230,18 +230,24 @@ class Scheduler:
 
     def dispatch(self, now: float) -> list[Effect]:
         """Refuse what is overdue or can't be done in time, and give engines what they should have."""
-        effects: list[Effect] = [*self._refuse_overdue(now)]
+        effects: list[Effect] = []
         for model in self.models:
+            if model.has_timer:
+                effects += self._refuse_overdue(model, now)
             for engine in list(model.engines):
                 effects += self._look_after(engine, now)
+            if not any(model.queued_tokens):
+                continue
             model.note_begun(now)
-            effects += self._refuse_hopeless(model, now)
+            if has_timer := model.has_timer:
+                effects += self._refuse_hopeless(model, now)
             while (chosen := model.next_batch(now)) is not None:
                 engine, batch = chosen
                 self._put(batch, engine)
                 effects.append(Dispatch(engine.engine_id, batch))
                 model.note_begun(now)
-                effects += self._refuse_hopeless(model, now)
+                if has_timer:
+                    effects += self._refuse_hopeless(model, now)
         return effects
 
     def _look_after(self, engine: ReadyEngine, now: float) -> list[Effect]:
@@ -274,22 +280,15 @@ class Scheduler:
 
     def next_timer(self) -> float:
         """When `dispatch` must be called even if nothing happens; inf where never."""
-        timer = math.inf
-        for model in self.models:
-            timer = min(timer, model.next_deadline)
-            if model.gives_up_at < timer and model.waits:
-                timer = model.gives_up_at
-        return timer
+        return min([model.next_timer for model in self.models if model.has_timer], default=math.inf)
 
     # How requests end
 
-    def _refuse_overdue(self, now: float) -> list[Refuse]:
-        refusals = []
-        for model in self.models:
-            due = [request for deadlines in model.deadlines for request in deadlines.take_due(now)]
-            refusals += [self._refuse(request, RequestRefusal.DEADLINE) for request in due]
-            if model.gives_up_at <= now:
-                refusals += self._refuse_waiting(model, RequestRefusal.NO_ENGINE, retry_after=self._policy.retry_after)
+    def _refuse_overdue(self, model: Model, now: float) -> list[Refuse]:
+        due = [request for deadlines in model.deadlines for request in deadlines.take_due(now)]
+        refusals = [self._refuse(request, RequestRefusal.DEADLINE) for request in due]
+        if model.gives_up_at <= now:
+            refusals += self._refuse_waiting(model, RequestRefusal.NO_ENGINE, retry_after=self._policy.retry_after)
         return refusals
 
     def _refuse_hopeless(self, model: Model, now: float) -> list[Refuse]:

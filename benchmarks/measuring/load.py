@@ -1,6 +1,8 @@
 """A server under one load or several: what came back, and what it cost the server, the machine and the generator."""
 
 import asyncio
+import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -8,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.measuring.processes import machine_cpu_seconds, tree_cpu_seconds
+from benchmarks.measuring.servers import RERANK_ROUTE
 from embedline.bench.load import Generator, Load, Phase, Summary, summarize
 from embedline.bench.options import Options, parse_url
-from embedline.bench.requests import HttpRequest, prepare
+from embedline.bench.requests import HttpRequest, post, prepare
 from embedline.bench.run import run_on_loop
 
 if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
@@ -38,6 +41,15 @@ def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[HttpReq
     """OpenAI's requests for floats, each with the next texts."""
     options = Options(url=f"127.0.0.1:{port}", batch_size=batch_size, model="m")
     return prepare(options, parse_url(options.url), corpus.texts)
+
+
+def rerank_requests(port: int, queries: "Corpus", documents: "Corpus", *, num: int, field: str) -> list[HttpRequest]:
+    """Each query with the next so many documents, which are in this field."""
+    target, texts, found = parse_url(f"127.0.0.1:{port}"), itertools.cycle(documents.texts), []
+    for query in queries.texts:
+        body = {"query": query, field: list(itertools.islice(texts, num)), "model": "m"}
+        found.append(HttpRequest(post(target, RERANK_ROUTE, json.dumps(body).encode()), num))
+    return found
 
 
 def measure(

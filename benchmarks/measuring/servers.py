@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = "/v1/embeddings"
+RERANK_ROUTE = "/rerank"
 _STOP_SECONDS = 20.0
 _POLL_SECONDS, _POLL_SHARE = 0.02, 0.005  # of the time since the start: each question leaves a line in a log
 # llama.cpp: the best of those tried, with 4 to 64 slots and 512 to 4,096 tokens a batch. A connection that is kept open
@@ -37,13 +38,15 @@ _NO_DRAIN = {"EMBEDLINE_DRAIN_DELAY": "0", "DRAIN_DELAY": "0"}  # the second is 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a server is started. `{port}` and `{cache}` in its command and environment are filled in."""
+    """How a server is started. `{port}`, `{cache}` and `{metrics_port}`, a second port, in its command and environment
+    are filled in."""
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None  # to start it in; None: here
     port: int = 0  # that its files name; 0: any that is free
+    documents_field: str = "documents"  # of its /rerank
 
 
 def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe:
@@ -73,9 +76,16 @@ def _infinity(name: str, environment: Path, *flags: str) -> Recipe:
     return Recipe(name, (*command, *flags, *address), switches)
 
 
-def plain(model: Path) -> Recipe:
-    """FastAPI over sentence-transformers."""
-    return _plain("FastAPI + sentence-transformers", sys.executable, "sentence-transformers", model)
+def plain(model: Path, *, is_reranker: bool = False) -> Recipe:
+    """FastAPI over sentence-transformers, or over its CrossEncoder."""
+    library = "cross-encoder" if is_reranker else "sentence-transformers"
+    return _plain("FastAPI + sentence-transformers", sys.executable, library, model)
+
+
+def plain_openvino(environment: Path, model: Path) -> Recipe:
+    """FastAPI over sentence-transformers with its OpenVINO backend, in the environment of make_openvino.sh."""
+    python = str(environment.absolute() / "bin/python")
+    return _plain("FastAPI + sentence-transformers (OpenVINO)", python, "sentence-transformers-openvino", model)
 
 
 def plain_onnx(environment: Path, model: Path) -> Recipe:
@@ -86,6 +96,25 @@ def plain_onnx(environment: Path, model: Path) -> Recipe:
 def _plain(name: str, python: str, library: str, model: Path) -> Recipe:
     command = (python, "-m", "benchmarks.peers.plain_server", library, str(model), "{port}")
     return Recipe(name, command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+
+
+def vllm(environment: Path, model: Path, *, dtype: str = "auto") -> Recipe:
+    """vLLM for CPUs, in the environment of benchmarks/peers/make_vllm.sh. By itself it computes weights in float32 in a
+    type of 16 bits, which its log names."""
+    name = "vLLM" if dtype == "auto" else f"vLLM {dtype}"
+    command = (str(environment.absolute() / "bin/vllm"), "serve", str(model), "--runner", "pooling", "--dtype", dtype)
+    # its default, 0.92 of the machine's memory, is refused where other servers have some of it
+    address = ("--served-model-name", "m", "--gpu-memory-utilization", "0.3", "--host", "127.0.0.1", "--port", "{port}")
+    switches = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": "{cache}"}
+    return Recipe(name, (*command, *address), switches)
+
+
+def tei(program: Path, model: Path) -> Recipe:
+    """text-embeddings-inference, built by its own instructions. A request may have 128 texts, all else as it comes."""
+    command = (str(program.absolute()), "--model-id", str(model), "--hostname", "127.0.0.1", "--port", "{port}")
+    sizes = ("--max-client-batch-size", "128", "--prometheus-port", "{metrics_port}")
+    name = f"TEI ({program.name})"
+    return Recipe(name, (*command, *sizes), {"HF_HUB_OFFLINE": "1"}, documents_field="texts")
 
 
 def llama(folder: Path, weights: str, *flags: str) -> Recipe:
@@ -102,8 +131,9 @@ class RunningServer:
     def __init__(self, recipe: Recipe, *, cache: Path, log: Path | None = None) -> None:
         """log: the file that its output is added to; without one it is forgotten."""
         self.name = recipe.name
+        self.documents_field = recipe.documents_field
         self.port = recipe.port or free_port()
-        values = {"port": str(self.port), "cache": str(cache)}
+        values = {"port": str(self.port), "cache": str(cache), "metrics_port": str(free_port())}
         self._log = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115 - closed by `stop`
         self.process = subprocess.Popen(
             [part.format_map(values) for part in recipe.command],
@@ -135,6 +165,15 @@ class RunningServer:
         """float32 [N, D]. Raises ServerFailed, OSError, HTTPException."""
         answer = self.ask(ROUTE, {"input": texts, "model": "m"}, patience=patience)
         return np.array([item["embedding"] for item in answer["data"]], np.float32)
+
+    def score(self, query: str, documents: Sequence[str], *, patience: float = 60.0) -> NDArray[np.float32]:
+        """float32 [N], in the order of the documents. Raises ServerFailed, OSError, HTTPException."""
+        body = {"query": query, self.documents_field: documents, "model": "m"}
+        answer = self.ask(RERANK_ROUTE, body, patience=patience)
+        scores = np.empty(len(documents), np.float32)
+        for item in answer if isinstance(answer, list) else answer["results"]:
+            scores[item["index"]] = item["score"] if isinstance(answer, list) else item["relevance_score"]
+        return scores
 
     def ask(self, route: str, body: object, *, patience: float = 60.0) -> Any:
         """What it answers to this JSON. Raises ServerFailed, OSError, HTTPException."""

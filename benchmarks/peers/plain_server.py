@@ -1,6 +1,8 @@
-"""The server that a competent person writes in an afternoon: FastAPI over sentence-transformers, or over ONNX Runtime.
+"""The server that a competent person writes in an afternoon: FastAPI over sentence-transformers or ONNX Runtime.
 
-    python -m benchmarks.peers.plain_server sentence-transformers|onnxruntime MODEL_FOLDER PORT
+sentence-transformers computes with torch or OpenVINO, or is its CrossEncoder.
+
+    python -m benchmarks.peers.plain_server LIBRARY MODEL_FOLDER PORT
 
 All texts that wait are encoded by one call, in a thread, so that the event loop stays free. They are sorted by length
 and computed in batches of 8: for mixed lengths on a CPU these take two thirds of the time of the library's default, 32,
@@ -12,7 +14,9 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import orjson
@@ -35,11 +39,19 @@ class Body(BaseModel):
     model: str
 
 
-def sentence_transformers(folder: str) -> Encode:
+class RerankBody(BaseModel):
+    """Cohere's request."""
+
+    query: str
+    documents: list[str]
+    model: str
+
+
+def sentence_transformers(folder: str, backend: Literal["torch", "openvino"] = "torch") -> Encode:
     """The library's own sorting and batches."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(folder, device="cpu")
+    model = SentenceTransformer(folder, device="cpu", backend=backend)
 
     def encode(texts: list[str]) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
@@ -80,6 +92,23 @@ def onnxruntime(folder: str) -> Encode:
     return encode
 
 
+def cross_encoder(folder: str) -> FastAPI:
+    """A reranker, whose requests are computed one by one."""
+    from sentence_transformers import CrossEncoder
+
+    model, app, thread = CrossEncoder(folder, device="cpu"), FastAPI(), ThreadPoolExecutor(max_workers=1)
+
+    @app.post("/rerank")
+    async def rerank(body: RerankBody) -> Response:
+        pairs = [(body.query, document) for document in body.documents]
+        predict = partial(model.predict, batch_size=BATCH_SIZE, show_progress_bar=False)
+        scores = await asyncio.get_running_loop().run_in_executor(thread, predict, pairs)
+        results = [{"index": at, "relevance_score": float(scores[at])} for at in np.argsort(-scores).tolist()]
+        return Response(orjson.dumps({"results": results}), media_type="application/json")
+
+    return app
+
+
 def make_app(encode: Encode) -> FastAPI:
     """The application, its model loaded."""
     waiting: asyncio.Queue[tuple[list[str], asyncio.Future[NDArray[np.float32]]]] = asyncio.Queue()
@@ -118,8 +147,13 @@ def make_app(encode: Encode) -> FastAPI:
     return app
 
 
-LIBRARIES = {"sentence-transformers": sentence_transformers, "onnxruntime": onnxruntime}
+LIBRARIES: dict[str, Callable[[str], FastAPI]] = {
+    "sentence-transformers": lambda folder: make_app(sentence_transformers(folder)),
+    "sentence-transformers-openvino": lambda folder: make_app(sentence_transformers(folder, "openvino")),
+    "onnxruntime": lambda folder: make_app(onnxruntime(folder)),
+    "cross-encoder": cross_encoder,
+}
 
 if __name__ == "__main__":
     library, folder, port = sys.argv[1:]
-    uvicorn.run(make_app(LIBRARIES[library](folder)), host="127.0.0.1", port=int(port), log_level="warning")
+    uvicorn.run(LIBRARIES[library](folder), host="127.0.0.1", port=int(port), log_level="warning")

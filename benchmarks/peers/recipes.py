@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring.report import Report
-from benchmarks.measuring.servers import Recipe, embedline, infinity, infinity_onnx, llama, plain, plain_onnx
+from benchmarks.measuring.servers import (
+    Recipe,
+    embedline,
+    infinity,
+    infinity_onnx,
+    llama,
+    plain,
+    plain_onnx,
+    plain_openvino,
+    tei,
+    vllm,
+)
 from benchmarks.peers.models import ExportFailed, PeerModel, export_onnx
 from engine.machine import host
 
@@ -20,11 +31,21 @@ class Places:
     onnx: Path  # empty, for the exported model
     environment: Path  # of benchmarks/peers/make_env.sh
     llama: Path  # of benchmarks/peers/make_llama.sh
+    vllm: Path  # the environment of benchmarks/peers/make_vllm.sh
+    openvino: Path  # the environment of benchmarks/peers/make_openvino.sh
+    tei: tuple[Path, ...]  # programs of text-embeddings-inference
 
 
 def recipes(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
     """Embedline comes first."""
-    return [*_ours(model, places.model), *_pythons(model, places, report), *_llamas(model, places.llama, report)]
+    found = [*_ours(model, places.model), plain(places.model, is_reranker=model.is_reranker)]
+    found += [*_vllms(places, report), *(tei(program, places.model) for program in places.tei)]
+    if model.is_reranker:
+        report.note(
+            "infinity-emb, ONNX Runtime, OpenVINO behind FastAPI and llama.cpp are left out: no scores of this model."
+        )
+        return found
+    return [*found, *_pythons(model, places, report), *_llamas(model, places.llama, report)]
 
 
 def _ours(model: PeerModel, folder: Path) -> list[Recipe]:
@@ -42,7 +63,11 @@ def _ours(model: PeerModel, folder: Path) -> list[Recipe]:
 
 
 def _pythons(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
-    environment, found = places.environment, [plain(places.model)]
+    environment, found = places.environment, list[Recipe]()
+    if (places.openvino / "bin/python").is_file():
+        found.append(plain_openvino(places.openvino, places.model))
+    else:
+        report.note(f"sentence-transformers on OpenVINO is missing: make_openvino.sh {places.openvino.name} makes it.")
     if not (environment / "bin/infinity_emb").is_file():
         report.note(
             f"infinity-emb and ONNX Runtime are missing: make_env.sh {environment.name} makes their environment."
@@ -56,6 +81,14 @@ def _pythons(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
         return found
     found.append(infinity_onnx(environment, exported, pooling=model.pooling))
     return [*found, plain_onnx(environment, exported)] if model.pooling == "mean" else found
+
+
+def _vllms(places: Places, report: Report) -> list[Recipe]:
+    """In its own type and in float32."""
+    if (places.vllm / "bin/vllm").is_file():
+        return [vllm(places.vllm, places.model), vllm(places.vllm, places.model, dtype="float32")]
+    report.note(f"vLLM is missing: make_vllm.sh {places.vllm.name} makes its environment.")
+    return []
 
 
 def _llamas(model: PeerModel, folder: Path, report: Report) -> list[Recipe]:

@@ -1,14 +1,16 @@
-"""Converts BERT and RoBERTa models from their weights alone, in a third of the time that it takes with torch: numpy
-computes the rows that the compiled model has to give, and OpenVINO's graph is built operation by operation.
+"""Converts BERT and RoBERTa models, rerankers and classifiers of them too, from their weights alone, in a third of the
+time that it takes with torch: numpy computes the rows that the compiled model has to give, and OpenVINO's graph is
+built operation by operation.
 
 Whatever is not exactly as here is left to engine.cpu.tracing, and so to transformers. The rows are written from the
 papers (Devlin et al. 2018, arXiv 1810.04805; Vaswani et al. 2017, arXiv 1706.03762), as transformers computes them:
 tests hold them against transformers.
 
-Shapes: B sequences, S tokens of the longest, H numbers a row, M intermediate size, N heads of D numbers.
+Shapes: B sequences, S tokens of the longest, H numbers a row, M intermediate size, N heads of D numbers, L
+labels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from engine.cpu.outputs import head_in_graph
 from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
+from engine.model.tasks import SequenceScores, TokenScores
 from engine.model.weights import PLAIN, StoredTensor, read_tensor, tensors_in
 from engine.rows.with_numpy import gelu
 from engine.selftest.comparison import not_finite
@@ -33,6 +36,7 @@ from engine.selftest.sample_ids import Sequences
 # positions from the padding id on
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
 _PARTS = ("embeddings.", "encoder.", "pooler.")  # transformers' model has no others
+_OUT = "classifier."  # how names of what a head has beside the model begin
 _FOLLOWS = ("embeddings.position_ids", "embeddings.token_type_ids")  # numbers that older versions wrote down
 _SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
@@ -75,11 +79,13 @@ class Bert:
     hidden_size: int
     norm_eps: float
     padding_idx: int | None  # see ModelFolder
+    head: tuple[str, ...]  # its layers: of the first token, with tanh between two; or one of each token; () = none
     weights: Weights
 
 
 def read(folder: ModelFolder) -> Bert | None:
-    """The model; None if it is not exactly a BERT that gives token rows. Raises ModelError if a file of it is wrong."""
+    """The model; None if it is not exactly a BERT that gives token rows or scores. Raises ModelError if a file of it is
+    wrong."""
     config, stored = folder.config, described(folder)
     if stored is None:
         return None
@@ -89,6 +95,7 @@ def read(folder: ModelFolder) -> Bert | None:
         hidden_size=config["hidden_size"],
         norm_eps=config["layer_norm_eps"],
         padding_idx=folder.padding_idx,
+        head=tuple(_head(folder)),
         weights={name: read_tensor(tensor) for name, tensor in stored.items()},
     )
 
@@ -104,7 +111,8 @@ def _is_plain(folder: ModelFolder, config: Json) -> bool:
         folder.architecture == config.get("model_type")
         and folder.architecture in _PREFIXES
         and (folder.padding_idx is None) == (folder.architecture == "bert")
-        and not (folder.is_translated or folder.adapters or folder.hides_tokens or head_in_graph(folder))
+        and not (folder.is_translated or folder.adapters or folder.hides_tokens)
+        and isinstance(head_in_graph(folder), SequenceScores | TokenScores | None)
         and all(type(config.get(name)) is int and config[name] > 0 for name in _SIZES)
         and config["hidden_size"] % config["num_attention_heads"] == 0
         and {"hidden_act", "layer_norm_eps"} <= config.keys()
@@ -120,24 +128,39 @@ def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
 
 def _stored(folder: ModelFolder, config: Json) -> dict[str, StoredTensor] | None:
     """The tensors that are needed, if all are there and no other is in one of the parts but the pooler's two, whose
-    rows nobody asks for."""
-    prefix = _PREFIXES[folder.architecture]
+    rows nobody may ask for."""
+    prefix, head = _PREFIXES[folder.architecture], _head(folder)
+    parts = (*_PARTS, _OUT) if head else _PARTS
     found: dict[str, StoredTensor] = {}
     for tensor in tensors_in(folder.weights_folder).values():
         name = tensor.name.removeprefix(prefix)
-        if not name.startswith(_PARTS) or name in _FOLLOWS:
+        if not name.startswith(parts) or name in _FOLLOWS:
             continue
-        if name in found or tensor.dtype not in PLAIN:
+        is_of_another_part = name.startswith(_OUT) and name != tensor.name
+        if name in found or tensor.dtype not in PLAIN or is_of_another_part:
             return None
         found[name] = tensor
-    needed, size = dict(_shapes(config)), config["hidden_size"]
+    needed, size = dict(_shapes(config, head)), config["hidden_size"]
     pooler = dict(_affine("pooler.dense", (size, size)))
-    if {**pooler, **{name: tensor.shape for name, tensor in found.items()}} != {**pooler, **needed}:
+    has_all = needed.keys() <= found.keys()
+    if not has_all or {**pooler, **{name: one.shape for name, one in found.items()}} != {**pooler, **needed}:
         return None
     return {name: found[name] for name in needed}
 
 
-def _shapes(config: Json) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _head(folder: ModelFolder) -> dict[str, int]:
+    """The layers of the head in transformers' class for it, and how many numbers each gives; none without a head."""
+    match head_in_graph(folder):
+        case SequenceScores(labels=labels):
+            is_bert = folder.architecture == "bert"
+            first, last = ("pooler.dense", "classifier") if is_bert else ("classifier.dense", "classifier.out_proj")
+            return {first: folder.config["hidden_size"], last: len(labels)}
+        case TokenScores(labels=labels):
+            return {"classifier": len(labels)}
+    return {}
+
+
+def _shapes(config: Json, head: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (config["vocab_size"], hidden)
     yield "embeddings.position_embeddings.weight", (config["max_position_embeddings"], hidden)
@@ -152,6 +175,8 @@ def _shapes(config: Json) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from _affine(f"{layer}.intermediate.dense", (inner, hidden))
         yield from _affine(f"{layer}.output.dense", (hidden, inner))
         yield from _affine(f"{layer}.output.LayerNorm", (hidden,))
+    for name, size in head.items():
+        yield from _affine(name, (size, hidden))
 
 
 def _affine(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -171,13 +196,13 @@ class Graph:
         self._ops = self._library.opset13
 
     def build(self) -> Any:
-        """The openvino.Model: int64 [B, S] ids, mask and types -> float32 [B, S, H]."""
+        """The openvino.Model: int64 [B, S] ids, mask and types -> float32 [B, S, H], scores [B, S, L] or [B, L]."""
         ids, mask, types = (self._input(name) for name in (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS))
         hidden = self._embeddings(ids, types)
         is_token = self._ops.unsqueeze(self._ops.convert(mask, "boolean"), self._axes(1, 2))
         for number in range(self._model.num_layers):
             hidden = self._layer(hidden, is_token, f"encoder.layer.{number}")
-        return self._library.Model([self._ops.result(hidden)], [ids, mask, types], "bert")
+        return self._library.Model([self._ops.result(self._scores(hidden))], [ids, mask, types], "bert")
 
     def _input(self, name: str) -> Any:
         parameter = self._ops.parameter([-1, -1], np.int64, name=name)
@@ -208,6 +233,15 @@ class Graph:
         inner = self._ops.gelu(self._linear(hidden, f"{name}.intermediate.dense"), "erf")
         inner = self._linear(inner, f"{name}.output.dense")
         return self._norm(self._ops.add(inner, hidden), f"{name}.output.LayerNorm")
+
+    def _scores(self, hidden: Any) -> Any:
+        match self._model.head:
+            case (dense, out):
+                first = self._ops.gather(hidden, self._axis(0), self._axis(1))
+                return self._linear(self._ops.tanh(self._linear(first, dense)), out)
+            case (out,):
+                return self._linear(hidden, out)
+        return hidden
 
     def _attention(self, hidden: Any, is_token: Any, name: str) -> Any:
         ops, num_heads, size = self._ops, self._model.num_heads, self._model.hidden_size
@@ -246,8 +280,8 @@ class Graph:
 _Rows = NDArray[np.float32]
 
 
-def token_rows(model: Bert, token_ids: NDArray[np.int32]) -> _Rows:
-    """float32 [S, H], from int32 [S] ids."""
+def rows_of(model: Bert, token_ids: NDArray[np.int32]) -> _Rows:
+    """float32 [S, H], or scores [S, L] or [1, L], from int32 [S] ids."""
     weights = model.weights
     summed = weights["embeddings.word_embeddings.weight"][token_ids]
     summed = summed + weights["embeddings.token_type_embeddings.weight"][0]
@@ -255,6 +289,11 @@ def token_rows(model: Bert, token_ids: NDArray[np.int32]) -> _Rows:
     hidden = _norm(model, summed, "embeddings.LayerNorm")
     for number in range(model.num_layers):
         hidden = _layer(model, hidden, f"encoder.layer.{number}")
+    match model.head:
+        case (dense, out):
+            return _linear(model, np.tanh(_linear(model, hidden[:1], dense)), out)
+        case (out,):
+            return _linear(model, hidden, out)
     return hidden
 
 
@@ -308,7 +347,7 @@ class Built:
     def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
         assert not hides_tokens
         with np.errstate(all="ignore"):  # weights may be infinite
-            rows = [token_rows(self._model, sequence) for sequence in sequences]
+            rows = [rows_of(self._model, sequence) for sequence in sequences]
         if not all(np.isfinite(of_one).all() for of_one in rows):
             raise not_finite("transformers", "float32")  # it would give the same
         return Reference(sequences, rows)

@@ -71,17 +71,11 @@ def main() -> NoReturn:
     try:
         asked = json.load(sys.stdin)
         convert(from_json(LoadOptions, asked["options"]), Path(asked["target"]))
-    except ModuleNotFoundError as error:
-        _refuse(f"a model is converted by {error.name}, which is not installed: pip install 'embedline[server]'")
     except ModelError as error:
-        _refuse(str(error))
+        print(error)
+        sys.exit(_REFUSED)
     sys.stdout.flush()
     os._exit(0)  # what torch and its threads would do at the end takes time
-
-
-def _refuse(line: str) -> NoReturn:
-    print(line)
-    sys.exit(_REFUSED)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,10 @@ def _original(folder: ModelFolder) -> Original:
     weights = bert.read(folder)
     if weights is not None:
         return bert.Built(weights)
-    from engine.cpu.tracing import Traced  # imports torch
-
+    try:
+        from engine.cpu.tracing import Traced  # imports torch
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            "this model needs torch and transformers to be converted: pip install 'embedline[server]'"
+        ) from error
     return Traced(folder)

@@ -8,9 +8,10 @@ there is none. The alternative, one batch for each stream, leaves cores idle whe
 Mini-batches of urgent batches are taken before all others, so a query waits until one stream has finished the
 mini-batch that it is computing, however much other work is in the engine.
 
-A sequence of moderate length that is alone in the engine is computed on all cores at once, with no other work beside
-it, because threads that wait for each other are slow when other threads use the same cores. The thread that brings it
-computes it: to wake another one would take longer than a small model needs.
+A sequence of moderate length that is alone in the engine is computed on all cores at once where that is faster
+(engine.cpu.all_cores), with no other work beside it, because threads that wait for each other are slow when other
+threads use the same cores. The thread that brings it computes it, on one core too if that takes a moment: to wake
+another one would take longer than a small model needs.
 """
 
 import queue
@@ -37,10 +38,13 @@ from engine.types import (
     OutputKind,
     Results,
     Rows,
+    kinds_in,
 )
 
 # A longer sequence uses one core, so that later requests have the others.
 MAX_WIDE_TOKENS = 1024
+# The longest that the thread that takes batches computes on one core: others could have the other cores meanwhile.
+MAX_ALONE_SECONDS = 0.012
 
 
 @dataclass(slots=True)
@@ -60,7 +64,8 @@ class PendingBatch:
         of_tokens, of_seqs = self.batch.num_tokens, self.batch.num_seqs
         self.values = {
             kind: np.empty((of_tokens if kind & ROWS_OF_TOKENS else of_seqs, self.dimensions[kind]), np.float32)
-            for kind in self.batch.outputs & ~OutputKind.SPARSE
+            for kind in kinds_in(self.batch.outputs)
+            if kind is not OutputKind.SPARSE
         }
         self.entries = [np.empty((0, 2), np.float32)] * of_seqs
         self.num_left = len(self.mini_batches)
@@ -112,7 +117,8 @@ class Workload:
         self._num_open = 0  # unfinished batches
         self._one_is_alone = False
         self._is_closed = False
-        self._changed = threading.Condition()  # guards all of the above
+        self._lock = threading.Lock()  # guards all of the above
+        self._changed = threading.Condition(self._lock)
 
     def put(self, pending: PendingBatch) -> None:
         """Add a batch."""
@@ -124,13 +130,13 @@ class Workload:
 
     def begin_alone(self) -> bool:
         """Whether there is no other work; then `take` waits until `end_alone`."""
-        with self._changed:
+        with self._lock:
             self._one_is_alone = not self._num_open and not self._is_closed
             return self._one_is_alone
 
     def end_alone(self) -> None:
         """Let other work be taken."""
-        with self._changed:
+        with self._lock:
             self._one_is_alone = False
             if self._urgent or self._others or self._is_closed:  # waking threads for nothing takes their cores
                 self._changed.notify_all()
@@ -154,7 +160,7 @@ class Workload:
 
     def done(self, item: PendingMiniBatch) -> bool:
         """Mark a mini-batch as finished; whether it was the last of its batch."""
-        with self._changed:
+        with self._lock:
             item.pending.num_left -= 1
             self._num_open -= not item.pending.num_left
             return not item.pending.num_left
@@ -192,8 +198,6 @@ class OpenVinoEngine:
         self._makers = makers
         self._sizes = sizes
         self._pad_id = pad_id
-        # with one core its stream is all cores, and nothing else is computed beside what is alone
-        self._alone = executor.wide or (executor.streams[0] if len(executor.streams) == 1 else None)
         self._slots = {is_urgent: threading.Semaphore(limits.depth) for is_urgent in (False, True)}
         self._workload = Workload()
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
@@ -219,14 +223,28 @@ class OpenVinoEngine:
         return self._num_submitted
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
-        run = self._alone
-        if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
+        run = self._run_alone(batch.num_tokens) if batch.num_seqs == 1 else None
+        if run is None or not self._workload.begin_alone():
             return None
         mini_batch = alone(batch, max_seqlen=self.limits.max_seqlen, multiple=self._executor.multiple_alone)
-        pending = PendingBatch(0, batch, [mini_batch], self._sizes)
-        self._attempt(PendingMiniBatch(pending, mini_batch), run)
-        self._workload.end_alone()
-        return pending.results
+        try:
+            rows = self._run(run, batch, mini_batch)
+            made = {kind: self._makers[kind](rows, batch, mini_batch) for kind in kinds_in(batch.outputs)}
+        except Exception as error:
+            return engine_error(error)
+        finally:
+            self._workload.end_alone()
+        return {kind: _of_one(kind, rows, batch) for kind, rows in made.items()}
+
+    def _run_alone(self, num_tokens: int) -> Run | None:
+        """What computes so long a sequence at once; None = one of the streams does, behind others."""
+        executor = self._executor
+        if num_tokens > MAX_WIDE_TOKENS:
+            return None
+        if executor.wide is not None and num_tokens >= (executor.least_wide or 0):
+            return executor.wide
+        is_soon_done = self._speed.seconds_of(num_tokens) <= MAX_ALONE_SECONDS
+        return executor.streams[0] if is_soon_done or len(executor.streams) == 1 else None
 
     def collect(self) -> tuple[int, Results | EngineError]:
         finished = self._finished.get()
@@ -255,16 +273,24 @@ class OpenVinoEngine:
 
     def _attempt(self, item: PendingMiniBatch, run: Run) -> None:
         try:
-            self._compute(item, run)
+            rows = self._run(run, item.pending.batch, item.mini_batch)
+            for kind in kinds_in(item.pending.batch.outputs):
+                made = self._makers[kind](rows, item.pending.batch, item.mini_batch)
+                item.pending.put(kind, item.mini_batch, made)
         except Exception as error:
             item.pending.error = engine_error(error)
 
-    def _compute(self, item: PendingMiniBatch, run: Run) -> None:
-        pending, mini_batch = item.pending, item.mini_batch
-        inputs = padded(pending.batch, mini_batch, pad_id=self._pad_id)
+    def _run(self, run: Run, batch: Batch, mini_batch: MiniBatch) -> NDArray[np.float32]:
+        inputs = padded(batch, mini_batch, self._executor.input_names, pad_id=self._pad_id)
         began = time.perf_counter()
-        rows = run({name: inputs[name] for name in self._executor.input_names})
+        rows = run(inputs)
         if run is not self._executor.wide:
             self._speed.observe(mini_batch.index.size, time.perf_counter() - began)
-        for kind in pending.batch.outputs:
-            pending.put(kind, mini_batch, self._makers[kind](rows, pending.batch, mini_batch))
+        return rows
+
+
+def _of_one(kind: OutputKind, made: NDArray[np.float32] | list[NDArray[np.float32]], batch: Batch) -> Rows:
+    """The rows of a batch of one sequence, as made by engine.cpu.outputs."""
+    if isinstance(made, list):
+        return Rows(made[0], np.array([0, len(made[0])], np.int32))
+    return Rows(made, batch.cu_seqlens if kind & ROWS_OF_TOKENS else None)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from engine.cpu import bert, openvino, portable
 from engine.cpu import converted as converted_file
-from engine.cpu import openvino, portable
+from engine.cpu.all_cores import least_tokens
 from engine.cpu.child import ConversionProcess
 from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
@@ -28,6 +29,7 @@ from engine.model.json_files import number_in
 from engine.model.model_folder import ModelFolder, read_as, read_with
 from engine.model.tasks import VocabularyWeights
 from engine.model.weights import step_files, weights_of
+from engine.registry import ENGINES
 from engine.store import fingerprint
 from engine.store.cache import Cache, Entry, check_room
 from engine.types import EngineLimits, ModelError, ModelInfo, OnStage, OutputKind, untold
@@ -36,8 +38,7 @@ logger = logging.getLogger("embedline.engine")
 
 # The format of entries in the cache. Raise it when the same model would have another graph, other rows, another result
 # of the self-test, or other facts in the manifest.
-_FORMAT = 1
-_CONVERTING = ("torch", "transformers")
+_FORMAT = 2
 
 _SHARE = 0.5  # of the memory; the rest is for weights, short sequences and other processes
 # Numbers that a stream keeps of a token, for each hidden size: 25 to 27 were measured with BERT of 384 to 1,024 numbers
@@ -135,7 +136,7 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     check_room(target, _most_bytes(folder.path))
     makers, compile_options = makers_of(folder), compile_options_of(folder, options, for_any_cpu=True)
     converted = convert(folder, compile_options, target=target)
-    opening = partial(_open_new, target, num_threads=options.num_threads)
+    opening = partial(_Loader(folder, options, untold).open_new, target)
     _, facts = examine(opening, converted, compile_options_of(folder, options), makers=makers)
     sizes_of(folder, facts.dimensions)
     return portable.write(target, converted, folder, compile_options), facts
@@ -175,8 +176,9 @@ class _Loader:
         """Load what `embedline compile` wrote; None, after a warning, where that can't be used here."""
         try:
             converted = portable.read(entry, self._folder, self.compile_options)
-            opening = partial(_open_new, entry, num_threads=self._options.num_threads)
+            opening = partial(self.open_new, entry)
             executor, facts = examine(opening, converted, self.compile_options, makers=makers, is_new=False)
+            openvino.release_memory(executor, entry)
             sizes_of(self._folder, facts.dimensions)
         except Exception as error:  # a damaged manifest can cause any error
             logger.warning("the compiled model in %s is not used: %s; it is made anew", entry, one_line(error))
@@ -186,7 +188,8 @@ class _Loader:
 
     def _load_warm(self, entry: Entry) -> tuple[Executor, Facts]:
         facts = Facts.decode(entry.facts)
-        executor = openvino.open_model(entry.folder, dtype=facts.dtype, num_threads=self._options.num_threads)
+        is_known = facts.num_threads == self._options.num_threads
+        executor = self._open(entry.folder, facts.dtype, least_wide=facts.least_wide if is_known else None)
         logger.info("compiled model loaded from %s: %s", entry.folder, "; ".join(facts.notes))
         return executor, facts
 
@@ -195,29 +198,46 @@ class _Loader:
             self._on_stage("conversion")
             converted = self._convert(target)
             self._on_stage("self-test")
-            opening = partial(_open_new, target, num_threads=self._options.num_threads)
+            opening = partial(self.open_new, target)
             executor, facts = examine(opening, converted, self.compile_options, makers=makers)
+            openvino.release_memory(executor, target)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", "; ".join(facts.notes))
         return executor, facts
 
+    def open_new(self, folder: Path, dtype: str, *, has_wide: bool = True) -> Executor:
+        """See engine.cpu.selftest.Open. Raises ModelError."""
+        try:
+            return self._open(folder, dtype, least_wide=None if has_wide else 0)
+        except Exception as error:
+            raise _cannot_compile(error) from error
 
-def _open_new(folder: Path, dtype: str, *, num_threads: int, has_wide: bool = True) -> Executor:
-    try:
-        return openvino.open_model(folder, dtype=dtype, num_threads=num_threads, has_wide=has_wide)
-    except Exception as error:
-        raise ModelError(
-            f"openvino can't compile the model: {one_line(error)}; --engine transformers may serve it"
-        ) from error
+    def _open(self, folder: Path, dtype: str, *, least_wide: int | None) -> Executor:
+        """Compile it, for all cores only where they gain. least_wide: see Executor; None = measure it."""
+        num_threads = self._options.num_threads
+        executor = openvino.open_model(folder, dtype=dtype, num_threads=num_threads, has_wide=least_wide != 0)
+        if executor.wide is None:
+            return executor
+        if least_wide is None:
+            least_wide = least_tokens(executor, max_seqlen=self._folder.max_seqlen)
+        if least_wide == 0:
+            return dataclasses.replace(executor, wide=None, least_wide=0, models=executor.models[:1])
+        return dataclasses.replace(executor, least_wide=least_wide)
+
+
+def _cannot_compile(error: Exception) -> ModelError:
+    return ModelError(f"openvino can't compile the model: {one_line(error)}; --engine transformers may serve it")
 
 
 def _cache_key(folder: ModelFolder, compile_options: CompileOptions) -> str:
-    """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError."""
+    """The key in the cache. Costs milliseconds: see engine.store.fingerprint.key. Raises OSError, and ModelError if a
+    file of the weights is wrong."""
+    converters = () if bert.described(folder) else ENGINES[openvino.NAME].converters  # what else makes it
     return fingerprint.key(
         folder.path,
         format_number=_FORMAT,
-        packages=(*openvino.PACKAGES, *_CONVERTING),
+        packages=(*openvino.PACKAGES, *converters),
         choices={**dataclasses.asdict(compile_options), **read_as(folder), "cpu": host.cpu()},
         others=step_files(folder.path, steps_of(folder)),
     )

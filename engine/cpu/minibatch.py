@@ -6,6 +6,7 @@ Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class StreamSpeed:
         known = self._seconds_per_token or newest
         self._seconds_per_token = known + 0.1 * (newest - known)  # known to 90 % after 22 mini-batches
 
+    def seconds_of(self, num_padded: int) -> float:
+        """How long a mini-batch of so many padded tokens takes; 0 = not known."""
+        return self._seconds_per_token * (num_padded + COST_IN_TOKENS)
+
     @property
     def max_giving_way(self) -> int:
         """The most padded tokens of a mini-batch that gives way to urgent ones."""
@@ -64,8 +69,16 @@ class StreamSpeed:
 
 def alone(batch: Batch, *, max_seqlen: int, multiple: int) -> MiniBatch:
     """A batch of one sequence, as long as a `multiple` of so many tokens if it is short."""
-    (length,) = _lengths(batch, max_seqlen, multiple=multiple if batch.num_tokens <= MAX_SHORT else MULTIPLE)
-    return _mini_batch(batch.cu_seqlens, np.zeros(1, np.int64), length=int(length))
+    length = batch.num_tokens
+    if not _has_hidden(batch):
+        multiple = multiple if length <= MAX_SHORT else MULTIPLE
+        length = max(length, min(-(-length // multiple) * multiple, max_seqlen))
+    return _of_one(batch.num_tokens, length)
+
+
+@lru_cache(maxsize=2 * MAX_SHORT)
+def _of_one(num_tokens: int, length: int) -> MiniBatch:
+    return _mini_batch(np.array([0, num_tokens], np.int32), np.zeros(1, np.int64), length=length)
 
 
 def cut(batch: Batch, *, num_streams: int, max_seqlen: int, max_giving_way: int = MIN_PADDED_TOKENS) -> list[MiniBatch]:
@@ -89,7 +102,7 @@ def cut(batch: Batch, *, num_streams: int, max_seqlen: int, max_giving_way: int 
 
 def _lengths(batch: Batch, max_seqlen: int, *, multiple: int) -> NDArray[np.int32]:
     """[B], tokens of each sequence, rounded up to a multiple."""
-    seqlens = np.diff(batch.cu_seqlens)
+    seqlens = batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
     # Rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none.
     multiple = 1 if _has_hidden(batch) else multiple
     lengths: NDArray[np.int32] = np.maximum(seqlens, np.minimum(-(-seqlens // multiple) * multiple, max_seqlen))
@@ -133,19 +146,26 @@ def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64], *, le
     return MiniBatch(numbers, seqlens, np.where(is_token, index, 0), is_token)
 
 
-def padded(batch: Batch, mini_batch: MiniBatch, *, pad_id: int) -> dict[str, NDArray[np.int64]]:
-    """The inputs of a mini-batch by name, int64 [B, S]; padding is on the right.
+def padded(batch: Batch, mini_batch: MiniBatch, names: Iterable[str], *, pad_id: int) -> dict[str, NDArray[np.int64]]:
+    """The inputs of a mini-batch that have these names, int64 [B, S]; padding is on the right.
 
     Models that number positions themselves (RoBERTa and similar) skip tokens that are `pad_id`, in a text as well as in
     the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding.
     """
+    return {name: _input(name, batch, mini_batch, pad_id) for name in names}
+
+
+def _input(name: str, batch: Batch, mini_batch: MiniBatch, pad_id: int) -> NDArray[np.int64]:
     index, is_token = mini_batch.index, mini_batch.is_token
-    is_hidden, types, adapters = batch.marked(EXPANSION_TOKEN), batch.token_type_ids, batch.adapters
-    is_seen = is_token if is_hidden is None else is_token & ~is_hidden[index]
-    zeros = np.zeros_like(index)
-    return {
-        INPUT_IDS: np.where(is_token, batch.token_ids[index], pad_id).astype(np.int64),
-        ATTENTION_MASK: is_seen.astype(np.int64),
-        TOKEN_TYPE_IDS: zeros if types is None else (types[index] * is_token).astype(np.int64),
-        ADAPTERS: zeros if adapters is None else (is_token * adapters[mini_batch.numbers, None]).astype(np.int64),
-    }
+    match name:
+        case "input_ids":
+            return np.where(is_token, batch.token_ids[index], pad_id).astype(np.int64)
+        case "attention_mask":
+            is_hidden = batch.marked(EXPANSION_TOKEN)
+            return (is_token if is_hidden is None else is_token & ~is_hidden[index]).astype(np.int64)
+        case "token_type_ids" if batch.token_type_ids is not None:
+            return (batch.token_type_ids[index] * is_token).astype(np.int64)
+        case "adapters" if batch.adapters is not None:
+            return (is_token * batch.adapters[mini_batch.numbers, None]).astype(np.int64)
+    assert name in (TOKEN_TYPE_IDS, ADAPTERS), name
+    return np.zeros(index.shape, np.int64)

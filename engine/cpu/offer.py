@@ -19,8 +19,6 @@ from engine.offer import Note, ServingTarget
 from engine.registry import EngineRow
 from engine.types import ModelError, OutputKind
 
-_EXTRA = "'embedline[server]'"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options(offer.Options):
@@ -42,9 +40,9 @@ class Offer(offer.Offer):
         """BERT and RoBERTa are converted without torch and transformers; most models need them."""
         from engine.cpu import bert
 
-        if lacks := target.lacks(row.packages, row):
+        if lacks := target.lacks(row.packages, row.extra):
             yield lacks
-        elif lacks := target.lacks(row.converters, row):
+        elif lacks := target.lacks(row.converters, "server"):
             if (
                 Options.of(target.flags).compiled_model is None
                 and target.folder is not None
@@ -52,7 +50,7 @@ class Offer(offer.Offer):
             ):
                 yield f"{lacks}, or give it --compiled-model, since this model is not converted without"
             else:
-                yield Note(f"it serves BERT and RoBERTa embedding models and compiled ones, no others ({lacks})")
+                yield Note(f"it serves BERT's and RoBERTa's kinds of models and compiled ones, no others ({lacks})")
 
     def covers(self, folder: ModelFolder) -> Iterator[str]:
         """It refuses some architectures that the table has."""
@@ -73,7 +71,7 @@ class CompileOptions:
     """Options that a compiled model depends on."""
 
     engine: str
-    dtype: str  # "float32", "bfloat16"; "auto" = bfloat16 if its rows are near enough, else float32
+    dtype: str  # "float32", "bfloat16", "float16"; "auto" = bfloat16 if its rows are near enough, else float32
     quantization: str  # "none", "int8"
     pooling: str  # and the steps after it; fidelity is measured on these rows
     computes: str  # what the compiled model gives: "token rows", or its head's scores
@@ -85,7 +83,9 @@ def check(options: LoadOptions) -> None:
         raise ModelError(f"the openvino engine runs on the CPU, not on {options.device!r}")
     missing = [package for package in openvino.PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
-        raise ModelError(f"the openvino engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
+        raise ModelError(
+            f"the openvino engine needs {missing[0]}, which is not installed: pip install 'embedline[cpu]'"
+        )
     openvino.check(options.dtype, _quantization(options))
 
 

@@ -1,4 +1,4 @@
-"""OpenVINO, which compiles a converted model in float32, bfloat16 or int8. `import openvino` in here is the library.
+"""OpenVINO, which compiles a converted model in float32, bfloat16, float16 or int8. `import openvino` is the library.
 Imports no torch.
 
 In int8 the constant weights of matrix products have 8 bits. Each output of a product has a scale and a zero of its own.
@@ -36,8 +36,10 @@ class Executor:
 
     input_names: frozenset[str]
     streams: tuple[Run, ...]  # one core each
-    wide: Run | None  # on all cores at once; None with one core, or without memory for a second compilation
+    wide: Run | None  # on all cores at once; None with one core, where it gains nothing, or without memory for it
     multiple_alone: int  # a short sequence that is computed alone is as long as a multiple of so many tokens
+    least_wide: int | None = None  # see engine.cpu.all_cores; None = not measured
+    models: tuple[Any, ...] = ()  # openvino.CompiledModel, of the streams and of `wide`
 
 
 _LARGEST = 255
@@ -83,7 +85,8 @@ def _rounded(weights: NDArray[np.float32], *, axis: int) -> Any:
 logger = logging.getLogger("embedline.engine")
 
 _GRAPH = "model.xml"
-_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
+_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_CAPABILITIES = {"bfloat16": "BF16", "float16": "FP16"}  # what OpenVINO calls a CPU's arithmetic
 _INT8_GROUP = 128  # numbers of a row that have a scale of their own beside int8 weights
 # The wide compilation holds the weights a second time. Larger models do without, and where less than so many times
 # their bytes is free.
@@ -91,7 +94,8 @@ MAX_WIDE_BYTES = 1 << 30
 _FREE_FOR_WIDE = 2
 # A short sequence that is computed alone is as long as a multiple of so many tokens: each further length takes memory
 # for ever (measurements: decision 9). oneDNN lays bfloat16 weights out for AMX's tiles, anew for many a length.
-_MULTIPLES = {"float32": 2, "bfloat16": 4}
+# float16 was not measured, and is taken for bfloat16.
+_MULTIPLES = {"float32": 2, "bfloat16": 4, "float16": 4}
 _MULTIPLE_WITH_AMX = 8
 
 NAME = "openvino"
@@ -105,18 +109,24 @@ def check(dtype: str, quantization: str) -> None:
         raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
     if quantization not in ("none", "int8"):
         raise ModelError(f"--quantization {quantization} is not for the openvino engine on the CPU")
-    if quantization == "int8" and dtype == "bfloat16":
-        raise ModelError("--quantization int8 computes all else in float32; leave --dtype bfloat16 out")
+    if quantization == "int8" and dtype in _CAPABILITIES:
+        raise ModelError(f"--quantization int8 computes all else in float32; leave --dtype {dtype} out")
     if quantization == "int8" and not host.multiplies_int8():
         raise ModelError(
             "--quantization int8 needs an x86 CPU with avx512_vnni, avx_vnni or AMX: on other x86 it is slower than "
             "float32, and on ARM it was not measured; leave it out"
         )
-    if dtype == "bfloat16" and "BF16" not in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise DeviceTrouble(
-            "--dtype bfloat16 needs a CPU with bfloat16 arithmetic, and this one has none; leave it out, or let "
+    if dtype in _CAPABILITIES and not _can_compute_in(dtype):
+        error = DeviceTrouble if dtype == "bfloat16" else ModelError  # auto has always served float16 by transformers
+        raise error(
+            f"--dtype {dtype} needs a CPU with {dtype} arithmetic, and this one has none; leave it out, or let "
             "--engine transformers imitate it, slowly"
         )
+
+
+def _can_compute_in(dtype: str) -> bool:
+    listed: list[str] = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return _CAPABILITIES[dtype] in listed
 
 
 def save(graph: Any, target: Path, *, quantization: str) -> int:
@@ -145,8 +155,11 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
         "ENABLE_CPU_PINNING": False,  # two engines would be pinned to the same cores
     }
 
+    models: list[Any] = []
+
     def compiled(num_streams: int) -> list[Run]:
         model = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_streams})
+        models.append(model)
         runs = [_run(ov, model) for _ in range(num_streams)]
         for run in runs:
             run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
@@ -156,8 +169,15 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
 
     streams = compiled(num_threads)
     wide = compiled(1)[0] if has_wide and num_threads > 1 and _has_room_for_wide(weights) else None
-    multiple = _MULTIPLE_WITH_AMX if host.has_amx() and dtype == "bfloat16" else _MULTIPLES[dtype]
-    return Executor(input_names, streams=tuple(streams), wide=wide, multiple_alone=multiple)
+    multiple = _MULTIPLE_WITH_AMX if host.has_amx() and dtype in _CAPABILITIES else _MULTIPLES[dtype]
+    return Executor(input_names, tuple(streams), wide, multiple, models=tuple(models))
+
+
+def release_memory(executor: Executor, folder: Path) -> None:
+    """Give back what a test took: room for long sequences, and what was read of the weights' file."""
+    for model in executor.models:
+        model.release_memory()
+    host.release_mapped((folder / _GRAPH).with_suffix(".bin"))
 
 
 def _has_room_for_wide(weights: Path) -> bool:
@@ -182,7 +202,8 @@ def _run(ov: ModuleType, compiled: Any) -> Run:
     def run(inputs: Any) -> NDArray[np.float32]:
         nonlocal tensors
         tensors = {name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items()}
-        request.infer(tensors)
+        request.set_tensors(tensors)
+        request.infer(share_outputs=True)  # or it copies them
         rows: NDArray[np.float32] = request.get_output_tensor(0).data
         return rows
 

@@ -36,7 +36,7 @@ _Rows = NDArray[np.float32]
 TOKEN_ROWS = "token rows"  # the last hidden states
 
 # Takes the compiled model's rows, [B, S, d] or [B, d]. Gives rows [B, D], or of all tokens [N, D]; for SPARSE [n, 2] of
-# each sequence. Several threads may call it at the same time.
+# each sequence, never a view of what it takes. Several threads may call it at the same time.
 Maker = Callable[[_Rows, Batch, MiniBatch], _Rows | list[_Rows]]
 Makers = Mapping[OutputKind, Maker]
 
@@ -59,7 +59,7 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
     for head in folder.heads:
         match head:
             case SequenceScores() | AnswerScore():
-                makers[OutputKind.LOGITS] = lambda rows, *_: rows  # [B, D]
+                makers[OutputKind.LOGITS] = lambda rows, *_: rows.copy()  # [B, D]
             case TokenScores():
                 makers[OutputKind.TOKEN_LOGITS] = tokens
             case VocabularyWeights():

@@ -29,6 +29,7 @@ from wire.dataclass_json import from_json
 from wire.parts import EXPANSION_TOKEN
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
+_DTYPES = ("float32", "bfloat16", "float16")
 _STEP = 8  # of 33 texts: four short ones and the longest
 
 
@@ -38,20 +39,23 @@ class Facts:
 
     dimensions: int  # numbers in a row of the compiled model
     pad_id: int  # token id of padding; -1 = no token
-    dtype: str  # "float32" or "bfloat16"
+    dtype: str  # one of _DTYPES
     difference: float | None  # from the original's rows, relative to the largest value; None if quantized
     computed_by: str  # whose rows the original's are
     fidelity: Fidelity | None  # of int8 rows; of bfloat16 rows where auto has tried them; None = not measured
     num_products: int  # matrix products in int8; 0 if not quantized
     left_out: str = ""  # what the self-test did not try
+    least_wide: int | None = None  # see engine.cpu.all_cores, measured with so many threads; None = it was not
+    num_threads: int = 0
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
         """Read it from JSON. Raises ProtocolError or ValueError if the values are wrong."""
         facts = from_json(cls, values)
-        if facts.pad_id < -1 or facts.dimensions < 1 or facts.num_products < 0:
+        counts = (facts.num_products, facts.num_threads, facts.least_wide or 0)
+        if facts.pad_id < -1 or facts.dimensions < 1 or min(counts) < 0:
             raise ValueError("an id or a count is not one")
-        if facts.dtype not in ("float32", "bfloat16"):
+        if facts.dtype not in _DTYPES:
             raise ValueError("a dtype is not one")
         differences = () if facts.difference is None else (facts.difference,)
         measured = (*differences, *(dataclasses.astuple(facts.fidelity) if facts.fidelity else ()))
@@ -132,6 +136,8 @@ def examine(
         fidelity=found,
         num_products=converted.num_products,
         left_out="; ".join(converted.notes),
+        least_wide=executor.least_wide,
+        num_threads=len(executor.streams),
     )
     return executor, facts
 
@@ -207,8 +213,7 @@ def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> RowsOfEa
     try:
         longest = int(np.diff(batch.cu_seqlens).max())
         for mini_batch in cut(batch, num_streams=1, max_seqlen=longest):
-            inputs = padded(batch, mini_batch, pad_id=pad_id)
-            found = run({name: inputs[name] for name in executor.input_names})
+            found = run(padded(batch, mini_batch, executor.input_names, pad_id=pad_id))
             rows |= dict(zip(mini_batch.numbers.tolist(), _of_each(found, mini_batch.seqlens), strict=True))
     except Exception as error:
         raise ModelError(f"the compiled model fails: {one_line(error)}") from error

@@ -100,6 +100,13 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
             yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top))
 
 
+def release_freed() -> None:
+    """Give memory back that was freed and that the allocator keeps for later, as far as the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+
+
 def release_mapped(file: Path) -> None:
     """Release the pages of a file that this process has mapped to read. What is read again comes from the file again.
 

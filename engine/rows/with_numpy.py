@@ -142,9 +142,9 @@ def _pool(token_rows: _Rows, seqlens: NDArray[np.int32], pooling: str, is_pooled
             return _at(token_rows, last)
     if is_pooled is None:
         pairs = zip(token_rows, seqlens, strict=True)
-        return np.stack([_pool_one(rows[:seqlen], pooling, np.arange(seqlen)) for rows, seqlen in pairs])
+        return np.array([_pool_one(rows[:seqlen], pooling, np.arange(seqlen)) for rows, seqlen in pairs])
     places = [np.flatnonzero(mask) for mask in is_pooled]
-    return np.stack([_pool_one(rows[kept], pooling, kept) for rows, kept in zip(token_rows, places, strict=True)])
+    return np.array([_pool_one(rows[kept], pooling, kept) for rows, kept in zip(token_rows, places, strict=True)])
 
 
 def _at(token_rows: _Rows, places: NDArray[Any]) -> _Rows:

@@ -8,7 +8,6 @@ Imports none of the libraries whose versions it reads.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 
 _SMALL = ("config.json", "hf_quant_config.json")
@@ -70,6 +69,8 @@ def _large(folder: Path, others: Iterable[Path]) -> list[Path]:
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of installed packages by name; "" of one that is not installed."""
+    from importlib import metadata  # takes long to import, and the supervisor, which imports this file, asks for none
+
     installed = {package: list(metadata.distributions(name=package)) for package in packages}
     return {package: found[0].version if found else "" for package, found in installed.items()}
 

@@ -16,7 +16,6 @@ from embedline.progress import Progress, Report, shown
 from engine.machine import cores
 from server.frontend.start import Access
 from server.http.access import HEALTH_PATHS, Hosts, Keys, answered_hosts, is_loopback
-from server.http.paths import Paths
 from server.http.server import HttpServer
 from server.http.tls import copied
 from server.settings.api_keys import api_keys, key_file
@@ -28,6 +27,7 @@ from server.supervisor.listeners import host_and_port
 from server.supervisor.model_files import cache_folder, remove_leftovers
 from server.supervisor.model_plan import ModelPlan, check_engine_python, plan_models
 from server.supervisor.monitor import make_monitor
+from server.supervisor.placement import Placement, place
 from server.supervisor.ports import Ports, Succession, open_ports
 from server.supervisor.resources import check_memory, cpu_threads, memory_shares
 from server.supervisor.socket_folder import SocketFolder
@@ -72,8 +72,9 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
             raise SettingsError(f"--tiktoken-vocabulary: {error}") from None
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings, progress=progress)
-    resources.check_open_files(num_processes=_most_processes(settings, models))
-    cpu_threads(settings.cpu_threads, models)  # raises what is wrong before a port is bound, as do the next two
+    placement = place(settings, models)  # raises what is wrong before a port is bound, as do the next four
+    resources.check_open_files(num_processes=_num_processes(placement, models))
+    cpu_threads(settings.cpu_threads, models)
     check_memory(models)
     memory_shares(models)
     compiles = any(model.engine != "fake" for model in models)
@@ -86,11 +87,9 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
     return Prepared(models, access, cache_dir, ports)
 
 
-def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
-    """The most processes that there can be: without --batch-managers each engine has one at most."""
+def _num_processes(placement: Placement, models: Sequence[ModelPlan]) -> int:
     num_engines = sum(len(model.devices.names) for model in models)
-    num_managers = settings.batch_managers or num_engines
-    return settings.frontends + settings.tokenization_workers + num_managers + num_engines
+    return placement.num_frontends + placement.num_tokenizers + placement.num_managers + num_engines
 
 
 def serve(settings: Settings) -> int:
@@ -127,11 +126,12 @@ def _log_variables(settings: Settings) -> None:
 
 def _check_vertex_routes(settings: Settings) -> None:
     """Raises SettingsError for a path that Vertex AI would ask in vain."""
-    known = {"AIP_HEALTH_ROUTE": {"/", *HEALTH_PATHS}}
-    if os.environ.get("AIP_PREDICT_ROUTE"):
-        from server.dialects.table import ROUTES  # takes a third of a second
+    if not os.environ.keys() & {"AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE"}:
+        return
+    from server.dialects.table import ROUTES  # these take a third of a second
+    from server.http.paths import Paths
 
-        known["AIP_PREDICT_ROUTE"] = {route.path for route in ROUTES}
+    known = {"AIP_HEALTH_ROUTE": {"/", *HEALTH_PATHS}, "AIP_PREDICT_ROUTE": {route.path for route in ROUTES}}
     for variable, paths in known.items():
         path = os.environ.get(variable)
         if path and Paths(paths, url_prefix=settings.url_prefix).find(path).path not in paths:
@@ -204,12 +204,14 @@ async def _supervise(
         access=prepared.access,
         cache_dir=prepared.cache_dir,
     )
+    placement = topology.placement
+    logger.info("topology %s (%s)", placement.name, placement.reason)
     supervisor = Supervisor(
         topology,
         prepared.models,
         settings,
         http=[ports.http] if ports.uds is None else [ports.http, ports.uds],
-        limits=_limits(settings),
+        limits=_limits(settings, placement),
         accepts_at_once=ports.predecessor is None,
     )
     loop = asyncio.get_running_loop()
@@ -235,8 +237,8 @@ async def _supervise(
         succession.close()
 
 
-def _limits(settings: Settings) -> Json:
-    """The settings that /info shows, under TEI's names; of several models, those of the first."""
+def _limits(settings: Settings, placement: Placement) -> Json:
+    """What /info shows of the settings, under TEI's names; of several models, those of the first."""
     model = settings.models[0]
     return {
         "max_concurrent_requests": settings.max_concurrent_requests,
@@ -247,6 +249,7 @@ def _limits(settings: Settings) -> Json:
         "auto_truncate": model.auto_truncate,
         "interactive_max_wait": settings.interactive_max_wait,
         "bulk_max_wait": settings.bulk_max_wait,
-        "tokenization_workers": settings.tokenization_workers,
-        "frontends": settings.frontends,
+        "tokenization_workers": placement.num_tokenizers,
+        "frontends": placement.num_frontends,
+        "topology": {"name": placement.name, "reason": placement.reason},
     }

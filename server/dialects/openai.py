@@ -4,7 +4,6 @@ https://platform.openai.com/docs/api-reference/embeddings. A body may also be te
 """
 
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Literal
 
@@ -52,7 +51,7 @@ from server.dialects.row_answers import (
 )
 from server.requests.embeddings import embed_any
 from server.requests.errors import UnsupportedTask
-from server.requests.limits import steps
+from server.requests.limits import in_steps
 from server.requests.work import Embedded, EmbedRequest
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
@@ -116,12 +115,16 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
 
 async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
     out, kind = bytearray(b'{"object":"list","data":['), b"embedding_dict" if form.several else b"embedding"
-    failed = embedded.failed or {}
-    async for part in _steps(embedded):
-        for index, value in enumerate(row_values(embedded.rows[part], form, request.ranges), part.start):
+    failed, ranges = embedded.failed or {}, request.ranges
+
+    def write(part: slice) -> None:
+        nonlocal out
+        for index, value in enumerate(row_values(embedded.rows[part], form, ranges), part.start):
             out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
             out += b'null,"error":' + msgspec.json.encode(error_fields(failed[index])) if index in failed else value
             out += b"}"
+
+    await in_steps(*_size(embedded), write)
     usage = msgspec.json.encode(_usage(embedded))
     name, own_id = orjson.dumps(request.model.name), request_id.encode()
     out += b'],"model":%b,"id":"%b","created":%d,"usage":%b}' % (name, own_id, time.time(), usage)
@@ -130,12 +133,16 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, 
 
 async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
     out = bytearray(_MSGPACK_HEAD + list_head(len(embedded.rows)))
-    async for part in _steps(embedded):
+
+    def write(part: slice) -> None:
+        nonlocal out
         for index, value in enumerate(msgpack_values(embedded.rows[part], form, request.ranges), part.start):
             out += _MSGPACK_ITEM
             out += as_msgpack(index)
             out += _MSGPACK_ROW
             out += value
+
+    await in_steps(*_size(embedded), write)
     created = int(time.time())
     rest = {"model": request.model.name, "id": request_id, "created": created, "usage": _usage(embedded)}
     for name, content in rest.items():
@@ -147,9 +154,10 @@ def _usage(embedded: Embedded) -> Usage:
     return Usage(embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
 
 
-def _steps(embedded: Embedded) -> AsyncIterator[slice]:
+def _size(embedded: Embedded) -> tuple[int, int]:
+    """The rows, and how many numbers each counts as."""
     num_rows, width = embedded.rows.shape
-    return steps(num_rows, max(width, _NUMBERS_AN_ITEM))
+    return num_rows, max(width, _NUMBERS_AN_ITEM)
 
 
 class _Embedding(msgspec.Struct):

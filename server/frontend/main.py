@@ -13,6 +13,7 @@ from batch_manager.client import BatchManagers
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.feature import loaded
 from server.features.table import FEATURES
+from server.frontend.inside import MODULES, Inside
 from server.frontend.parts import Off, Part, Shared
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.start import FrontendStart
@@ -28,7 +29,6 @@ from server.requests.models import ModelsState
 from server.requests.pipeline import Pipeline
 from server.settings.flag import SettingsError
 from tokenizer_pool import cl100k
-from tokenizer_pool import worker as tokenizer_worker
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
 from wire.control import ControlRequest, Json
@@ -42,8 +42,9 @@ logger = logging.getLogger("embedline.server")
 async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
     page = Page.attach(start.page_fd)
-    tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
-    managers = BatchManagers(start.managers, page)
+    inside = Inside(child, start, page)
+    tokenizers = TokenizerPool(inside.workers, max_seqlens=start.max_seqlens)
+    managers = BatchManagers(inside.managers, page)
     log = RequestLog(Logged(start.log.request_log), child.metrics, sample_rate=start.log.request_log_sample_rate)
     shared = _make_shared(child, start, page, tokenizers, managers, log)
     parts = _parts(start, shared)
@@ -51,8 +52,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
     server = _make_server(start, app, parts, ConnectionCount(page, child.index))
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: shared.admission.requests.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
-    child.holds = tokenizers.holds
-    own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
+    child.holds = lambda: {**tokenizers.holds(), **inside.holds()}
     tokenizers.open()
     managers.open()
     may_accept = await _follow_state(child, shared.state, server, parts)
@@ -67,12 +67,11 @@ async def serve(child: Child, start: FrontendStart) -> None:
         await accepting
     await _stop(server, parts, seconds=start.shutdown_timeout)
     tokenizers.close()
+    await inside.drain()
     managers.close()
+    await inside.close()
     for part in parts:
         part.close()
-    if own is not None:
-        own[1].close()
-        await own[0].finish()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
@@ -215,4 +214,4 @@ async def _accept(child: Child, server: HttpServer, parts: Sequence[Part], may_a
 
 
 if __name__ == "__main__":
-    run(serve, FrontendStart, exits_on_error=False)
+    run(serve, FrontendStart, exits_on_errors_in=MODULES)

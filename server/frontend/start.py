@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from batch_manager.client import ManagerAddress
+from batch_manager.messages import ManagerAddress, ManagerStart
 from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.http_flags import HttpFlags, LimitFlags, LogFlags
 from tokenizer_pool.messages import TokenizerStart
@@ -43,10 +43,11 @@ class FrontendStart:
     listener_fds: list[int]  # of the HTTP port, and the Unix socket
     features: list[FeatureStart]
     page_fd: int  # the shared page
-    tokenizer_paths: list[str]  # of Unix sockets
+    tokenizer_paths: list[str]  # of Unix sockets; none where the tokenizer is in the frontend
     tokenizer: TokenizerStart | None  # of one on the frontend's own event loop, where there are no tokenizer processes
     max_seqlens: list[int]  # tokens of a text, for each model
-    managers: list[ManagerAddress]
+    managers: list[ManagerAddress]  # none where the batch manager is in the frontend
+    manager: ManagerStart | None = None  # of one on the frontend's own event loop, in the compact topology
     http: HttpFlags
     access: Access
     limits: LimitFlags

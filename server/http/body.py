@@ -21,7 +21,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
 STOPPING = "stopping"  # says why a handler is cancelled: the server can't wait any longer; else its client has left
-WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this of an answer has not left yet
+WRITE_BUFFER_BYTES = 64 * 1024  # a handler waits when more than this of an answer has not left yet
 
 _PIECE_SECONDS = 30.0  # between two pieces of a body
 # A client may keep the server waiting for its body so long; each _BYTES_PER_SECOND bytes that come give a second back.

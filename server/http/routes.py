@@ -197,7 +197,7 @@ async def _model_card(call: HttpRequest) -> Answer:
 
 def info(state: ModelsState) -> dict[str, Any]:
     """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `fingerprint`,
-    `task`, `outputs`, `labels`, `prompts` and the other limits."""
+    `task`, `outputs`, `labels`, `prompts`, `topology` and the other limits."""
     newest = state.newest
     models = newest.get("models", [])
     return {

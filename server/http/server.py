@@ -1,7 +1,7 @@
 """An HTTP server on listening sockets that another process owns: it accepts, drains and stops.
 
-Of uvicorn it uses the configuration. Uvicorn's own server polls ten times a second, handles the process's signals, and
-never tells a handler that its client has left.
+Uvicorn's own server would poll ten times a second, handle the process's signals, and never tell a handler that its
+client has left.
 
 Other processes may accept from the same sockets. The kernel wakes every process that waits at a socket, and the first
 one gets the connection. That alone gave one of four frontends 57 of 64 connections, and another one none. So each says
@@ -18,8 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from uvicorn import Config
 
 from server.http.body import STOPPING, ASGIApp
 from server.http.h1.protocol import LAST_REQUEST_SECONDS, Connections, HttpProtocol, OnRefused
@@ -173,28 +171,17 @@ class HttpServer:
             }
         self._count = count
         self._connections = Connections(limit=max_connections, on_number=self._number_changed, on_refused=on_refused)
-        self._config = Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            timeout_keep_alive=keep_alive_timeout,
-        )
+        self._app, self._idle_seconds = app, keep_alive_timeout
         self._acceptors: list[Acceptor] = []
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to accept connections."""
-        self._config.load()
         self._number_changed(0)
         self._acceptors = [Acceptor(listener, self._accepted, count=self._count) for listener in self._listeners]
 
     def _accepted(self, connection: socket.socket) -> None:
-        protocol = HttpProtocol(self._config, self._connections)
+        protocol = HttpProtocol(self._app, self._connections, idle_seconds=self._idle_seconds)
         self._connections.opened(protocol, connection)
         task = asyncio.get_running_loop().create_task(self._connect(protocol, connection))
         self._handshakes.add(task)  # the loop holds tasks weakly

@@ -4,15 +4,14 @@ What is read only when Prometheus asks is declared where it is read: gauges.py. 
 declared by the feature.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from wire.metrics import POWERS, RATIOS, SECONDS, Edges
 
 Kind = Literal["counter", "gauge", "histogram"]
+Labels = tuple[str, ...]  # values, in the order of the declaration
 
 # Only the stages of a request are worth showing below half a millisecond.
 FROM_HALF_A_MILLISECOND = SECONDS[9:]
@@ -151,7 +150,8 @@ def processes(roles: Iterable[str]) -> tuple[Declared, ...]:
     """The metrics of each process; the server may have some of these roles."""
     return (
         counter("embedline_process_restarts_total", ("role",),
-            "Processes restarted after they died.", "more than 3 within 15 minutes", zeros=tuple(roles)),
+            "Processes restarted after they died, by role; what is inside a frontend counts with it.",
+            "more than 3 within 15 minutes", zeros=tuple(roles)),
         histogram("embedline_event_loop_lag_seconds", ("role",),
             "Delay of an event loop's heartbeat.", SECONDS, FROM_HALF_A_MILLISECOND),
         gauge("embedline_queue_sequences", ("process",),
@@ -162,13 +162,51 @@ def processes(roles: Iterable[str]) -> tuple[Declared, ...]:
 # fmt: on
 
 
-def scalars(declared: Declared, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """The family of a counter or a gauge, with these values of its labels and numbers."""
-    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    family = kind(declared.name, declared.help, labels=declared.labels)
-    for labels, value in samples:
-        family.add_metric(labels, float(value))
-    return family
+def scalars(declared: Declared, samples: Iterable[tuple[Labels, float]]) -> str:
+    """A counter or a gauge in Prometheus's text format, with these numbers.
+
+    https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+    """
+    return _family(declared, ((declared.name, labels, "", value) for labels, value in samples))
+
+
+def histograms(declared: Declared, samples: Iterable[tuple[Labels, Sequence[float]]]) -> str:
+    """A histogram in the same format; the numbers are cells as `cumulative` has them."""
+    return _family(declared, _parts(declared, samples))
+
+
+def _parts(
+    declared: Declared, samples: Iterable[tuple[Labels, Sequence[float]]]
+) -> Iterator[tuple[str, Labels, str, float]]:
+    name = declared.name
+    for labels, cells in samples:
+        buckets = cumulative(cells, declared.cells, shown=declared.edges)
+        yield from ((f"{name}_bucket", labels, edge, count) for edge, count in buckets)
+        yield f"{name}_count", labels, "", buckets[-1][1]
+        yield f"{name}_sum", labels, "", cells[-1]
+
+
+def _family(declared: Declared, samples: Iterable[tuple[str, Labels, str, float]]) -> str:
+    """Of each sample: its name, the labels, the edge of its bucket if it is one, and the number."""
+    lines = [f"# HELP {declared.name} {declared.help}", f"# TYPE {declared.name} {declared.kind}"]
+    for name, labels, edge, value in samples:
+        named = dict(zip(declared.labels, labels, strict=True)) | ({"le": edge} if edge else {})
+        inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in sorted(named.items()))
+        lines.append(f"{name}{{{inner}}} {_number(value)}" if inner else f"{name} {_number(value)}")
+    return "\n".join([*lines, ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    """As Go writes it, which takes an exponent from a million on."""
+    text = repr(float(value))
+    point = text.find(".")
+    if point <= 6 or value < 0:
+        return text
+    return f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.") + f"e+{point - 1:02d}"
 
 
 def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:

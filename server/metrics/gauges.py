@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
 from embedline import __version__
 from server.metrics.declared import Declared, gauge, scalars
 from wire.control import Json
@@ -63,7 +60,7 @@ GAUGES = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _FALLBACK, _QUEUED, _OLD
 PROCESS_GAUGES = (_UP, _BEAT, _BUSY, _RSS, _FDS, _CPU)
 
 
-class ServerGauges(Collector):
+class ServerGauges:
     """Gauges of the server and of each model."""
 
     def __init__(
@@ -80,7 +77,7 @@ class ServerGauges(Collector):
         self._is_ready = is_ready
         self._expected_wait = expected_wait
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[str]:
         """Reads the numbers now."""
         yield scalars(_READY, [((), self._is_ready())])
         yield scalars(_BUILD, [((__version__,), 1)])
@@ -108,13 +105,13 @@ class ServerGauges(Collector):
         return max(0.0, now - float(since[since > 0].min(initial=now)))
 
 
-class ModelGauges(Collector):
+class ModelGauges:
     """Gauges of how each model is served; `models` gives the entries of a STATE."""
 
     def __init__(self, models: Callable[[], Sequence[Json]]) -> None:
         self._models = models
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[str]:
         """Reads the numbers now."""
         entries = self._models()
         yield scalars(_INFO, [(_labels(entry), 1) for entry in entries])
@@ -140,13 +137,13 @@ class ProcessState:
     is_engine: bool
 
 
-class ProcessGauges(Collector):
+class ProcessGauges:
     """Gauges of all processes, the supervisor included."""
 
     def __init__(self, children: Callable[[], Sequence[ProcessState]]) -> None:
         self._children = children
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[str]:
         """Reads the numbers now."""
         children, now = self._children(), time.monotonic()
         alive = {child.title: child.pid for child in children if child.pid is not None}

@@ -7,17 +7,23 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import Protocol
 
 from server.features.table import FEATURES
-from server.metrics.declared import BATCHES, FOR_TEI, REQUESTS, TOKENIZING, Declared, cumulative, processes, scalars
+from server.metrics.declared import (
+    BATCHES,
+    FOR_TEI,
+    REQUESTS,
+    TOKENIZING,
+    Declared,
+    Labels,
+    histograms,
+    processes,
+    scalars,
+)
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
-Labels = tuple[str, ...]  # values, in the order of the declaration
 # A page takes some 6 ms to make, and whoever asks needs no key by default.
 PAGES_AT_ONCE, _PAGES_PER_SECOND = 30, 10.0
 # The roles of all processes that a server may have, in the order of starting.
@@ -30,7 +36,15 @@ _DECLARED = {declared.name: declared for declared in (*ALL, *FOR_TEI)}
 logger = logging.getLogger("embedline.server")
 
 
-class Registry(Collector):
+class Collector(Protocol):
+    """Reads numbers when Prometheus asks."""
+
+    def collect(self) -> Iterator[str]:
+        """The metrics in Prometheus's text format."""
+        ...
+
+
+class Registry:
     """Unknown names and wrong numbers of labels or cells are logged and dropped."""
 
     def __init__(self, collectors: Sequence[Collector], *, models: Sequence[str] = ()) -> None:
@@ -42,9 +56,7 @@ class Registry(Collector):
         self._cells: dict[str, dict[Labels, list[float]]] = {
             name: {} for name, declared in _DECLARED.items() if declared.kind == "histogram"
         }
-        self._registry = CollectorRegistry(auto_describe=False)
-        for collector in (self, *collectors):
-            self._registry.register(collector)
+        self._collectors = collectors
         self._page = ""
         self._pages_left, self._asked_at = float(PAGES_AT_ONCE), time.monotonic()
 
@@ -83,21 +95,18 @@ class Registry(Collector):
             self._pages_left -= 1
             num_waiting = sum(self._gauges["embedline_queue_sequences"].values())
             counted = Counted(self._sums, self._cells, num_waiting)
-            self._page = generate_latest(self._registry).decode() + tei_text(counted)
+            gauges = (one.collect() for one in self._collectors)
+            self._page = "".join(itertools.chain(self.collect(), *gauges, [tei_text(counted)]))
         return self._page
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics that were counted and sent."""
+    def collect(self) -> Iterator[str]:
+        """The metrics that were counted and sent, in Prometheus's text format."""
         for declared in ALL:
             name = declared.name
-            if declared.kind != "histogram":
-                yield scalars(declared, (self._sums if declared.kind == "counter" else self._gauges)[name].items())
+            if declared.kind == "histogram":
+                yield histograms(declared, self._cells[name].items())
             else:
-                histogram = HistogramMetricFamily(name, declared.help, labels=declared.labels)
-                for values, cells in self._cells[name].items():
-                    buckets = cumulative(cells, declared.cells, shown=declared.edges)
-                    histogram.add_metric(values, buckets, sum_value=cells[-1])
-                yield histogram
+                yield scalars(declared, (self._sums if declared.kind == "counter" else self._gauges)[name].items())
 
 
 def _by_name(kind: str) -> dict[str, dict[Labels, float]]:

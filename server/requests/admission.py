@@ -39,8 +39,7 @@ _OLD_SECONDS = 2.0  # batch managers publish twice a second, and after every cha
 _LONGEST_RETURN = 300.0  # seconds; later slots begin anew, so a long overload is spread over this time
 
 
-@dataclass(slots=True)
-class Ahead:
+class Ahead(NamedTuple):
     """The work that is ahead of a request of one class. Tokens are of all frontends."""
 
     tokens_per_second: float  # of all engines; 0 = not known
@@ -77,7 +76,7 @@ class ModelPage:
 
     def is_forecast_old(self, now: float) -> bool:
         """Whether nothing has been computed for so long that an idle engine is better tried than judged."""
-        return now - float(self._last_batch_at.max()) >= _POLICY.forecast_memory
+        return bool(now - max(self._last_batch_at.tolist()) >= _POLICY.forecast_memory)
 
     def ahead(self, request_class: RequestClass, now: float, *, needs_memory: bool = False) -> Ahead:
         """The work that is ahead now. What waits for room is ahead only of what needs room too: it stands in the same
@@ -275,8 +274,9 @@ class Admission:
         tokens = ahead.tokens(asked.request_class, part)
         wait = ahead.busy_seconds + tokens / rate
         over = wait - self._budgets[asked.request_class]
-        is_tried = ahead.is_idle and self._models[asked.model].is_forecast_old(now)
-        if now < asked.deadline < math.inf and not is_tried:
+        if now < asked.deadline < math.inf and not (
+            ahead.is_idle and self._models[asked.model].is_forecast_old(now)  # then it is tried
+        ):
             in_one_batch = (tokens + asked.num_tokens) / rate
             alone = asked.num_tokens / self._models[asked.model].rate_of_one(asked.num_seqs)
             computing = max(alone, min(ahead.batch_seconds or in_one_batch, in_one_batch))

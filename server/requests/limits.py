@@ -449,6 +449,15 @@ async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:
         await time_slice.end_if_over()
 
 
+async def in_steps(num_rows: int, numbers_a_row: int, work: Callable[[slice], None]) -> None:
+    """Call `work` for the rows in the same steps as `steps` has."""
+    if 0 < num_rows <= NUMBERS_A_STEP // max(1, numbers_a_row):  # nearly always
+        work(slice(0, num_rows))
+        return
+    async for part in steps(num_rows, numbers_a_row):
+        work(part)
+
+
 async def steps(num_rows: int, numbers_a_row: int) -> AsyncIterator[slice]:
     """The rows in steps of about NUMBERS_A_STEP numbers, each of at least one row."""
     step = max(1, NUMBERS_A_STEP // max(1, numbers_a_row))

@@ -82,15 +82,17 @@ class Pipeline:
         rows, tokens = computed.results[request.outputs], computed.tokens
         return Embedded(finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
 
-    async def compute(self, request: Work, trace: Trace, *, tokenize: Tokenize | None = None) -> Computed:
+    def compute(self, request: Work, trace: Trace, *, tokenize: Tokenize | None = None) -> Awaitable[Computed]:
         """The way of every request for rows. Raises RequestError; cancelling it drops the work everywhere.
 
         `tokenize` replaces the usual tokenizing, for requests that need more of their texts than the ids.
         """
         _begin(request, trace)
         trace.is_prediction = bool(request.outputs & _SCORES)
-        if request.deadline == math.inf:
-            return await self._compute(request, trace, tokenize)
+        compute = self._compute if request.deadline == math.inf else self._compute_in_time
+        return compute(request, trace, tokenize)
+
+    async def _compute_in_time(self, request: Work, trace: Trace, tokenize: Tokenize | None) -> Computed:
         async with _ends_at(request.deadline):
             return await self._compute(request, trace, tokenize)
 
@@ -99,7 +101,8 @@ class Pipeline:
         if request.outputs not in model.outputs:
             raise lacks_outputs(model, request.outputs & ~model.outputs)
         request = await self.with_own_ids(request, trace)
-        num_tokens = self._measure(request, trace)
+        of_ids = request.lengths_of_ids
+        num_tokens = self._measure(request, trace, of_ids)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
         needs_memory = bool(
@@ -113,7 +116,7 @@ class Pipeline:
             context.key,
             request.num_items,
             needs_memory,
-            least_tokens=sum(min(length, request.max_seqlen) for length in request.lengths_of_ids),
+            least_tokens=sum([min(length, request.max_seqlen) for length in of_ids]) if of_ids else 0,
         )
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
@@ -172,9 +175,8 @@ class Pipeline:
         trace.num_truncated = tokens.truncated.tobytes().count(1)
         return Computed(results, tokens)
 
-    def _measure(self, request: Work, trace: Trace) -> int:
-        """The estimated number of tokens."""
-        of_ids = request.lengths_of_ids
+    def _measure(self, request: Work, trace: Trace, of_ids: Sequence[int]) -> int:
+        """The estimated number of tokens; `of_ids` are the lengths of lists of ids."""
         num_tokens, num_texts = sum(of_ids), request.num_items - len(of_ids)
         if num_texts:
             trace.num_characters = num_characters = request.num_characters

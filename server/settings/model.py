@@ -132,7 +132,7 @@ class ModelSettings:
         "The type to compute in. float32 gives the same rows on every machine; say so where several machines fill one "
         "index. auto is bfloat16 on a GPU. On a CPU it is float32, or bfloat16 for embeddings if the CPU has "
         "instructions for it (avx512_bf16, AMX) and the model's rows are near enough to those in float32; the log and "
-        "/info say so.",
+        "/info say so. float16 on a CPU is for those with instructions for it (avx512_fp16, AMX-FP16).",
         one_of=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = flag(
@@ -198,6 +198,15 @@ class ModelSettings:
         "(not measured here). Lower it only if an engine runs out of memory.",
         least=1,
         none_word="auto",
+    )
+    latency_spin: float = flag(
+        0.0,
+        "Engine",
+        "Milliseconds for which an engine that has computed a lone text looks for the next one before it sleeps. One "
+        "that comes in that time does not wait until a thread wakes. After each such text it uses a whole core for so "
+        "long, or until something comes, so it is for machines with a core to spare. 0 sleeps at once.",
+        least=0,
+        most=1000,
     )
     fake_dim: int = flag(
         1024, "Testing", "Dimensions of the fake engine's rows. Take those of the model that it replaces.", least=4

@@ -6,6 +6,7 @@ in PORT. Of the environment no value is known here but a port and a model's name
 """
 
 import contextlib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +80,12 @@ def settings_from(
             variables_unknown=tuple(unknown(every, environment)),
             **_of(flags_of(Settings), file.values, given),
         )
+
+
+def settings_of_serve(words: Words, config: str | None, *, is_sagemaker: bool = False) -> Settings:
+    """The settings of a server on this machine's platform. Raises SettingsError."""
+    environment, spelled = of_platform(os.environ, is_sagemaker=is_sagemaker)
+    return settings_from(words, environment, config=config or environment.get(CONFIG) or None, spelled=spelled)
 
 
 def _each_models_own(flags: Sequence[Flag], words: Words) -> list[dict[str, Any]]:

@@ -28,12 +28,10 @@ GROUPS = (
     *_LAST_GROUPS,
 )
 
+AUTO, COMPACT, SPREAD = "auto", "compact", "spread"  # topologies
+
 _Flags = TypeVar("_Flags")
 _Part = TypeVar("_Part", HttpFlags, LimitFlags, LogFlags)
-
-
-def _one_process_for(num_cores: int) -> int:
-    return max(1, cores.usable() // num_cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +87,26 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
         "The Python interpreter for engine processes, if it must differ from the server's.",
         default_text="the server's own",
     )
-    frontends: int = flag(
-        _one_process_for(4),
+    topology: str = flag(
+        AUTO,
+        "Processes",
+        "Which parts of the server share a process. spread gives HTTP, tokenizing and batching processes of their own. "
+        "compact has them in one process: less memory and less CPU time for a lone query, but a text that kills the "
+        "tokenizer ends all connections. Engines have processes of their own in both. auto takes compact for one model "
+        "on a CPU with at most four cores, unless the model is static or has a chat template, or a flag asks for more "
+        "processes; /info and the log say which and why.",
+        one_of=(AUTO, COMPACT, SPREAD),
+    )
+    frontends: int | None = flag(
+        None,
         "Processes",
         "How many HTTP processes. Use more if clients ask for much JSON.",
         least=1,
         most=MAX_PROCESSES,
-        default_text="one for four cores",
+        default_text="one for four cores, and one in compact",
     )
-    tokenization_workers: int = flag(
-        _one_process_for(2),
+    tokenization_workers: int | None = flag(
+        None,
         "Processes",
         "How many tokenizer processes. One makes about 0.3 million tokens a second. With 0 each frontend tokenizes its "
         "own requests: less memory and a faster answer to a lone query, but large requests hold up small ones by up to "
@@ -106,7 +114,7 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
         "frontend.",
         least=0,
         most=MAX_PROCESSES,
-        default_text="one for two cores",
+        default_text="one for two cores, and none in compact",
     )
     batch_managers: int | None = flag(
         None,
@@ -115,7 +123,7 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
         "thousands of requests a second.",
         least=1,
         most=MAX_PROCESSES,
-        default_text="one for two engines",
+        default_text="one for two engines, and none in compact",
     )
     heartbeat_timeout: float = flag(
         10.0,

@@ -47,6 +47,7 @@ class Plan:
     to_go_on       whether the server ends where none can be started; else it goes on trying
     oom_score      what is added to the supervisor's own: when memory runs out the kernel kills the highest
     takes_state    whether it is sent each STATE of the server
+    inside         the other roles whose work it does, in the order in which they stop
     """
 
     role: str
@@ -62,11 +63,17 @@ class Plan:
     to_go_on: Need = Need.ALWAYS
     oom_score: int = 0
     takes_state: bool = False
+    inside: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """The title that `ps` shows, after "embedline: "."""
         return f"{self.role} {self.index}"
+
+    @property
+    def titles_of_parts(self) -> tuple[str, ...]:
+        """Its title, and those that the processes of the other roles would have whose work it does."""
+        return (self.title, *(f"{role} {self.index}" for role in self.inside))
 
 
 class SpawnError(Exception):
@@ -115,6 +122,7 @@ class ChildProcess:
     last_beat  time.monotonic() of its last sign of life
     busy       what an engine computes: {"batch", "tokens", "since", "streams"}, None while idle
     seen       number of the newest STATE that it has applied; 0 = none
+    was_killed of a process that has ended, whether it was killed from here: it was stuck, or the server stops at once
     """
 
     def __init__(self, plan: Plan, events: ChildEvents) -> None:
@@ -125,6 +133,7 @@ class ChildProcess:
         self.last_beat = 0.0
         self.busy: Json | None = None
         self.seen = 0
+        self.was_killed = False
         self._events = events
         self._run: _Run | None = None
         self._loop = asyncio.get_running_loop()
@@ -259,7 +268,7 @@ class ChildProcess:
             run.connection.close()
         os.close(run.pidfd)
         self._run = None
-        self.is_ready, self.busy = False, None
+        self.is_ready, self.busy, self.was_killed = False, None, run.is_killed
         run.ended.set()
         self._events.child_exited(self, returncode)
 

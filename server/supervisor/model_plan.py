@@ -5,7 +5,6 @@ It also says what an engine process gets: the options to load the model, and the
 
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from server.supervisor.model_files import Int8Ranges, find_files, find_int8_rang
 from tokenizer_pool import special_tokens
 from tokenizer_pool.messages import Truncation
 from wire.dataclass_json import to_json
-from wire.tokenizer_files import TokenizerError, read_config
+from wire.tokenizer_files import TokenizerError, has_chat_template, read_config
 
 _PROBE_SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
 _TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]
@@ -63,6 +62,7 @@ class ModelPlan:
     identity: Identity  # by which rows that are stored somewhere can be told apart
     int8_ranges: Int8Ranges | None = None  # for rows as int8
     stored: Stored | None = None  # how the weights are; None = plain
+    has_chat_template: bool = False
 
     @property
     def default_adapter(self) -> str | None:
@@ -102,7 +102,7 @@ def plan_model(
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
     _check_compiled(model, engine, chosen)
-    around, truncation = _of_tokenizer(folder)
+    around, truncation, has_template = _of_tokenizer(folder)
     shortened = _shortened(folder, model.max_input_length)
     if engine != registry.AUTO:
         _ask(engine, shortened, model, chosen)
@@ -120,6 +120,7 @@ def plan_model(
         special_tokens=around,
         truncation=truncation if model.auto_truncate else Truncation.NONE,
         int8_ranges=ranges,
+        has_chat_template=has_template,
         stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
         identity=identify(
             shortened,
@@ -188,19 +189,21 @@ def _check_compiled(model: ModelSettings, engine: str, chosen: Devices) -> None:
         raise SettingsError(f"--compiled-model is not a folder: {model.compiled_model}")
 
 
-def _of_tokenizer(folder: ModelFolder) -> tuple[str, Truncation]:
-    """The special tokens in words, and which end of a text that is too long is cut off. Raises ModelError."""
-    if folder.is_static:
-        return "none: static embeddings", Truncation.RIGHT
+def _of_tokenizer(folder: ModelFolder) -> tuple[str, Truncation, bool]:
+    """The special tokens in words, which end of a text that is too long is cut off, and whether there is a chat
+    template. Raises ModelError."""
     files = folder.path / folder.tokenizer_folder
+    if folder.is_static:
+        return "none: static embeddings", Truncation.RIGHT, has_chat_template(files)
     try:
-        side = read_config(files / "tokenizer_config.json").get("truncation_side", "right")
+        config = read_config(files / "tokenizer_config.json")
         around = special_tokens.in_words(files)
     except TokenizerError as error:
         raise ModelError(str(error)) from None
+    side = config.get("truncation_side", "right")
     if side not in ("left", "right"):
         raise ModelError("truncation_side in tokenizer_config.json is neither left nor right")
-    return around, Truncation.LEFT if side == "left" else Truncation.RIGHT
+    return around, Truncation.LEFT if side == "left" else Truncation.RIGHT, has_chat_template(files)
 
 
 def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:
@@ -259,18 +262,21 @@ def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
 
 
 def find_cuda(settings: Settings) -> Cuda:
-    """The GPUs that engines can use: none where the torch that they would use is built without CUDA."""
+    """The GPUs that engines can use: none where the torch that they would use is missing, or built without CUDA."""
     found = cuda_driver.find()
     if not found.gpus or settings.engine_python != sys.executable:  # of another interpreter's torch nothing is known
         return found
     torch = _torch_version()
-    if not torch.endswith(_NO_CUDA_IN_TORCH):
+    if torch and not torch.endswith(_NO_CUDA_IN_TORCH):
         return found
-    return Cuda(why_none=f"there is a GPU, but torch {torch} is built without CUDA")
+    what = f"{torch} is built without CUDA" if torch else "is not installed: pip install 'embedline[server]'"
+    return Cuda(why_none=f"there is a GPU, but torch {what}")
 
 
 def _torch_version() -> str:
     """The version of torch that is installed here, without importing it; "" where it is not."""
+    import importlib.metadata  # which takes long itself, and only a machine with a GPU asks
+
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-from server.frontend.request_log import LogWriter
+from wire.process import LogWriter
 
 _PIPE_BYTES = 1 << 20  # what processes may write while the supervisor is stopped; the most that anybody may ask for
 _MAX_LINE_BYTES = 64 * 1024  # more is cut, so that what never ends a line does not pile up

@@ -186,7 +186,7 @@ class Supervisor:
         """It is gone; start it again unless the server is stopping or it never starts."""
         if child.failure is not None and not self._restarts.has_served(child):
             self._end(_EXIT_SETTINGS, child.failure)
-        self._forget(child)
+        self._forget(child, returncode)
         how = _how_it_ended(child, returncode)
         self._readiness.ended(child, how)
         self._lost(child, child.failure or how, returncode)
@@ -209,13 +209,17 @@ class Supervisor:
             self._readiness.accept()
             self.on_ready()
 
-    def _forget(self, child: ChildProcess) -> None:
-        """Clear a dead process's cells on the shared page and its gauges."""
-        self.metrics.forget(child.plan.title)
-        if child.plan.role == "frontend":
-            self._topology.page.clear_frontend(child.plan.index)
-        elif child.plan.role == "batch manager":
-            self._topology.page.clear_manager(child.plan.index)
+    def _forget(self, child: ChildProcess, returncode: int) -> None:
+        """Clear a dead process's cells on the shared page and its gauges, and those of the parts inside it."""
+        plan = child.plan
+        for title in plan.titles_of_parts:
+            self.metrics.forget(title)
+        if plan.role == "frontend":
+            self._topology.page.clear_frontend(plan.index)
+            if returncode == -signal.SIGKILL and not child.was_killed:  # by the kernel, or by hand: no text is to blame
+                self._topology.page.tokenizing[plan.index] = 0
+        if "batch manager" in (plan.role, *plan.inside):
+            self._topology.page.clear_manager(plan.index)
 
     def _lost(self, child: ChildProcess, reason: str, returncode: int | None = None) -> None:
         """A process has died, or could not be started and has no returncode."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from batch_manager.client import ManagerAddress
-from batch_manager.messages import EngineAddress, ManagerStart, Policy
+from batch_manager.messages import EngineAddress, ManagerAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
 from server.feature import loaded
@@ -21,6 +20,7 @@ from server.settings.settings import Settings
 from server.supervisor import resources
 from server.supervisor.child import Plan
 from server.supervisor.model_plan import ModelPlan, engine_options
+from server.supervisor.placement import place
 from server.supervisor.resources import cpu_threads, memory_shares
 from server.supervisor.socket_folder import FeatureSockets, ListeningSocket, SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
@@ -28,7 +28,6 @@ from wire.page import Page
 
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
-_ENGINES_PER_MANAGER = 2  # by default
 _SPARE_KEYS = 64  # that may be added to the key file while the server runs; more share their places on the page
 
 
@@ -59,8 +58,9 @@ class Topology:
     ) -> None:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `feature_ports`, host:port by the
         name of a feature, the frontends listen themselves. Without `access` everybody may use the server. `cache_dir`
-        is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there are too few
-        threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
+        is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where the topology that
+        is asked for can't be, there are too few threads for the engines on the CPU, or the memory shares of a GPU
+        exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
@@ -69,11 +69,11 @@ class Topology:
         self._access = access or Access()
         self._cache_dir = cache_dir
         self._memory_shares = memory_shares(models)
+        self.placement = place(settings, models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
-        num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
         self.page = Page.create(
-            num_frontends=settings.frontends,
-            num_managers=num_managers,
+            num_frontends=self.placement.num_frontends,
+            num_managers=self.placement.num_managers or 1,
             num_models=len(models),
             num_keys=len(self._access.keys) + _SPARE_KEYS if self._access.keys else 1,
         )
@@ -82,9 +82,8 @@ class Topology:
             EngineProcess(listening, model, device, next(threads) if device == registry.CPU else 1)
             for listening, (model, device) in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
         ]
-        # without processes of their own there is one tokenizer in each frontend
-        self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
-        self._managers = _listen(folder, "batch-manager", num_managers)
+        self._tokenizers = _listen(folder, "tokenizer", self.placement.num_tokenizers)
+        self._managers = _listen(folder, "batch-manager", self.placement.num_managers)
         self._features = [one for one, _ in settings.features_on() if not one.has_port or one.name in feature_ports]
         self._sockets_of = {one.name: FeatureSockets.listen(folder, one.name) for one in self._features if one.process}
 
@@ -92,14 +91,14 @@ class Topology:
         """Engines first: they take longest."""
         plans = [
             *(self._engine(index, engine) for index, engine in enumerate(self._engines)),
-            *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
+            *(self._tokenizer(index) for index in range(self.placement.num_tokenizers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *(
                 loaded(feature.process)(self._settings, self._sockets_of[feature.name])
                 for feature in self._features
                 if feature.process
             ),
-            *(self._frontend(index) for index in range(self._settings.frontends)),
+            *(self._frontend(index) for index in range(self.placement.num_frontends)),
         ]
         log_level, json_output = self._settings.log_level, self._settings.json_output
         return [dataclasses.replace(plan, log_level=log_level, json_output=json_output) for plan in plans]
@@ -111,6 +110,7 @@ class Topology:
             engine=model.engine,
             model=model.name,
             reason=model.reason,
+            spin_seconds=model.settings.latency_spin / 1000,
             options=engine_options(
                 model,
                 engine.device,
@@ -132,27 +132,37 @@ class Topology:
         )
 
     def _tokenizer(self, index: int) -> Plan:
-        start = self._tokenizer_start(index)
+        listener_fd = self._tokenizers[index].fd
         return Plan(
             role="tokenizer",
             index=index,
             module="tokenizer_pool.worker",
-            fds=(start.listener_fd,),
-            start=start,
+            fds=(listener_fd,),
+            start=self._tokenizer_start(listener_fd),
             oom_score=300,
         )
 
-    def _tokenizer_start(self, index: int) -> TokenizerStart:
+    def _tokenizer_start(self, listener_fd: int | None) -> TokenizerStart:
         return TokenizerStart(
-            listener_fd=self._tokenizers[index].fd,
+            listener_fd=listener_fd,
             models=[model.name for model in self._models],
             tokenizers=[tokenizer_spec(model) for model in self._models],
         )
 
     def _manager(self, index: int, listening: ListeningSocket) -> Plan:
+        return Plan(
+            role="batch manager",
+            index=index,
+            module="batch_manager.worker",
+            fds=(listening.fd, self.page.fd),
+            start=self._manager_start(index, listening.fd),
+            oom_score=200,
+        )
+
+    def _manager_start(self, index: int, listener_fd: int | None) -> ManagerStart:
         asked = {model.settings.max_batch_tokens for model in self._models}
-        start = ManagerStart(
-            listener_fd=listening.fd,
+        return ManagerStart(
+            listener_fd=listener_fd,
             page_fd=self.page.fd,
             models=[model.name for model in self._models],
             engines=self._engines_of(index),
@@ -162,23 +172,15 @@ class Topology:
                 engine_restart_grace=self._settings.engine_restart_grace,
             ),
         )
-        return Plan(
-            role="batch manager",
-            index=index,
-            module="batch_manager.worker",
-            fds=(listening.fd, self.page.fd),
-            start=start,
-            oom_score=200,
-        )
 
     def _engines_of(self, manager: int) -> list[EngineAddress]:
         """The managers split the engines between them; each has at least one."""
         engines = [EngineAddress(one.socket.path, one.model, index) for index, one in enumerate(self._engines)]
-        return engines[manager :: len(self._managers)]
+        return engines[manager :: self.page.num_managers]
 
     def _frontend(self, index: int) -> Plan:
         start = self._frontend_start(index)
-        own = [more.listener_fd for more in (start.tokenizer, *(one.process for one in start.features)) if more]
+        own = [one.process.listener_fd for one in start.features if one.process]
         return Plan(
             role="frontend",
             index=index,
@@ -187,7 +189,13 @@ class Topology:
             start=start,
             oom_score=100,  # its connections are lost with it
             takes_state=True,
+            inside=self._inside,
         )
+
+    @property
+    def _inside(self) -> tuple[str, ...]:
+        """The other roles whose work frontends do."""
+        return (*([] if self._tokenizers else ["tokenizer"]), *([] if self._managers else ["batch manager"]))
 
     @property
     def _listener_fds(self) -> list[int]:
@@ -197,15 +205,15 @@ class Topology:
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
         paths = [listening.path for listening in self._tokenizers]
-        if not self._settings.tokenization_workers:
-            return [paths[frontend]]
-        first = frontend % len(paths)
+        first = frontend % max(1, len(paths))
         return [*paths[first:], *paths[:first]]
 
     def _frontend_start(self, index: int) -> FrontendStart:
         settings, limits = self._settings, self._settings.part(LimitFlags)
-        share = -(-limits.max_concurrent_requests // settings.frontends)  # the server's limit is shared out
-        most_connections = resources.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
+        num_frontends = self.placement.num_frontends
+        share = -(-limits.max_concurrent_requests // num_frontends)  # the server's limit is shared out
+        peers = (self._tokenizers, self._managers or self._engines)
+        most_connections = resources.max_connections(num_peers=sum(map(len, peers)))
         managers = [
             ManagerAddress(listening.path, tuple(sorted({engine.model for engine in self._engines_of(manager)})))
             for manager, listening in enumerate(self._managers)
@@ -215,16 +223,17 @@ class Topology:
             listener_fds=self._listener_fds,
             page_fd=self.page.fd,
             tokenizer_paths=self._tokenizer_paths(index),
-            tokenizer=None if settings.tokenization_workers else self._tokenizer_start(index),
+            tokenizer=None if self._tokenizers else self._tokenizer_start(None),
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
+            manager=None if self._managers else self._manager_start(0, None),
             http=settings.part(HttpFlags),
             access=self._access,
             limits=dataclasses.replace(limits, max_concurrent_requests=share),
             log=settings.part(LogFlags),
             max_connections=most_connections // (1 + len(self._feature_ports)),  # of each port
-            max_held_bytes=MAX_HELD_BYTES // settings.frontends,
-            open_payload_limit=max(settings.payload_limit, open_payloads // settings.frontends),
+            max_held_bytes=MAX_HELD_BYTES // num_frontends,
+            open_payload_limit=max(settings.payload_limit, open_payloads // num_frontends),
             shutdown_timeout=settings.shutdown_timeout,
             features=[self._feature_start(feature.name) for feature in self._features],
         )

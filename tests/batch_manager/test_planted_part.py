@@ -4,6 +4,7 @@ are made of them, and back; also where requests are split, joined, tried again a
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batch_manager.client import BatchManagers, ManagerAddress
+from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine import fake
 from engine.types import Batch, EngineErrorKind, OutputKind, Results, Rows, compute
 from tests.batch_manager.peers import INFO, Engine, ManagerRole, running, until
 from tests.engine.engines import fake_options
+from wire.connection import Link
 from wire.page import Page
 from wire.parts import PROMPT_TOKEN, Part
 from wire.vocabulary import RequestClass
@@ -87,7 +89,7 @@ async def served(folder: Path, num_managers: int) -> AsyncIterator[tuple[BatchMa
             (own := folder / str(index)).mkdir()
             managers.append(await stack.enter_async_context(running(own, page=page, index=index)))
             managers[-1].engine.compute = rows_of
-        client = BatchManagers([ManagerAddress(str(one.path), (0,)) for one in managers], page)
+        client = BatchManagers([(partial(Link, str(one.path)), (0,)) for one in managers], page)
         stack.callback(client.close)
         client.open()
         await until(lambda: bool(page.engines_ready.all()) and all(one.is_up for one in client._managers))

@@ -234,7 +234,7 @@ def test_the_ratio_is_that_of_the_medians() -> None:
     times = [(300.0, 310.0), (305.0, 290.0), (306.0, 300.0), (900.0, 300.0)]
     pairs = [Pair(run_of(this, rate=200.0), run_of(other)) for this, other in times]
     pairs[3] = Pair(run_of(900.0, rate=200.0, foreign=0.5), run_of(300.0))
-    row = compare("float", pairs)
+    row = compare(host_path.CASES[0], pairs)
     assert (row["sum µs"], row["other's"], row["ratio"]) == ("306", "300", "1.018")
     assert (row["requests/s"], row["other's requests/s"], row["ratio of requests/s"]) == ("200", "100", "2.000")
     assert (row["pairs"], row["disturbed"], row["foreign CPU at most"]) == (4, 1, "50.0%")
@@ -244,7 +244,7 @@ def test_pairs_begin_with_either_server_in_turn(monkeypatch: pytest.MonkeyPatch)
     """A B, B A and so on; what is this checkout's stays this checkout's."""
     asked: list[str] = []
 
-    def measure(server: Any, *, resting: Any, **_: object) -> Run:
+    def measure(server: Any, _: host_path.Case, *, resting: Any, **__: object) -> Run:
         assert {server.name, resting.name} == {THIS, OTHER}
         asked.append(server.name)
         return run_of(100.0 if server.name == THIS else 50.0)
@@ -252,18 +252,16 @@ def test_pairs_begin_with_either_server_in_turn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(host_path, "measure", measure)
     servers: Sequence[Any] = [SimpleNamespace(name=THIS), SimpleNamespace(name=OTHER)]
     written = report.Report("what", "title")
-    write_pairs(written, servers, pairs=4, seconds=1.0)
-    assert asked[::6] == [THIS, OTHER, THIS, OTHER]
+    write_pairs(written, servers, host_path.CASES, pairs=4, seconds=1.0)
+    assert asked[:: 2 * len(host_path.CASES)] == [THIS, OTHER, THIS, OTHER]
     assert asked[:2] == [THIS, OTHER]
     measurements, compared = (table.rows for table in written._tables[-2:])
-    assert len(measurements) == 4 * 3 * 2
+    assert len(measurements) == 4 * len(host_path.CASES) * 2
     assert {(row["checkout"], row["sum µs"], row["disturbed"]) for row in measurements} == {
         (THIS, "100", ""),
         (OTHER, "50", ""),
     }
-    assert [(row["encoding"], row["ratio"]) for row in compared] == [
-        (encoding, "2.000") for encoding in ("bytes", "base64", "float")
-    ]
+    assert [(row["case"], row["ratio"]) for row in compared] == [(case.name, "2.000") for case in host_path.CASES]
 
 
 @pytest.mark.parametrize(

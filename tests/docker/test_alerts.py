@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
 
 from batch_manager.scheduling.engines import Loss
 from engine.types import EngineErrorKind
@@ -32,7 +33,8 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
 
 def test_what_an_alert_counts_is_there_before_the_first_event() -> None:
     """Or increase(), which compares, would not see it: the series would begin at 1."""
-    samples = [each for family in Registry([], models=["m"]).collect() for each in family.samples]
+    families = text_string_to_metric_families("".join(Registry([], models=["m"]).collect()))
+    samples = [each for family in families for each in family.samples]
     counted = {
         words for alert in ALERTS for words in re.findall(r"increase\((\w+)(?:{(\w+)=\"(\w+)\"})?", alert["expr"])
     }

@@ -46,6 +46,12 @@ def test_torch_is_the_one_that_make_installs() -> None:
     assert "TORCH_INDEX" in {line.rest.partition("=")[0] for line in CPU[0].all("ARG")}
 
 
+def test_torch_comes_from_the_index_that_is_named_with_each_extra_that_brings_it() -> None:
+    bring_torch = {name for name, needs in EXTRAS.items() if "embedline[server]" in needs} - {"bench", "test"}
+    assert bring_torch, "some do"
+    assert {"server", *bring_torch} == set(re.findall(r"\*,(\w+),\*", commands(CPU[0])))
+
+
 def test_the_cuda_image_is_built_as_the_cpus() -> None:
     """But for the extras: the same source, the same torch, from the same kind of index."""
     cuda, cpu = ([line for line in stages[0].instructions if line.name != "ARG"] for stages in (CUDA, CPU))
@@ -55,7 +61,7 @@ def test_the_cuda_image_is_built_as_the_cpus() -> None:
 
 @pytest.mark.parametrize(
     ("stages", "extras"),
-    [(CPU, "server,redis"), (CUDA, "server,cuda,redis"), (TENSORRT_LLM, "frontend,redis")],
+    [(CPU, "cpu,redis"), (CUDA, "server,cuda,redis"), (TENSORRT_LLM, "frontend,redis")],
     ids=["cpu", "cuda", "tensorrt-llm"],
 )
 def test_its_extras_are_those_of_the_package(stages: list[Stage], extras: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from engine.worker import Worker
 from tests.engine.engines import fake_options
 from tests.server_e2e.running import PATIENCE
 from wire import control
-from wire.connection import BlockingConnection
+from wire.blocking import BlockingConnection
 from wire.control import ProcessStart
 from wire.parts import Part
 
@@ -453,3 +454,34 @@ def test_the_process_does_not_end_before_a_batch_that_is_computed_alone_is_answe
     collector.join(PATIENCE)
     assert (had_ended, collector.is_alive()) == ([False], False)
     assert receive(manager)[:2] == (messages.RESULT, 7)
+
+
+def test_after_a_lone_text_it_stays_awake_until_something_comes_or_the_time_is_over(pair: Pair) -> None:
+    inner = fake_engine()
+
+    def worker(spin_seconds: float) -> Worker:
+        return Worker(inner, pair[1], limits=inner.limits, canary=Canary(inner), spin_seconds=spin_seconds)
+
+    looks = iter((False, False, True))
+    worker(PATIENCE)._spin(mock.Mock(wait=lambda _: next(looks)))
+    assert not list(looks)
+    waits_for_ever = mock.Mock(wait=mock.Mock(return_value=False))
+    worker(0.001)._spin(waits_for_ever)
+    assert waits_for_ever.wait.called
+    worker(0)._spin(mock.Mock(wait=None))  # not asked at all
+
+
+def test_it_does_not_stay_awake_beside_what_came_together_with_a_lone_text(pair: Pair) -> None:
+    inner = fake_engine()
+    worker = Worker(inner, pair[1], limits=inner.limits, canary=Canary(inner), spin_seconds=PATIENCE)
+    frame = (messages.BATCH, 1, memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [1], [bytes(4)], {}))))
+    connection = mock.Mock(receive=mock.Mock(side_effect=[[frame, frame], EOFError]), wait=lambda _: False)
+    with (
+        mock.patch.object(worker, "_compute_alone", side_effect=[True, False]),
+        mock.patch.object(worker, "_submit") as submit,
+        mock.patch.object(worker, "_spin") as spin,
+        pytest.raises(EOFError),
+    ):
+        worker._serve(connection)
+    assert submit.called
+    assert not spin.called

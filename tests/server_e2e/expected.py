@@ -17,6 +17,7 @@ DIMENSIONS = 64
 MAX_SEQLEN = 256
 PAYLOAD_LIMIT = 200_000  # bytes, of the server that tests share
 FAKE = ("--engine", "fake", "--fake-dim", str(DIMENSIONS))
+COMPACT, SPREAD = ("--topology", "compact"), ("--topology", "spread")
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server_e2e.expected import FAKE, ids_of, rows_of
+from tests.server_e2e.expected import COMPACT, FAKE, SPREAD, ids_of, rows_of
 from tests.server_e2e.load import LOST_WITH_A_FRONTEND, Load
 from tests.server_e2e.running import PATIENCE, Server, serving
 from tests.tiers import full
@@ -24,14 +24,15 @@ FAKE_FLAGS = (*FAKE, "--fake-cost-ms", "2")
     "Every text gets its own row", "Any one process but the supervisor may be killed at any time", "When a process dies"
 )
 @pytest.mark.parametrize(
-    "titles",
+    ("flags", "titles"),
     [
-        ("engine 0", "tokenizer 0", "batch manager 0"),
-        *full(*(((title,) * 3,) for title in ("engine 0", "tokenizer 0", "batch manager 0", "frontend 0"))),
+        ((*SPREAD, "--frontends", "2"), ("engine 0", "tokenizer 0", "batch manager 0")),
+        (COMPACT, ("engine 0", "frontend 0")),
+        *full(((*SPREAD, "--frontends", "2"), ("frontend 0",) * 3)),
     ],
 )
-def test_a_process_is_killed_under_load(titles: tuple[str, ...], tmp_path: Path) -> None:
-    with serving(*FAKE_FLAGS, "--frontends", "2", folder=tmp_path) as server, Load(server) as load:
+def test_a_process_is_killed_under_load(flags: tuple[str, ...], titles: tuple[str, ...], tmp_path: Path) -> None:
+    with serving(*FAKE_FLAGS, *flags, folder=tmp_path) as server, Load(server) as load:
         for title in titles:
             server.log.wait_for(f"{title} is ready")
         load.wait_for(50)

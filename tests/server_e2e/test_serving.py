@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server_e2e.expected import FAKE, ids_of, row_of_ids, rows_of
+from tests.server_e2e.expected import COMPACT, FAKE, SPREAD, ids_of, row_of_ids, rows_of
 from tests.server_e2e.running import PATIENCE, Server, is_running, serving
+from tests.tiers import full
 
 TEXTS = [
     "hello world",
@@ -116,10 +117,13 @@ def test_metrics_count_what_both_frontends_answered(server: Server) -> None:
 
 
 @pytest.mark.holds("No process outlives the supervisor", "Shutdown answers open requests", "Shutdown")
-def test_sigterm_answers_open_requests_and_ends_everything(tmp_path: Path) -> None:
-    with serving(*FAKE, "--fake-cost-ms", "700", "--frontends", "1", folder=tmp_path) as server:
+@pytest.mark.parametrize(("topology", "num_sockets"), [(COMPACT, 1), *full((SPREAD, 3))])
+def test_sigterm_answers_open_requests_and_ends_everything(
+    topology: tuple[str, ...], num_sockets: int, tmp_path: Path
+) -> None:
+    with serving(*FAKE, *topology, "--fake-cost-ms", "700", "--frontends", "1", folder=tmp_path) as server:
         pids = list(server.processes().values())
-        assert len(list(server.runtime.glob("embedline-*/*.sock"))) == 3
+        assert len(list(server.runtime.glob("embedline-*/*.sock"))) == num_sockets
         with contextlib.closing(server.connect()) as connection:
             connection.request("POST", "/v1/embeddings", b'{"input": "hold on"}')
             both = b'embedline_open_requests{process="frontend 0"} 2.0'  # ours, and the one that asks

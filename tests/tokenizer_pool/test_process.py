@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.tokenizer_pool.scripted import num_live, until
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
+from wire.connection import Link
 from wire.vocabulary import RequestClass
 
 SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=256)
@@ -21,7 +23,7 @@ TEXTS = [f"{number}: the ferry to the island leaves the old harbour at seven" fo
 async def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
     expected = Tokenizer(SPEC).encode(TEXTS).token_ids.tolist()
     path = str(tmp_path / "worker.sock")
-    pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen])
+    pool = TokenizerPool([partial(Link, path)], max_seqlens=[SPEC.max_seqlen])
     async with listening(path) as listener:
         pool.open()
         async with worker_process(listener, SPEC) as process:

@@ -49,6 +49,26 @@ async def test_an_answer_leaves_before_the_next_piece_runs(tmp_path: Path) -> No
         assert seen == [list(range(index)) for index in range(6)]
 
 
+@pytest.mark.parametrize(("request_class", "expected"), [(INTERACTIVE, [0, 0, 0]), (BULK, [0, 1, 2])])
+async def test_queries_that_wait_run_in_one_tick_and_bulk_pieces_each_in_one_of_their_own(
+    request_class: RequestClass, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenizer_pool.worker._TICK_SECONDS", PATIENCE)
+    async with Bench(tmp_path) as bench:
+        frontend, loop = await bench.frontend(), asyncio.get_running_loop()
+        num_later, ticks = list[int](), list[None]()
+
+        def ran() -> None:
+            num_later.append(len(ticks))
+            loop.call_soon(ticks.append, None)
+
+        for index in range(3):
+            bench.spy.during[str(index)] = ran
+            frontend.ask(index, str(index), request_class)
+        await until(lambda: len(frontend.read()) == 4)
+        assert num_later == expected
+
+
 async def test_a_frontend_that_left_costs_nothing_more(tmp_path: Path) -> None:
     async with Bench(tmp_path) as bench:
         leaving, staying = await bench.frontend(), await bench.frontend()
@@ -197,4 +217,5 @@ async def test_a_model_without_a_usable_tokenizer_stops_the_start(
     with pytest.raises(StartError, match=message):
         await serve_frontends(child, start)
     assert not child.is_ready
+    assert start.listener_fd is not None
     socket.close(start.listener_fd)

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from embedline.progress import Progress
@@ -47,9 +48,10 @@ def without_pickles(found: ResolvedModel, settings: Settings, *, progress: Progr
     names = ", ".join(name for target in planned.targets for name in target.sources)
     path = converted(folder, planned, cache_dir=_cache_dir(folder, names, settings), progress=progress)
     if path is None:
+        lacks = "" if find_spec("torch") else "; that needs torch: pip install 'embedline[server]'"
         raise NotConvertedError(
             f"{folder} has weights that are pickles ({names}, {planned.num_source_bytes / _MIB:,.0f} MiB): a start "
-            f"converts them into its cache first, and so does {command(folder)}"
+            f"converts them into its cache first, and so does {command(folder)}{lacks}"
         )
     return dataclasses.replace(found, path=path, source=f"{found.source}, {names} converted to safetensors")
 

@@ -197,4 +197,4 @@ async def serve(child: Child, start: PipelinesStart) -> None:
 
 
 if __name__ == "__main__":
-    run(serve, PipelinesStart, exits_on_error=False)
+    run(serve, PipelinesStart, exits_on_errors_in=())

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from email.utils import formatdate
 from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
@@ -22,6 +21,8 @@ BYTES_PER_SECOND = 256 * 1024  # of an answer: who reads so much gets a second m
 MAX_UNTAKEN_BYTES = 64 * 1024  # of a body that the application has not received
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _WITHOUT_BODY = (204, 304)
+_DAYS = b"Mon Tue Wed Thu Fri Sat Sun".split()
+_MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 Header = tuple[bytes, bytes]
 logger = logging.getLogger("embedline.server")
 
@@ -224,20 +225,21 @@ class Connection(asyncio.Protocol):
 class Exchange:
     """One request and its answer. The head of an answer leaves with the first piece of its body."""
 
+    disconnected = False
+    body: bytes | bytearray = b""  # what has come of it and was not received
+    more_body = True
+    response_started = False
+    response_complete = False
+    _has_news = False  # more of the body has come, or the connection or the answer has ended
+    _news: asyncio.Event | None = None  # once somebody has waited for it
+    _head = b""  # of an answer with a length, until it leaves
+    _bytes_left: int | None = None  # of the answer's body; None = it is chunked
+
     def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         self.keep_alive = keep_alive
-        self.disconnected = False
-        self.body: bytes | bytearray = b""  # what has come of it and was not received
-        self.more_body = True
-        self.response_started = False
-        self.response_complete = False
         self._connection = connection
         self._scope = scope
         self._expects_continue = expects_continue
-        self._has_news = False  # more of the body has come, or the connection or the answer has ended
-        self._news: asyncio.Event | None = None  # once somebody has waited for it
-        self._head = b""  # of an answer with a length, until it leaves
-        self._bytes_left: int | None = None  # of the answer's body; None = it is chunked
         self._has_body = scope["method"] != "HEAD"
 
     async def run(self, app: ASGIApp) -> None:
@@ -367,4 +369,8 @@ def head_of(status: int, headers: Sequence[Header]) -> bytes:
 
 @lru_cache(maxsize=1)
 def _date_line(second: int) -> bytes:
-    return b"date: " + formatdate(second, usegmt=True).encode()
+    # by hand: strftime writes the locale's names, and email.utils takes long to import
+    then = time.gmtime(second)
+    day, month = _DAYS[then.tm_wday], _MONTHS[then.tm_mon - 1]
+    clock = b"%02d:%02d:%02d" % (then.tm_hour, then.tm_min, then.tm_sec)
+    return b"date: %b, %02d %b %d %b GMT" % (day, then.tm_mday, month, then.tm_year, clock)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from httptools import HttpParserError, HttpRequestParser
-from uvicorn import Config
 
 from server.http.body import WRITE_BUFFER_BYTES, ASGIApp
 from server.http.h1.connection import MAX_UNTAKEN_BYTES, Awaited, Connection, Exchange, Header
@@ -119,10 +118,10 @@ class HttpProtocol(Connection):
 
     _parser: HttpRequestParser
 
-    def __init__(self, config: Config, connections: Connections) -> None:
-        """Of `config`, which must be loaded, it takes the application and the time between two requests."""
-        super().__init__(idle_seconds=config.timeout_keep_alive)
-        self._app: ASGIApp = config.loaded_app
+    def __init__(self, app: ASGIApp, connections: Connections, *, idle_seconds: float) -> None:
+        """`idle_seconds` may pass between two requests."""
+        super().__init__(idle_seconds=idle_seconds)
+        self._app = app
         self._connections = connections
         self._scope: dict[str, Any] = {}  # what all requests of the connection have in their scopes
         self._exchange: Exchange | None = None  # the newest

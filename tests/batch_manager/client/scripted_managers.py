@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from batch_manager import messages
-from batch_manager.client import BatchManagers, ManagerAddress
+from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefusal, RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from tests.server_e2e.running import PATIENCE
-from wire.connection import FrameConnection, serve
+from wire.connection import FrameConnection, Link, serve
 from wire.frames import Buffer
 from wire.page import Page
 
@@ -80,7 +81,7 @@ async def connected(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[
     page = Page.create(num_frontends=1, num_managers=num_managers, num_models=1)
     for manager in managers:
         await manager.start()
-    client = BatchManagers([ManagerAddress(manager.path, (0,)) for manager in managers], page)
+    client = BatchManagers([(partial(Link, manager.path), (0,)) for manager in managers], page)
     client.open()
     try:
         async with asyncio.timeout(PATIENCE):

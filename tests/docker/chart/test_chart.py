@@ -15,11 +15,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from embedline import __version__
-from server.cli import _CHANGE_GRAPHS
 from server.features.jobs.batches.batches import MAX_RUNNING
 from server.features.jobs.batches.state import KIND, OPEN
 from server.features.jobs.store.redis import PREFIX
 from server.http.access import HEALTH_PATHS
+from server.program import _CHANGE_GRAPHS
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import settings_from

@@ -12,12 +12,25 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
 from engine.cpu import bert, converting, openvino
-from engine.cpu.bert import token_rows
+from engine.cpu.bert import rows_of
 from engine.cpu.offer import compile_options_of
 from engine.model.model_folder import ModelFolder, read_with
-from tests.engine.cpu.engines import load, options, pooled
-from tests.engine.engines import difference
-from tests.engine.tiny_models import HIDDEN_SIZE, Reference, arbitrary, save
+from engine.model.tasks import Task, VocabularyWeights
+from engine.types import OutputKind
+from tests.engine.cpu.engines import both_ways, load, options, pooled
+from tests.engine.engines import difference, results
+from tests.engine.tiny_models import (
+    HIDDEN_SIZE,
+    MASKED,
+    SCORING_SEQUENCES,
+    SCORING_TOKENS,
+    Reference,
+    WholeReference,
+    arbitrary,
+    batch,
+    save,
+    save_whole,
+)
 from tests.tiers import full
 
 SEQLENS = (5, 17, 1, 40, 3)
@@ -36,12 +49,56 @@ def test_rows_are_transformers_rows(architecture: str, tmp_path: Path) -> None:
     sequences = arbitrary(SEQLENS)
     sequences[1][3:5] = [1, 1]  # RoBERTa's padding
     expected = Reference(folder).pooled(sequences, "mean")
-    in_numpy = np.stack([token_rows(model, np.array(sequence, np.int32)).mean(0) for sequence in sequences])
+    in_numpy = np.stack([rows_of(model, np.array(sequence, np.int32)).mean(0) for sequence in sequences])
     assert difference(in_numpy, expected) <= 1e-5
     loaded = load(folder)
     assert "numpy" in loaded.info.notes[0]
     assert difference(pooled(loaded, sequences), expected) <= 1e-5
     loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "purpose", "num_labels"),
+    [
+        ("bert", SCORING_SEQUENCES, 1),
+        ("bert", SCORING_TOKENS, 3),
+        ("xlm-roberta", SCORING_SEQUENCES, 3),
+        *full(
+            ("bert", SCORING_SEQUENCES, 3),
+            ("roberta", SCORING_SEQUENCES, 1),
+            ("camembert", SCORING_SEQUENCES, 1),
+            ("roberta", SCORING_TOKENS, 3),
+        ),
+    ],
+)
+def test_scores_are_transformers_scores(architecture: str, purpose: Any, num_labels: int, tmp_path: Path) -> None:
+    """Of the reference and of the graph, beside other texts and alone."""
+    folder = save_whole(architecture, tmp_path / "model", purpose, num_labels=num_labels)
+    model = bert.read(read(folder))
+    assert model is not None
+    sequences = arbitrary(SEQLENS)
+    reference = WholeReference(folder, purpose)
+    expected = np.concatenate([np.atleast_2d(reference.scores(sequence)) for sequence in sequences])
+    in_numpy = np.concatenate([rows_of(model, np.array(sequence, np.int32)) for sequence in sequences])
+    assert difference(in_numpy, expected) <= 1e-5
+    kind = OutputKind.LOGITS if purpose is SCORING_SEQUENCES else OutputKind.TOKEN_LOGITS
+    loaded = load(folder)
+    assert "numpy" in loaded.info.notes[0]
+    for found in both_ways(loaded, sequences, kind):
+        assert difference(found[kind].values, expected) <= 1e-5
+    loaded.close()
+
+
+def test_types_of_tokens_count_in_scores(tmp_path: Path) -> None:
+    folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=1)
+    (sequence,), types = arbitrary([9]), [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    loaded = load(folder)
+    given = dataclasses.replace(batch([sequence], types), outputs=OutputKind.LOGITS)
+    found = results(loaded, given)[OutputKind.LOGITS].values
+    loaded.close()
+    reference = WholeReference(folder, SCORING_SEQUENCES)
+    assert difference(found[0], reference.scores(sequence, types)) <= 1e-5
+    assert difference(found[0], reference.scores(sequence)) > 1e-3
 
 
 def change_weights(folder: Path, name: str, value: torch.Tensor | None) -> None:
@@ -116,6 +173,29 @@ def test_a_weight_too_many_or_of_another_shape_is_left_to_transformers(
     folder = save("bert", tmp_path / "model")
     change_weights(folder, name, value)
     assert (bert.read(read(folder)) is not None) == is_read
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bert.pooler.dense.weight", None),  # it is missing
+        ("classifier.bias", torch.zeros(2)),
+        ("classifier.dense.bias", torch.zeros(3)),  # of another class
+        ("bert.classifier.bias", torch.zeros(3)),
+    ],
+)
+def test_another_head_is_left_to_transformers(name: str, value: torch.Tensor | None, tmp_path: Path) -> None:
+    folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
+    described = read(folder)
+    assert bert.read(described) is not None
+    change_weights(folder, name, value)
+    assert bert.read(described) is None
+
+
+def test_weights_of_a_vocabulary_are_left_to_transformers(tmp_path: Path) -> None:
+    described = read(save_whole("bert", tmp_path / "model", MASKED))
+    assert bert.read(described) is not None
+    assert bert.read(dataclasses.replace(described, heads=(VocabularyWeights(),), task=Task.SPARSE)) is None
 
 
 def test_a_pooler_changes_no_rows(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from engine.cpu import loading
+from engine.cpu.offer import compile_options_of
 from engine.cpu.selftest import Facts
 from engine.machine import host
 from engine.model.model_folder import read_with
 from engine.selftest.fidelity import Fidelity
+from engine.store import fingerprint
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import load, options, rows_of
 from tests.engine.cpu.fresh_start import start
@@ -50,6 +52,14 @@ def test_a_warm_start_imports_neither_torch_nor_transformers(
     assert warm_modules == []
     assert warm_note == cold_note
     assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_what_the_self_test_read_of_the_weights_is_given_back(tmp_path: Path) -> None:
+    loaded = load(save("bert", tmp_path / "model"), cache_dir=str(tmp_path / "cache"))
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.endswith("/model.bin") and str(tmp_path) in line]
+    assert next(line.split()[1] for line in lines[at:] if line.startswith("Rss:")) == "0"
+    loaded.close()
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +107,18 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monk
         monkeypatch.setattr(host, "cpu", lambda: "another")
     load(folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
     assert len(entries(cache_dir)) == 2
+
+
+@pytest.mark.parametrize(("architecture", "counts"), [("bert", False), ("distilbert", True)])
+def test_the_version_of_torch_counts_where_it_converts(
+    architecture: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = read_with(options(save(architecture, tmp_path / "model")))
+    compile_options = compile_options_of(folder, options(folder.path))
+    key = loading._cache_key(folder, compile_options)
+    installed = {**fingerprint.versions(("openvino", "transformers")), "torch": ""}
+    monkeypatch.setattr(fingerprint, "versions", lambda names: {name: installed[name] for name in names})
+    assert (loading._cache_key(folder, compile_options) != key) == counts
 
 
 @pytest.mark.holds("A warm start imports neither torch nor transformers")
@@ -183,7 +205,7 @@ def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
         {"dimensions": True},
         {"pad_id": -2},
         {"pad_id": "0"},
-        {"dtype": "float16"},
+        {"dtype": "float64"},
         {"computed_by": 1},
         {"fidelity": {"min_cosine": 0.99}},
         {"fidelity": {**dataclasses.asdict(Fidelity(0.99, 0.99, 0.99, 0.99, 33)), "overlap": "x"}},

@@ -57,7 +57,7 @@ def test_a_bert_is_converted_without_torch(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_torch")
 def test_without_torch_the_line_says_what_is_missing(tmp_path: Path) -> None:
     options = load_options(save("distilbert", tmp_path / "model"))
-    needed = "converted by torch, which is not installed: pip install"
+    needed = r"^this model needs torch and transformers to be converted: pip install 'embedline\[server\]'$"
     with pytest.raises(ModelError, match=needed), ConversionProcess(options, tmp_path) as started:
         started.wait()
 

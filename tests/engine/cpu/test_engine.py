@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,12 @@ class Plain:
 
 @contextmanager
 def engine(
-    plain: Plain, *, pooling: str = "mean", has_wide: bool = True, num_long_streams: int | None = None
+    plain: Plain,
+    *,
+    pooling: str = "mean",
+    has_wide: bool = True,
+    num_long_streams: int | None = None,
+    least_wide: int | None = None,
 ) -> Iterator[OpenVinoEngine]:
     info = ModelInfo(
         name="m",
@@ -92,7 +97,7 @@ def engine(
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
     makers: Makers = {OutputKind.POOLED: PaddedPooling(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
     sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
-    executor = plain.executor(has_wide=has_wide)
+    executor = replace(plain.executor(has_wide=has_wide), least_wide=least_wide)
     loaded = OpenVinoEngine(
         executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes, num_long_streams=num_long_streams
     )
@@ -149,7 +154,7 @@ def test_mini_batches_hold_every_token_once_and_little_padding(seqlens: list[int
     for mini_batch in mini_batches:
         assert mini_batch.index.size <= MAX_PADDED_TOKENS or len(mini_batch.numbers) == 1
         assert mini_batch.index.shape[1] % 8 == 0 or mini_batch.index.shape[1] >= 699, "the model takes no more"
-        ids = padded(one, mini_batch, pad_id=999)[INPUT_IDS]
+        ids = padded(one, mini_batch, [INPUT_IDS], pad_id=999)[INPUT_IDS]
         assert (ids == 999).sum() == (~mini_batch.is_token).sum()
         assert ids.dtype == np.int64
 

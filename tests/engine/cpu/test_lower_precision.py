@@ -19,7 +19,7 @@ from engine.model.tasks import SequenceScores
 from engine.selftest.fidelity import Fidelity
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, load_with_heads, options, pooled
-from tests.engine.engines import difference
+from tests.engine.engines import difference, refusal
 from tests.engine.tiny_models import Reference, arbitrary, save, save_whole
 
 SEQLENS = (5, 17, 1, 30, 9)
@@ -130,6 +130,30 @@ def test_bfloat16_that_the_cpu_lacks_is_not_imitated_by_another_engine(
     asked = options(save("bert", tmp_path / "model"), dtype="bfloat16")
     with pytest.raises(ModelError, match=r"on the CPU: openvino: --dtype bfloat16 needs .*--engine transformers"):
         registry.load("auto", name="m", reason="asked", options=asked)
+
+
+def test_float16_is_for_cpus_that_list_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one takes the hint for float32, which only checks the way there. Elsewhere auto goes on to transformers."""
+    folder = save("bert", tmp_path / "model")
+    library = openvino.import_openvino()
+    listed, hints = ["FP32"], list[str]()
+    compile_model = library.Core.compile_model
+
+    def compiled(core: Any, graph: Any, device: str, settings: dict[str, Any]) -> Any:
+        hints.append(settings["INFERENCE_PRECISION_HINT"])
+        return compile_model(core, graph, device, settings)
+
+    monkeypatch.setattr(library.Core, "get_property", lambda *_: listed)
+    monkeypatch.setattr(library.Core, "compile_model", compiled)
+    assert "--dtype float16 needs a CPU with float16 arithmetic" in refusal(load, folder, dtype="float16")
+    loaded = registry.load("auto", name="m", reason="asked", options=options(folder, dtype="float16"))
+    assert loaded.info.engine == "transformers"
+    loaded.close()
+
+    listed.append("FP16")
+    loaded = load(folder, dtype="float16")
+    loaded.close()
+    assert (loaded.info.dtype, set(hints)) == ("float16", {"f16"})
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,10 @@ def test_a_named_engine_does_not_fall_back(tiny: Path, monkeypatch: pytest.Monke
     ("given", "message"),
     [
         ({"device": "cuda:0"}, "the openvino engine runs on the CPU, not on 'cuda:0'"),
-        ({"dtype": "float16"}, "--dtype float16 is not one of auto, float32, bfloat16"),
+        ({"dtype": "float64"}, "--dtype float64 is not one of auto, float32, bfloat16, float16"),
         ({"quantization": "fp8"}, "--quantization fp8 is not for the openvino engine"),
         ({"quantization": "int8", "dtype": "bfloat16"}, "leave --dtype bfloat16 out"),
+        ({"quantization": "int8", "dtype": "float16"}, "leave --dtype float16 out"),
     ],
 )
 def test_what_the_engine_does_not_do(given: dict[str, Any], message: str, tiny: Path) -> None:
@@ -98,7 +99,7 @@ def test_an_executor_that_is_not_installed(tiny: Path, monkeypatch: pytest.Monke
         return None if package == "openvino" else found(package, *others)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    with pytest.raises(ModelError, match=r"the openvino engine needs openvino, .* pip install 'embedline\[server\]'"):
+    with pytest.raises(ModelError, match=r"the openvino engine needs openvino, .* pip install 'embedline\[cpu\]'"):
         load(tiny)
 
 

@@ -142,7 +142,8 @@ def test_what_is_served_without_torch(
     assert bool(reasons(found, "openvino")) == bool(why_not)
     if not why_not:
         assert (
-            "it serves BERT and RoBERTa embedding models and compiled ones" in found["engines"]["openvino"]["notes"][0]
+            "it serves BERT's and RoBERTa's kinds of models and compiled ones"
+            in found["engines"]["openvino"]["notes"][0]
         )
 
 

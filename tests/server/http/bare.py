@@ -82,7 +82,6 @@ class Bare:
         self.refused: list[RequestError] = []
         self._listener = socket.socket()
         self.server = HttpServer(app, [self._listener], on_refused=self.refused.append)
-        self.server._config.load()
 
     def connect(self) -> "Connected":
         """A new connection."""
@@ -97,7 +96,7 @@ class Connected:
     """One connection as its client sees it."""
 
     def __init__(self, server: HttpServer) -> None:
-        self.protocol = HttpProtocol(server._config, server._connections)
+        self.protocol = HttpProtocol(server._app, server._connections, idle_seconds=server._idle_seconds)
         self.transport = Transport(self.protocol)
         self.protocol.connection_made(self.transport)
 

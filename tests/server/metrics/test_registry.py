@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -65,6 +66,21 @@ def stable(registry: Registry) -> list[str]:
 def buckets(registry: Registry, name: str) -> list[tuple[float, float]]:
     samples = families(registry)[name].samples
     return [(float(s.labels["le"]), s.value) for s in samples if s.name == f"{name}_bucket"]
+
+
+def test_the_page_is_what_prometheus_client_would_write() -> None:
+    page = Page.create(num_frontends=1, num_managers=1, num_models=1)
+    page.tokens_per_second[0, 0] = 2_345_678.9
+    name = 'of \\, " and\nthree'
+    registry, recorder = registry_of(page, model=name), Recorder()
+    recorder.count("embedline_requests_total", "/v1/embeddings", "bulk", "200", by=123_456_789)
+    for value in (0.0001, 0.02, 1e6):
+        recorder.observe("embedline_engine_duration_seconds", name, value=value)
+    registry.absorb(recorder.drain())
+    ours, _, _ = registry.text().partition("# HELP te_request_count")
+
+    read_back: Any = SimpleNamespace(collect=lambda: text_string_to_metric_families(ours))
+    assert generate_latest(read_back).decode() == ours
 
 
 def test_counts_of_several_processes_are_summed(registry: Registry) -> None:

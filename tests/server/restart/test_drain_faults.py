@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.restart.load import CLOSED, Load
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import FAKE, SPREAD
 from tests.server_e2e.running import PATIENCE, ROOT, Server, serving
 
 FLAGS = (*FAKE, "--fake-cost-ms", "2", "--frontends", "2")
@@ -106,7 +106,7 @@ def test_an_engine_that_dies_or_hangs_while_requests_are_finished_is_replaced(
 def test_a_signal_in_every_phase(line: str, number: signal.Signals, tmp_path: Path) -> None:
     """The delay is for balancers, which never knew a server that was never ready."""
     delay = "0" if "supervisor" in line else "3600"
-    server = Server(*FAKE, "--drain-delay", delay, folder=tmp_path)
+    server = Server(*FAKE, *SPREAD, "--drain-delay", delay, folder=tmp_path)
     with contextlib.closing(server):
         server.log.wait_for(line)
         server.process.send_signal(number)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.restart.load import Load
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import COMPACT, FAKE, SPREAD
 from tests.server_e2e.running import PATIENCE, Server, serving
 
 FLAGS = (*FAKE, "--fake-cost-ms", "2", "--frontends", "2")
@@ -43,16 +43,24 @@ async def waited(server: Server) -> int:
 
 
 @pytest.mark.holds("A connection that was established is answered", "Taking over")
-@pytest.mark.parametrize("num_frontends", ["1", "2", "3"])
+@pytest.mark.parametrize(
+    "successors",
+    [
+        [("--frontends", "1", *SPREAD)] * 2,
+        [("--frontends", "3")] * 2,
+        [("--frontends", "1", *COMPACT), ("--frontends", "2")],
+        [("--frontends", "1", *COMPACT)] * 2,
+    ],
+)
 @pytest.mark.full
 @pytest.mark.faults
-def test_a_takeover_of_a_takeover_loses_and_refuses_nothing(num_frontends: str, tmp_path: Path) -> None:
+def test_a_takeover_of_a_takeover_loses_and_refuses_nothing(successors: list[tuple[str, ...]], tmp_path: Path) -> None:
     async def test(first: Server, second_of: contextlib.ExitStack) -> None:
         async with Load(first.port) as load:
             await load.wait_for(300)
             before = first
-            for _ in range(2):
-                after = second_of.enter_context(successor(before, "--frontends", num_frontends, folder=tmp_path))
+            for flags in successors:
+                after = second_of.enter_context(successor(before, *flags, folder=tmp_path))
                 assert await waited(before) == 0
                 await load.wait_for(300)
                 before = after

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from embedline import __version__
-from server import cli
+from server import program
 from server.feature import Command, Feature, Group, loaded
 from server.features.table import FEATURES
 from server.settings.flag import SettingsError
@@ -35,7 +35,7 @@ COMMANDS = {
 @pytest.mark.holds("There is one list of flags")
 def test_the_command_takes_every_flag_of_the_settings() -> None:
     """docs/flags.md is the list that a reviewer sees change: test_flags_page.py compares it with the settings."""
-    serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
+    serve = get_command(program.make_app()).commands["serve"]  # type: ignore[attr-defined]
     options = [parameter for parameter in serve.params if parameter.name not in ("help", "again")]
 
     assert [[*it.opts, *it.secondary_opts] for it in options if it.name == "config"] == [["--config"]]

@@ -91,12 +91,15 @@ def test_the_driver_is_asked_once_and_only_where_it_matters(driver: Driver) -> N
     assert driver.num_asked == 1
 
 
-def test_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(monkeypatch, torch="2.13.0+cpu")
+@pytest.mark.parametrize(
+    ("torch", "why"), [("2.13.0+cpu", "2.13.0+cpu is built without CUDA"), ("", "is not installed: pip install")]
+)
+def test_a_torch_without_cuda_or_none(torch: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, torch=torch)
     driver.cuda = Cuda((H200,))
     (planned,) = plan(model())
     assert planned.devices.names == ("cpu",)
-    assert "there is a GPU, but torch 2.13.0+cpu is built without CUDA" in planned.devices.reason
+    assert f"there is a GPU, but torch {why}" in planned.devices.reason
     with pytest.raises(ModelError, match=r"^--devices cuda:0: there is a GPU, but torch"):
         plan(model(devices="cuda:0"))
 

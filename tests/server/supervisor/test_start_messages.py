@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from batch_manager.client import ManagerAddress
-from batch_manager.messages import EngineAddress, ManagerStart, Policy
+from batch_manager.messages import EngineAddress, ManagerAddress, ManagerStart, Policy
 from engine import fake
 from engine.cpu import offer as cpu
 from engine.machine.cuda_driver import Gpu

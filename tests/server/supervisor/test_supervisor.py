@@ -24,17 +24,23 @@ class Fallen:
     """A supervisor whose processes fall; what it is asked to start again is noted and not started."""
 
     def __init__(
-        self, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, *devices: str, pipelines: str | None = None
+        self,
+        folder: SocketFolder,
+        monkeypatch: pytest.MonkeyPatch,
+        *devices: str,
+        pipelines: str | None = None,
+        topology: str = "spread",
     ) -> None:
         self.started: list[str] = []
         monkeypatch.setattr(ChildProcess, "start", lambda child: self._start(child))
         model_settings = (ModelSettings(engine="fake", devices=",".join(devices)),)
-        settings = Settings(models=model_settings, features=(PipelinesFlags(pipelines=pipelines),))
+        settings = Settings(models=model_settings, features=(PipelinesFlags(pipelines=pipelines),), topology=topology)
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:
-            topology = Topology(settings, models, folder=folder, http=[http])
+            processes = Topology(settings, models, folder=folder, http=[http])
         listeners = Listeners([http], kept_elsewhere=True)
-        self.supervisor = Supervisor(topology, models, settings, http=[listeners], limits={})
+        self.page = processes.page
+        self.supervisor = Supervisor(processes, models, settings, http=[listeners], limits={})
         self.children = {child.plan.title: child for child in self.supervisor._children}
 
     async def _start(self, child: ChildProcess) -> None:
@@ -93,6 +99,50 @@ async def test_the_only_one_of_its_kind_ends_it(title: str, fallen: Callable[...
         server.fall(other, 1)
     assert server.end is not None
     assert server.end[0] == 1
+
+
+@pytest.mark.holds("When a process dies", "Readiness")
+@pytest.mark.parametrize(
+    ("topology", "title", "forgotten"),
+    [
+        ("spread", "frontend 0", {"frontend 0"}),
+        ("spread", "batch manager 0", {"batch manager 0"}),
+        ("compact", "frontend 0", {"frontend 0", "batch manager 0"}),
+    ],
+)
+async def test_whatever_died_with_a_process_is_forgotten(
+    topology: str, title: str, forgotten: set[str], fallen: Callable[..., Fallen]
+) -> None:
+    """An engine that only a dead batch manager could reach takes no batch."""
+    server = fallen("a", topology=topology)
+    page, metrics = server.page, server.supervisor.metrics
+    page.admitted_tokens[0], page.engines_ready[0] = 5, 1
+    gauges = {"frontend 0": "embedline_open_requests", "batch manager 0": "embedline_queue_sequences"}
+    metrics.absorb({"levels": [[gauge, its, 1] for its, gauge in gauges.items()]})
+
+    server.fall(title, 1)
+
+    assert page.admitted_tokens.any() == ("frontend 0" not in forgotten)
+    assert page.engines_ready.any() == ("batch manager 0" not in forgotten)
+    shown = {its for its, gauge in gauges.items() if f'{gauge}{{process="{its}"}}' in metrics.text()}
+    assert shown == gauges.keys() - forgotten
+
+
+@pytest.mark.holds("When a process dies")
+@pytest.mark.parametrize(
+    ("returncode", "was_stuck", "is_blamed"),
+    [(1, False, True), (-signal.SIGSEGV, False, True), (-signal.SIGKILL, True, True), (-signal.SIGKILL, False, False)],
+)
+async def test_a_text_is_to_blame_for_a_death_but_not_for_a_kill_from_outside(
+    returncode: int, was_stuck: bool, is_blamed: bool, fallen: Callable[..., Fallen]
+) -> None:
+    server = fallen("a", topology="compact")
+    server.page.tokenizing[0] = 5
+    server.children["frontend 0"].was_killed = was_stuck
+
+    server.fall("frontend 0", 1, returncode)
+
+    assert server.page.tokenizing[0] == (5 if is_blamed else 0)
 
 
 @pytest.mark.parametrize("has_served", [False, True])

@@ -122,7 +122,7 @@ def test_each_model_has_settings_of_its_own(made: Made, minilm_folder: Path) -> 
     ("devices", "asked", "number"), [("a", None, 1), ("a,b,c", None, 1), ("a,b,c,d", None, 2), ("a,b,c,d", 4, 4)]
 )
 def test_batch_managers_share_the_engines_out(devices: str, asked: int | None, number: int, made: Made) -> None:
-    chosen = settings(model("one", devices=devices), batch_managers=asked)
+    chosen = settings(model("one", devices=devices), batch_managers=asked, topology="spread")
     topology = made(chosen)
     managers = by_role(topology.plans(), "batch manager")
     assert len(managers) == topology.page.num_managers == number
@@ -141,14 +141,24 @@ def test_frontends_begin_with_different_tokenizers(made: Made) -> None:
 
 def test_without_tokenizer_processes_each_frontend_has_a_tokenizer_of_its_own(made: Made) -> None:
     plans = made(settings(frontends=2, tokenization_workers=0)).plans()
-    one, other = by_role(plans, "frontend")
 
-    assert not list(by_role(plans, "tokenizer"))
-    assert one.start.tokenizer_paths != other.start.tokenizer_paths
-    for plan in (one, other):
-        assert len(plan.start.tokenizer_paths) == 1
-        assert plan.start.tokenizer.listener_fd in plan.fds
+    assert not by_role(plans, "tokenizer")
+    for plan in by_role(plans, "frontend"):
+        assert (plan.inside, plan.start.tokenizer_paths) == (("tokenizer",), [])
         assert len(plan.start.tokenizer.tokenizers) == 2
+        assert plan.start.manager is None
+
+
+def test_compact_has_one_frontend_that_tokenizes_and_forms_batches(made: Made) -> None:
+    topology = made(settings(model("one", devices="a,b"), topology="compact"))
+    *engines, frontend = topology.plans()
+
+    assert [plan.role for plan in engines] == ["engine", "engine"]
+    assert frontend.inside == ("tokenizer", "batch manager")
+    assert (frontend.start.tokenizer_paths, frontend.start.managers) == ([], [])
+    assert frontend.start.tokenizer.models == ["one"]
+    assert [engine.index for engine in frontend.start.manager.engines] == [0, 1]
+    assert (topology.page.num_frontends, topology.page.num_managers) == (1, 1)
 
 
 @pytest.mark.holds("Connections")

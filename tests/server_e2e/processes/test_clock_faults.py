@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import FAKE, SPREAD
 from tests.server_e2e.load import Load
 from tests.server_e2e.running import PATIENCE, Server, send, serving
 
@@ -49,7 +49,7 @@ def server(tmp_path: Path, clock: Clock) -> Iterator[Server]:
     keys = tmp_path / "keys"
     keys.write_text("first-key\n")
     with (tmp_path / "requests").open("wb") as log:
-        flags = (*FAKE, "--frontends", "1", "--fake-cost-ms", "5", "--api-key-file", str(keys))
+        flags = (*FAKE, *SPREAD, "--frontends", "1", "--fake-cost-ms", "5", "--api-key-file", str(keys))
         with serving(*flags, folder=tmp_path, environment=clock.environment, stdout=log.fileno()) as running:
             yield running
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import FAKE, SPREAD
 from tests.server_e2e.processes.test_process_faults import free_port, until_answered
 from tests.server_e2e.running import PATIENCE, Server, serving
 
@@ -30,7 +30,7 @@ def test_logs_that_can_not_be_written_stop_nothing(what: str, tmp_path: Path) ->
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     port = free_port()
     wrapper = () if what == "/dev/full" else ("prlimit", "--fsize=4096")
-    flags = (*FAKE, "--frontends", "1", "--port", str(port), "--log-level", "debug")
+    flags = (*FAKE, *SPREAD, "--frontends", "1", "--port", str(port), "--log-level", "debug")
     server = Server(*flags, folder=tmp_path, stdout=descriptor, stderr=descriptor, wrapper=wrapper)
     with contextlib.closing(server):
         server.port = port

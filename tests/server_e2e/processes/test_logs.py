@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import FAKE, SPREAD
 from tests.server_e2e.running import PATIENCE, Server, serving
 
 SECRET = "QXZJ-9173-secret"
@@ -78,7 +78,7 @@ def test_only_errors(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.holds("The request log")
 def test_the_servers_own_log_as_json(tmp_path: Path) -> None:
-    server = Server(*FAKE, "--json-output", "--request-log", "off", folder=tmp_path)
+    server = Server(*FAKE, *SPREAD, "--json-output", "--request-log", "off", folder=tmp_path)
     try:
         server.log.wait_for('"message": "ready"')
         assert server.stop() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_e2e.expected import FAKE
+from tests.server_e2e.expected import COMPACT, FAKE, SPREAD
 from tests.server_e2e.running import PATIENCE, Server, is_running, serving
 
 FEW_FILES = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
@@ -36,7 +36,7 @@ def connections(port: int, number: int) -> contextlib.ExitStack:
 @pytest.mark.holds("Limits", "When a process dies")
 def test_idle_connections_take_no_descriptor_that_a_restart_needs(tmp_path: Path) -> None:
     monitor = free_port()
-    flags = (*FAKE, "--prometheus-port", str(monitor), "--frontends", "1")
+    flags = (*FAKE, *SPREAD, "--prometheus-port", str(monitor), "--frontends", "1")
     with serving(*flags, folder=tmp_path, wrapper=FEW_FILES) as server, contextlib.ExitStack() as idle:
         idle.enter_context(connections(monitor, 300))
         idle.enter_context(connections(server.port, 300))
@@ -63,7 +63,7 @@ def test_standard_error_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
             os.write(write_end, b"\n" * 65536)
     os.set_blocking(write_end, True)
     port = free_port()
-    server = Server(*FAKE, "--port", str(port), "--log-level", "debug", folder=tmp_path, stderr=write_end)
+    server = Server(*FAKE, *SPREAD, "--port", str(port), "--log-level", "debug", folder=tmp_path, stderr=write_end)
     with contextlib.closing(server):
         server.port = port
         until_answered(server)
@@ -110,7 +110,9 @@ def test_engines_go_first_when_memory_runs_out(fake_server: Server) -> None:
 
     own = score(fake_server.process.pid)
     scores = {title.rpartition(" ")[0]: score(pid) - own for title, pid in fake_server.processes().items()}
-    assert scores == {"engine": 500, "tokenizer": 300, "batch manager": 200, "frontend": 100}
+    wanted = {"engine": 500, "tokenizer": 300, "batch manager": 200, "frontend": 100}
+    assert {"engine", "frontend"} <= scores.keys()
+    assert scores == {role: wanted[role] for role in scores}
 
 
 @pytest.mark.full
@@ -141,12 +143,29 @@ def test_a_signal_shows_where_every_process_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.holds("The log")
+def test_a_signal_shows_what_the_parts_inside_a_frontend_hold(tmp_path: Path) -> None:
+    with serving(*FAKE, *COMPACT, folder=tmp_path) as server:
+        server.process.send_signal(signal.SIGUSR1)
+        server.log.wait_for("SIGUSR1: that is all")
+        line = next(line for line in server.log.lines if "frontend 0 holds" in line)
+        held = json.loads(line.partition(" holds ")[2])
+        assert held["tokenizer"] == {"pieces": 0, "frontends": 1}
+        assert held["embedline_queue_sequences"] == held["embedline_open_requests"] == 0
+
+
+@pytest.mark.full
 @pytest.mark.faults
 @pytest.mark.holds("When a process dies")
-def test_a_frontend_that_tokenizes_is_restarted_with_its_tokenizer(tmp_path: Path) -> None:
-    with serving(*FAKE, "--frontends", "1", "--tokenization-workers", "0", folder=tmp_path) as server:
+@pytest.mark.parametrize(
+    ("flags", "others"),
+    [((*SPREAD, "--frontends", "1", "--tokenization-workers", "0"), {"batch manager 0"}), (COMPACT, set())],
+    ids=["spread", "compact"],
+)
+def test_a_frontend_is_restarted_with_what_is_inside(flags: tuple[str, ...], others: set[str], tmp_path: Path) -> None:
+    with serving(*FAKE, *flags, folder=tmp_path) as server:
         before = server.processes()
-        assert before.keys() == {"frontend 0", "engine 0", "batch manager 0"}
+        assert before.keys() == {"frontend 0", "engine 0", *others}
         texts = ["a text", "another one " * 5_000]  # a long one is tokenized in a thread
         answer = server.embed(texts, truncate_prompt_tokens=-1, encoding_format="bytes")
         assert answer.status == 200

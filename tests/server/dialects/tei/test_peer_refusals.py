@@ -17,6 +17,7 @@ from server.http.access import with_cors
 from server.settings.api_keys import ApiKey, digest
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
+from server.supervisor.placement import place
 from tests.server.asking import ask, tei_error
 from tests.server.dialects.tei.peer_checks import CLASSIFY, EMBED, RANK, RERANK, SIMILAR, SPARSE
 from tests.server.edge import Called, Edge, call, state_with
@@ -149,7 +150,8 @@ KEY = {"authorization": "Bearer secret"}
 )
 def test_the_fields_of_info(model: dict[str, Any], kind: str, facts: set[str]) -> None:
     told = {name: value for name, value in model.items() if name in ("outputs", "task", "labels")}
-    limits = serve._limits(Settings(models=(ModelSettings(model_id="any"),)))
+    settings = Settings(models=(ModelSettings(model_id="any"),), topology="spread")
+    limits = serve._limits(settings, place(settings, []))
     info = json.loads(get("/info", KEY, loaded=state_with(**told) | {"limits": limits}).body)
 
     assert {name: set(value) for name, value in info["model_type"].items()} == {kind: facts}
@@ -160,6 +162,7 @@ def test_the_fields_of_info(model: dict[str, Any], kind: str, facts: set[str]) -
     assert isinstance(info["auto_truncate"], bool)
     assert {"model_sha", "max_concurrent_requests", "tokenization_workers", "max_batch_requests"} <= info.keys()
     assert {"sha", "docker_label"} <= info.keys()
+    assert info["topology"] == {"name": "spread", "reason": "--topology spread"}  # ours
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/ping", "/metrics"])

@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -29,7 +30,7 @@ from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 from tokenizer_pool.worker import Worker
-from wire.connection import serve
+from wire.connection import Link, serve
 from wire.metrics import Recorder
 
 PATHS = sorted({route.path for route in ROUTES})
@@ -98,7 +99,7 @@ async def edge_with_tokenizer(instruction: str | None = None) -> AsyncIterator[t
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         server = await serve(listener, worker.received, worker.accepted, worker.lost)
-        pool = TokenizerPool([f"{folder}/socket"], max_seqlens=[MAX_SEQLEN])
+        pool = TokenizerPool([partial(Link, f"{folder}/socket")], max_seqlens=[MAX_SEQLEN])
         pool.open()
         await until(lambda: num_live(pool) == 1)
         loaded = state_with_everything()

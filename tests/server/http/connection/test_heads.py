@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from server.http.h1.connection import _date_line
 from server.http.h1.framing import MAX_HEADERS
 from server.http.h1.protocol import HttpProtocol
 from server.requests.errors import HeadTooLarge
@@ -95,6 +96,12 @@ async def test_an_absolute_target_may_have_no_path(server: Bare, app: App, rest:
     await client.send(b"GET http://localhost" + rest + b" HTTP/1.1\r\nhost: a\r\n\r\n")
     await turns()
     assert app.paths == ["/"]
+
+
+@pytest.mark.parametrize("day", range(0, 366, 17))
+def test_the_date_is_written_as_the_standard_library_writes_it(day: int) -> None:
+    second = 1_700_000_000 + day * 86_400 + day * 37
+    assert _date_line(second) == b"date: " + email.utils.formatdate(second, usegmt=True).encode()
 
 
 @pytest.mark.holds("Requests and answers")
@@ -235,7 +242,7 @@ async def test_a_small_answer_that_nobody_reads_does_not_hold_a_closed_connectio
 ) -> None:
     """It is too small for the server to be told that the client does not read."""
     monkeypatch.setattr(HttpProtocol, "answer_seconds", 0.01)
-    server.server._config.timeout_keep_alive = 0
+    server.server._idle_seconds = 0
     client = server.connect()
     client.transport.is_read = False
     await client.send(b"GET /now HTTP/1.1\r\nhost: a\r\n" + last + b"\r\n")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.server.jobs.served.asking import ended as request_ended
 from tests.server.jobs.served.test_job_faults import ROLES, SEED
-from tests.server_e2e.expected import FAKE, rows_of
+from tests.server_e2e.expected import FAKE, SPREAD, rows_of
 from tests.server_e2e.running import PATIENCE, Server, serving
 
 KEYS = ("--api-key", "first", "--api-key", "second")
@@ -164,7 +164,7 @@ def test_a_batch_outlives_kills_of_any_process(
 ) -> None:
     choose = random.Random(SEED)
     roles = [choose.choice(ROLES) for _ in range(num_kills)]
-    with serving(*FAKE, "--jobs", str(tmp_path / "jobs"), folder=tmp_path) as server:
+    with serving(*FAKE, *SPREAD, "--jobs", str(tmp_path / "jobs"), folder=tmp_path) as server:
         api = client(server)
         file = uploaded(api, lines(num_lines, encoding_format="base64"))
         batch = batch_of(api, file.id)
