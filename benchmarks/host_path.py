@@ -4,7 +4,7 @@
                                    [--cases NAME …] [--write]
 
 One text of 20 tokens, dimension 1024, 16 connections, the fake engine; raw bytes, base64 and floats. The same text on
-one connection, at once after the last answer and 20 ms after it, and 128 texts of about 32 tokens a request. With
+one connection, at once after the last answer and 20 ms after it, and 128 texts of 34 tokens a request. With
 --against the server of another checkout, perhaps an older one, takes turns with this one's, in the order A B, B A and
 so on. A pair during which others took more than 5 % of the machine's CPU is measured anew. Flags are those of the two
 servers, in one word, such as --flags="--topology compact"; two topologies are compared by `--against .`. With
