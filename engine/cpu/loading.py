@@ -178,7 +178,7 @@ class _Loader:
             converted = portable.read(entry, self._folder, self.compile_options)
             opening = partial(self.open_new, entry)
             executor, facts = examine(opening, converted, self.compile_options, makers=makers, is_new=False)
-            openvino.release_memory(executor, entry)
+            openvino.release_file(entry)
             sizes_of(self._folder, facts.dimensions)
         except Exception as error:  # a damaged manifest can cause any error
             logger.warning("the compiled model in %s is not used: %s; it is made anew", entry, one_line(error))
@@ -200,7 +200,7 @@ class _Loader:
             self._on_stage("self-test")
             opening = partial(self.open_new, target)
             executor, facts = examine(opening, converted, self.compile_options, makers=makers)
-            openvino.release_memory(executor, target)
+            openvino.release_file(target)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", "; ".join(facts.notes))
@@ -222,7 +222,7 @@ class _Loader:
         if least_wide is None:
             least_wide = least_tokens(executor, max_seqlen=self._folder.max_seqlen)
         if least_wide == 0:
-            return dataclasses.replace(executor, wide=None, least_wide=0, models=executor.models[:1])
+            return dataclasses.replace(executor, wide=None, least_wide=0)
         return dataclasses.replace(executor, least_wide=least_wide)
 
 
