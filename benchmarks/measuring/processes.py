@@ -29,16 +29,29 @@ def tree_cpu_seconds(pid: int) -> float:
 
 def cpu_by_title(pid: int) -> dict[str, float]:
     """CPU seconds of each process of an Embedline server whose supervisor is `pid`, by the title that `ps` shows."""
-    found: dict[str, float] = {}
+    return {title: cpu_seconds(one) for title, one in _by_title(pid).items()}
+
+
+def pss_mb_by_title(pid: int) -> dict[str, float]:
+    """The same for the proportional set size now."""
+    return {title: _pss_mb(one) for title, one in _by_title(pid).items()}
+
+
+def _by_title(pid: int) -> dict[str, int]:
+    found: dict[str, int] = {}
     for one in tree(pid):
         title = _read(f"/proc/{one}/cmdline").rstrip("\0").removeprefix("embedline: ")
-        found["supervisor" if one == pid else title] = cpu_seconds(one)
+        found["supervisor" if one == pid else title] = one
     return dict(sorted(found.items()))
 
 
 def tree_pss_mb(pid: int) -> float:
     """Proportional set size now: what several processes share counts once. MB = 1e6 bytes."""
-    return sum(_field(f"/proc/{one}/smaps_rollup", "Pss:") for one in tree(pid)) * 1024 / 1e6
+    return sum(map(_pss_mb, tree(pid)))
+
+
+def _pss_mb(pid: int) -> float:
+    return _field(f"/proc/{pid}/smaps_rollup", "Pss:") * 1024 / 1e6
 
 
 def tree_peak_rss_mb(pid: int) -> float:

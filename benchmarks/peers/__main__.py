@@ -2,10 +2,11 @@
 
     python -m benchmarks.peers [--model minilm|bge-base|qwen3-embedding|qwen3-reranker] [--infinity FOLDER]
                                [--llama FOLDER] [--vllm FOLDER] [--openvino FOLDER] [--tei PROGRAM …]
-                               [--loads NAME …] [--quick] [--write]
+                               [--against CHECKOUT] [--loads NAME …] [--rounds N] [--quick] [--write]
 
 All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). The folders are what the scripts
-make_….sh in benchmarks/peers have made; servers of a missing one are left out, and the report says so.
+make_….sh in benchmarks/peers have made; servers of a missing one are left out, and the report says so. With --against
+the server of another checkout of this repository, named by its folder, takes part too.
 """
 
 import argparse
@@ -61,7 +62,8 @@ def compare(report: Report, arguments: argparse.Namespace) -> Comparison:
         loads = [case for case in loads if case.name.startswith(tuple(arguments.loads))]
         report.table("Seconds from the start of the process to the first answer")
         environments = (arguments.infinity, arguments.llama, arguments.vllm, arguments.openvino)
-        for recipe in recipes(model, Places(folder, onnx, *environments, tuple(arguments.tei)), report):
+        places = Places(folder, onnx, *environments, tuple(arguments.tei), arguments.against)
+        for recipe in recipes(model, places, report):
             comparison.start(recipe, stack, first)
         report.table("Do the answers agree?")
         if model.is_reranker:
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, default=Path(".peers/vllm"), metavar="FOLDER")
     parser.add_argument("--openvino", type=Path, default=Path(".peers/openvino"), metavar="FOLDER")
     parser.add_argument("--tei", type=Path, nargs="+", default=[], metavar="PROGRAM", help="each built by its own way")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--loads", nargs="+", default=[""], metavar="NAME", help="those whose names begin so; all")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parse(parser)

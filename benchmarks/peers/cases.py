@@ -68,7 +68,7 @@ def _of_embeddings(model: str, prose: Prose, *, is_quick: bool) -> list[Case]:
     """The larger models get fewer texts at a time, or answers would take a minute."""
     mixed, query = prose.mixed(4096), prose.uniform("query", 512, num_tokens=10)
     long = prose.spread("long", 1024, num_tokens=_LONG)
-    lone = [Case("lone query", query, 1, 1, 3.0), Case("lone query, 20 ms between", query, 1, 1, 6.0, _GAP_SECONDS)]
+    lone = [Case("lone query", query, 1, 1, 5.0), Case("lone query, 20 ms between", query, 1, 1, 12.0, _GAP_SECONDS)]
     if is_quick:
         if model != "minilm":
             return [Case("mixed, 64 x 1", mixed, 1, 64, 3.0), Case("lone query", query, 1, 1, 2.0)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +16,10 @@ from benchmarks.measuring.processes import tree_peak_rss_mb, tree_pss_mb
 from benchmarks.measuring.report import Report
 from benchmarks.measuring.servers import Recipe, RunningServer, ServerFailed
 from benchmarks.peers.cases import Case
-from benchmarks.peers.figures import LOWEST_COSINE, MEMORY, SPEARMAN, Figures
+from benchmarks.peers.figures import IDLE_MEMORY, LOWEST_COSINE, MEMORY, SPEARMAN, Figures
 
 _WARM_UP_SECONDS = 2.0
+_IDLE_SECONDS = 3.0  # from its first answer until its memory is read
 _PATIENCE = 120.0  # seconds, for a start
 
 
@@ -32,24 +34,26 @@ class Comparison:
         self._is_quick = is_quick
 
     def start(self, recipe: Recipe, stack: contextlib.ExitStack, first: Case) -> None:
-        """Start it with an empty cache and again with a filled one, which then stays; time both to the first answer."""
+        """Start it with an empty cache and again with a filled one, which then stays; time both to the first answer,
+        and note its memory before it is asked anything else."""
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        seconds: list[str] = []
+        cells: dict[str, str] = {}
         with contextlib.ExitStack() as attempt:
             try:
-                for is_last in (True,) if self._is_quick else (False, True):
+                for start in ("first",) if self._is_quick else ("first", "second"):
+                    attempt.close()
                     server = RunningServer(recipe, cache=cache)
                     attempt.callback(server.stop)
-                    seconds.append(f"{_wait_for_answer(server, first):.1f}")
-                    if not is_last:
-                        attempt.close()
+                    cells[f"{start} start s"] = f"{_wait_for_answer(server, first):.1f}"
+                    time.sleep(_IDLE_SECONDS)
+                    self.facts[IDLE_MEMORY][server.name] = idle = tree_pss_mb(server.process.pid)
+                    cells[f"{start} start, idle PSS MB"] = f"{idle:.0f}"
             except ServerFailed as error:
                 self._report.row({"server": recipe.name, "error": error})
                 return
             stack.enter_context(attempt.pop_all())
         self.servers.append(server)
-        names = ("first start s",) if self._is_quick else ("first start s", "second start s")
-        self._report.row({"server": recipe.name, **dict(zip(names, seconds, strict=True))})
+        self._report.row({"server": recipe.name, **cells})
 
     def compare_rows(self, texts: Sequence[str], reference: str) -> None:
         """Cosines between the rows of each server and those of the reference, and how each ranks graded pairs."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from benchmarks.measuring.load import Measured
 from benchmarks.measuring.report import Report
 
-LOWEST_COSINE, SPEARMAN, MEMORY = "lowest cosine", "Spearman", "PSS MB"
+LOWEST_COSINE, SPEARMAN = "lowest cosine", "Spearman"
+IDLE_MEMORY, MEMORY = "PSS MB idle after the last start", "PSS MB after all loads"
 _IN_PLOT = ("mixed, 64 x 1", "mixed, 8 x 32")
 
 

@@ -34,11 +34,12 @@ class Places:
     vllm: Path  # the environment of benchmarks/peers/make_vllm.sh
     openvino: Path  # the environment of benchmarks/peers/make_openvino.sh
     tei: tuple[Path, ...]  # programs of text-embeddings-inference
+    other: Path | None  # another checkout of this repository
 
 
 def recipes(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
     """Embedline comes first."""
-    found = [*_ours(model, places.model), plain(places.model, is_reranker=model.is_reranker)]
+    found = [*_ours(model, places), plain(places.model, is_reranker=model.is_reranker)]
     found += [*_vllms(places, report), *(tei(program, places.model) for program in places.tei)]
     if model.is_reranker:
         report.note(
@@ -48,13 +49,15 @@ def recipes(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
     return [*found, *_pythons(model, places, report), *_llamas(model, places.llama, report)]
 
 
-def _ours(model: PeerModel, folder: Path) -> list[Recipe]:
+def _ours(model: PeerModel, places: Places) -> list[Recipe]:
     """With its defaults and in the types that those may differ from. int8 is left out for random weights.
 
     The rows of these say nothing of its fidelity.
     """
-    flags = ("--model-id", str(folder), "--served-model-name", "m")
+    flags = ("--model-id", str(places.model), "--served-model-name", "m")
     found = [embedline(*flags, name=OURS)]
+    if places.other is not None:
+        found.append(embedline(*flags, name=f"{OURS}, {places.other.name}", root=places.other.absolute()))
     if host.multiplies_bfloat16():
         found.append(embedline(*flags, "--dtype", "float32", name=f"{OURS} float32"))
     if host.multiplies_int8() and model.has_real_weights:

@@ -156,7 +156,7 @@ def test_side_by_side_names_the_server_that_ours_does_worst_against() -> None:
         "0.80 x (b)",
     ]
     assert list(cosines.values()) == ["lowest cosine", "0.999970", "1.000000"]
-    assert list(memory.values()) == ["PSS MB", "300", "150 (0.50 x)", "0.50 x (a)"]
+    assert list(memory.values()) == [MEMORY, "300", "150 (0.50 x)", "0.50 x (a)"]
 
 
 def test_a_report_names_machine_versions_and_command_and_no_kernel_of_somebody(
