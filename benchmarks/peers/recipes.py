@@ -57,7 +57,8 @@ def _ours(model: PeerModel, places: Places) -> list[Recipe]:
     flags = ("--model-id", str(places.model), "--served-model-name", "m")
     found = [embedline(*flags, name=OURS)]
     if places.other is not None:
-        found.append(embedline(*flags, name=f"{OURS}, {places.other.name}", root=places.other.absolute()))
+        other = places.other.absolute()
+        found.append(embedline(*flags, name=f"{OURS}, {other.name}", root=other))
     if host.multiplies_bfloat16():
         found.append(embedline(*flags, "--dtype", "float32", name=f"{OURS} float32"))
     if host.multiplies_int8() and model.has_real_weights:

@@ -40,6 +40,17 @@ def test_all_cores_are_for_texts_for_which_they_are_faster(
     assert all_cores.least_tokens(Plain().executor(), max_seqlen=max_seqlen) == expected
 
 
+def test_what_was_disturbed_is_tried_again_and_the_quickest_of_all_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_all = iter((1.4, 1.3, 1.0))  # seconds
+
+    def quickest(*arguments: Any) -> list[tuple[float, float]]:
+        return [(1.5, 1.0), (next(on_all), 2.0)]
+
+    monkeypatch.setattr(all_cores, "_quickest", quickest)
+    assert all_cores.least_tokens(Plain().executor(), max_seqlen=512) == 1
+    assert not list(on_all)
+
+
 def test_each_way_is_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Plain()
     executor = plain.executor()
