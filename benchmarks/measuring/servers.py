@@ -146,7 +146,7 @@ class RunningServer:
         )
         self._began = time.perf_counter()
 
-    def wait_for_answer(self, text: str, *, patience: float = 120.0) -> float:
+    def wait_for_answer(self, text: str, *, patience: float = 600.0) -> float:
         """Seconds from the start to the first answer. Raises ServerFailed."""
         return self.wait_for(lambda seconds: self.embed([text], patience=seconds), patience=patience)
 

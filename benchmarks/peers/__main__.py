@@ -52,10 +52,11 @@ _NUM_COMPARED = 64  # texts whose rows are compared
 
 def compare(report: Report, arguments: argparse.Namespace) -> Comparison:
     """The whole comparison."""
-    comparison = Comparison(report, is_quick=arguments.quick)
+    model = MODELS[arguments.model]
+    starts = ("first", "second") if model.has_real_weights and not arguments.quick else ("first",)
+    comparison = Comparison(report, starts=starts)
     with contextlib.ExitStack() as stack:
         made, onnx = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
-        model = MODELS[arguments.model]
         folder = model.make(made)
         loads = cases(model, Prose(folder / "tokenizer.json"), is_quick=arguments.quick)
         first, compared = lone_query(loads), loads[0]

@@ -34,6 +34,7 @@ class PeerModel:
     title: str
     pooling: str  # "cls" or "mean": infinity's ONNX engine reads no modules.json
     has_real_weights: bool
+    other_dtype: str  # of Embedline beside its default, on a CPU that multiplies in bfloat16
     is_reranker: bool = field(default=False, kw_only=True)
     make: Callable[[Path], Path]  # gives the model's folder; the argument is one to make it in
 
@@ -85,13 +86,14 @@ def _random(shape: "Shape", folder: Path, *, is_reranker: bool) -> Path:
 MODELS = {
     model.name: model
     for model in (
-        PeerModel("minilm", "all-MiniLM-L6-v2", "mean", True, minilm),
-        PeerModel("bge-base", "a model of bge-base's shape with random weights", "cls", False, bge_base),
+        PeerModel("minilm", "all-MiniLM-L6-v2", "mean", True, "float32", minilm),
+        PeerModel("bge-base", "a model of bge-base's shape with random weights", "cls", False, "bfloat16", bge_base),
         PeerModel(
             "qwen3-embedding",
             "a model of Qwen3-Embedding-0.6B's shape with random weights",
             "last",
             False,
+            "float32",
             qwen3_embedding,
         ),
         PeerModel(
@@ -99,6 +101,7 @@ MODELS = {
             "a reranker of Qwen3-Reranker-0.6B's shape with random weights",
             "last",
             False,
+            "bfloat16",
             qwen3_reranker,
             is_reranker=True,
         ),

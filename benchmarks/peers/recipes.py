@@ -40,7 +40,7 @@ class Places:
 def recipes(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
     """Embedline comes first."""
     found = [*_ours(model, places), plain(places.model, is_reranker=model.is_reranker)]
-    found += [*_vllms(places, report), *(tei(program, places.model) for program in places.tei)]
+    found += [*_vllms(model, places, report), *(tei(program, places.model) for program in places.tei)]
     if model.is_reranker:
         report.note(
             "infinity-emb, ONNX Runtime, OpenVINO behind FastAPI and llama.cpp are left out: no scores of this model."
@@ -60,7 +60,7 @@ def _ours(model: PeerModel, places: Places) -> list[Recipe]:
         other = places.other.absolute()
         found.append(embedline(*flags, name=f"{OURS}, {other.name}", root=other))
     if host.multiplies_bfloat16():
-        found.append(embedline(*flags, "--dtype", "float32", name=f"{OURS} float32"))
+        found.append(embedline(*flags, "--dtype", model.other_dtype, name=f"{OURS} {model.other_dtype}"))
     if host.multiplies_int8() and model.has_real_weights:
         found.append(embedline(*flags, "--quantization", "int8", name=f"{OURS} int8"))
     return found
@@ -87,10 +87,12 @@ def _pythons(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
     return [*found, plain_onnx(environment, exported)] if model.pooling == "mean" else found
 
 
-def _vllms(places: Places, report: Report) -> list[Recipe]:
-    """In its own type and in float32."""
+def _vllms(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
+    """In bfloat16 where the CPU multiplies in it, as its own choice for weights in float32 is float16, which takes far
+    longer; and in float32 where rows can be compared."""
     if (places.vllm / "bin/vllm").is_file():
-        return [vllm(places.vllm, places.model), vllm(places.vllm, places.model, dtype="float32")]
+        dtypes = ["bfloat16" if host.multiplies_bfloat16() else "auto", *["float32"] * model.has_real_weights]
+        return [vllm(places.vllm, places.model, dtype=dtype) for dtype in dtypes]
     report.note(f"vLLM is missing: make_vllm.sh {places.vllm.name} makes its environment.")
     return []
 
