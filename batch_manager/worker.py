@@ -50,7 +50,6 @@ logger = logging.getLogger("embedline.batch_manager")
 
 _Key = tuple[int, bytes]  # tokens of the sequence, and the hash of its model, ids and types
 
-_CLASSES = tuple(RequestClass)
 _RETRIES = {Release.RETRY: "failed", Release.ELSEWHERE: "elsewhere", Release.SUSPECT: "suspect"}
 _LOSSES = {
     Loss.CANARY: "it failed its canary",
@@ -424,12 +423,12 @@ class _ModelCells:
     def publish(self, now: float) -> None:
         model, number = self._model, self._number
         backlog, free_at = model.backlog, model.free_at_by_class(now)
-        for request_class in _CLASSES:
-            queued, waiting = model.queued_tokens[request_class], backlog.num_tokens[request_class]
-            self._queued[request_class] = queued
-            self._computing[request_class] = queued - waiting
-            self._free_at[request_class] = free_at[request_class]
-            self._oldest_since[request_class] = backlog.oldest(request_class) if waiting else 0.0
+        (queries, bulk), (waiting_queries, waiting_bulk) = model.queued_tokens, backlog.num_tokens
+        self._queued[0], self._queued[1] = queries, bulk
+        self._computing[0], self._computing[1] = queries - waiting_queries, bulk - waiting_bulk
+        self._free_at[0], self._free_at[1] = free_at
+        self._oldest_since[0] = backlog.oldest(RequestClass.INTERACTIVE) if waiting_queries else 0.0
+        self._oldest_since[1] = backlog.oldest(RequestClass.BULK) if waiting_bulk else 0.0
         if rate := model.tokens_per_second:  # else what the predecessor of this process found is the best guess
             self._rates[number] = rate
             self._streams[number] = model.num_streams

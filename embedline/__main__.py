@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # type checkers take it for typing's
 if TYPE_CHECKING:
     from typing import Any
 
+_INTERRUPTED = 130  # as of a program that Ctrl-C ends: 128 and the signal's number
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -66,11 +67,22 @@ def _text(output: _Output, like: io.TextIOWrapper | None) -> io.TextIOWrapper:
     )
 
 
+def _end_on_ctrl_c() -> None:
+    """A KeyboardInterrupt is lost where Python comes to it in a callback, as there are many of while modules are
+    imported. A server sets handlers of its own, and until then nothing has to be put in order."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+
+
 def main() -> None:
     """Run the command line. Exits with 1 and one line where the packages of the server extra are missing."""
     output = _open_standard_streams()
     application = _application_folder()
     sys.path.insert(0, application)
+    if sys.argv[1:2] == ["serve"]:
+        _end_on_ctrl_c()
     try:
         from server.cli import main as run
 
@@ -80,8 +92,8 @@ def main() -> None:
         if os.path.isdir(os.path.join(application, missing)):  # one of ours: a mistake to be seen as it is
             raise
         sys.exit(f"embedline: the server needs the package {missing}: pip install 'embedline[server]'")
-    except KeyboardInterrupt:  # before a server acts on signals itself
-        sys.exit(130)  # as of a program that Ctrl-C ends: 128 and the signal's number
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except SystemExit as ended:
         if ended.code:
             raise

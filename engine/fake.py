@@ -31,6 +31,7 @@ from engine.types import (
     OutputKind,
     Results,
     Rows,
+    kinds_in,
     untold,
 )
 
@@ -168,7 +169,7 @@ class FakeEngine(BlockingEngine):
         pooled = self._rows(batch)
         if batch.outputs & ROWS_OF_TOKENS:
             of_tokens = _of_tokens(pooled, batch)
-        for kind in batch.outputs:
+        for kind in kinds_in(batch.outputs):
             match kind:
                 case OutputKind.POOLED:
                     results[kind] = Rows(pooled)

@@ -1,5 +1,6 @@
 """The table of engines, and the choice of the one that serves a model. Imports an engine only to load it."""
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -132,6 +133,12 @@ def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]
     if asked not in (AUTO, *engines):
         raise ModelError(f"--quantization {quantization} is not for --engine {asked}; {engines[0]} does it")
     return engines[0] if asked == AUTO else asked, f"--engine {asked} with --quantization {quantization}"
+
+
+def import_early(engine: str) -> None:
+    """Import an engine that is likely to be loaded. Where that fails, `load` fails and says why."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(ENGINES[engine].module).import_library()
 
 
 def load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> Engine:

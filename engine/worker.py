@@ -263,9 +263,12 @@ class StartReport:
 
 
 def main() -> NoReturn:
-    """Run an engine process: `<python> -P -m engine.worker <control descriptor> <supervisor's pid>`."""
+    """Run an engine process: `<python> -P -m engine.worker <control descriptor> <supervisor's pid> [<engine>]`. The
+    engine is what it will most likely load, and is imported before START comes."""
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     settle(parent_pid)
+    for name in sys.argv[3:]:
+        registry.import_early(name)
     threading.excepthook = _die  # without one of its threads a worker would keep its batches for ever
     supervisor = BlockingConnection(socket.socket(fileno=control_fd))
     process, start = _wait_for_start(supervisor)

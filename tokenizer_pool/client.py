@@ -220,15 +220,17 @@ class WorkerLink:
         self._link.close()
         return self._forget()
 
-    def send(self, request: AnyPendingRequest, pending: PendingPiece) -> AnyAnswer | TextRefused | None:
-        """Send a piece to the live worker; its answer, where it is in this process and gives it at once.
+    def ask(self, piece: AnyPiece) -> Any:
+        """The answer to a piece, if the worker is in this process, owes nothing and gives it at once.
 
-        Raises UnicodeEncodeError where a text holds a lone surrogate.
+        Raises TextRefused.
         """
-        if self._link.ask is not None and first_unencodable(pending.piece) < 0:
-            answer: AnyAnswer | TextRefused | None = self._link.ask(pending.piece)
-            if answer is not None:
-                return answer
+        if self._link.ask is None or not self.is_live or self._outstanding or first_unencodable(piece) >= 0:
+            return None
+        return self._link.ask(piece)
+
+    def send(self, request: AnyPendingRequest, pending: PendingPiece) -> None:
+        """Send a piece to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
         codec = CODECS[type(pending.piece)]
         payload = codec.encode_piece(pending.piece)
         self._num_sent += 1
@@ -236,7 +238,6 @@ class WorkerLink:
         self._seconds[pending.piece.request_class] += pending.seconds
         self._num_pieces[pending.piece.request_class] += 1
         self._link.send(codec.asked, self._num_sent, payload)
-        return None
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == messages.READY:
@@ -455,6 +456,11 @@ class TokenizerPool:
 
     async def _answers(self, pending: Sequence[PendingPiece], request_class: RequestClass) -> list[Answer]:
         """The workers' answers to each piece of a request, in order. Raises TextRefused."""
+        if len(pending) == 1:
+            answer = self._workers[0].ask(pending[0].piece)
+            if answer is not None:
+                pending[0].speed.learn(pending[0].num_chars, answer.seconds)
+                return [answer]
         request: PendingRequest[Answer] = PendingRequest(pending, self._loop.create_future())
         waiting = self._waiting[request_class]
         waiting[request] = None
@@ -512,14 +518,16 @@ class TokenizerPool:
     def _send(self, worker: WorkerLink, request: AnyPendingRequest, pending: PendingPiece) -> None:
         pending.seconds = pending.speed.seconds(pending.num_chars)
         try:
-            answer = worker.send(request, pending)
+            worker.send(request, pending)
         except UnicodeEncodeError:
-            answer = TextRefused(TextRefusal.FAILED, first_unencodable(pending.piece))
-        if answer is not None:
-            _take(request, pending, answer)
+            request.refuse(pending, TextRefused(TextRefusal.FAILED, first_unencodable(pending.piece)))
 
     def _answered(self, request: AnyPendingRequest, pending: PendingPiece, answer: AnyAnswer | TextRefused) -> None:
-        _take(request, pending, answer)
+        if isinstance(answer, TextRefused):
+            request.refuse(pending, answer)
+        else:
+            pending.speed.learn(pending.num_chars, answer.seconds)
+            request.take(pending, answer)
         self._pump()
 
     def _lost(self, owed: list[tuple[AnyPendingRequest, PendingPiece]]) -> None:
@@ -533,14 +541,6 @@ class TokenizerPool:
             waiting[request] = None
             waiting.move_to_end(request, last=False)
         self._pump()
-
-
-def _take(request: AnyPendingRequest, pending: PendingPiece, answer: AnyAnswer | TextRefused) -> None:
-    if isinstance(answer, TextRefused):
-        request.refuse(pending, answer)
-        return
-    pending.speed.learn(pending.num_chars, answer.seconds)
-    request.take(pending, answer)
 
 
 def _num_chars(texts: Sequence[str], pair_texts: Sequence[str], prompt: str) -> int:

@@ -107,9 +107,10 @@ class Worker:
             self._is_running = True
             self._loop.call_soon(self._run)
 
-    def ask(self, piece: AnyPiece) -> AnyAnswer | TextRefused | None:
+    def ask(self, piece: AnyPiece) -> AnyAnswer | None:
         """Answer a short piece of a query within the call, for a frontend in this process; None where something else
-        runs, where the piece is not such a one, or where this tick has had _TICK_SECONDS of them."""
+        runs, where the piece is not such a one, or where this tick has had _TICK_SECONDS of them. Raises TextRefused.
+        """
         is_query = piece.request_class is RequestClass.INTERACTIVE and piece.num_chars <= _MAX_CHARS_AT_ONCE
         if self._is_running or not is_query:
             return None
@@ -121,8 +122,8 @@ class Worker:
             return None
         try:
             answer = _do(self._tokenizers[piece.model], piece)
-        except TextRefused as refused:
-            return refused
+        except TextRefused:
+            raise
         except BaseException:
             _end()
         self._count(piece.model, answer)

@@ -211,6 +211,8 @@ def _write_some(fd: int, data: memoryview) -> int:
 
 def _chunks(lines: list[bytes]) -> list[list[bytes]]:
     """Lines in groups that a pipe takes whole, so that lines of two processes never mix."""
+    if sum(map(len, lines)) <= select.PIPE_BUF:
+        return [lines]
     chunks: list[list[bytes]] = []
     room = 0
     for line in lines:

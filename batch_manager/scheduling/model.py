@@ -115,7 +115,7 @@ class Model:
 
     def add(self, request: ScheduledRequest) -> None:
         """A new request waits."""
-        self.backlog.queue(request).push(request)
+        self.backlog.push(request)
         self.deadlines[request.request_class].add(request)
         self.queued_tokens[request.request_class] += request.waiting_tokens
         if request.request_class == RequestClass.INTERACTIVE:
@@ -238,10 +238,22 @@ class Model:
         Engines that put urgent batches first have a lane for them and one for the others, each filled as if it were
         alone; but while there are suspects, classes take turns as with other engines (see `Backlog`).
         """
+        if not self.waits and not self._num_retries:
+            return None
+        if len(self.engines) == 1 and (chosen := self._alone_for(self.engines[0])) is not None:
+            return chosen
         for lane in self.lanes:
             if (chosen := self._next_batch(lane, now)) is not None:
                 return chosen
         return None
+
+    def _alone_for(self, engine: ReadyEngine) -> tuple[ReadyEngine, ScheduledBatch] | None:
+        """The batch of a query that waits alone, if this engine, the only one, idles: what `_next_batch` would find in
+        many more steps, which take longer than all else here on a machine that has little to do."""
+        if engine.batches or self._num_retries:
+            return None
+        batch = self.backlog.take_alone(self._sizes.max_tokens(engine.limits, is_mixed=False))
+        return None if batch is None else (engine, batch)
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -362,7 +374,9 @@ class Model:
     def note_begun(self, now: float) -> None:
         """Note that each stream now computes the oldest batch that it could. To be called after every event."""
         for engine in self.engines:
-            for lane in self.lanes if engine.batches else ():
+            if not engine.batches:
+                continue
+            for lane in self.lanes:
                 for batch in islice(engine.lane(lane), engine.limits.streams):
                     if batch.began == math.inf:
                         batch.began = now

@@ -92,6 +92,11 @@ class Shares:
         self._served = max(self._served, had)
         self._had[key] = had + num_tokens / weight
 
+    def serve_alone(self, key: int, num_tokens: int, *, weight: float) -> None:
+        """The key came and got its turn while no other waited: as `enter`, `charge` and `leave`."""
+        self._served = max(self._served, self._had.get(key, 0.0))
+        self._had[key] = self._served + num_tokens / weight
+
 
 class Arrivals:
     """Requests in the order in which they came.
@@ -384,7 +389,11 @@ def _last_that_fits(slice_: Slice, room_tokens: float, room_seqs: int) -> int:
 
 
 class Backlog:
-    """Waiting work of one model by output kind and class.     num_tokens  of each class that wait; to be read only"""
+    """Waiting work of one model by output kind and class.     num_tokens  of each class that wait; to be read only
+
+    A query of one sequence that finds nothing waiting is in no queue at first. Mostly it is still alone when its batch
+    is formed, and then needs none (`take_alone`); all else that looks into the queues puts it there before.
+    """
 
     def __init__(self, bulk_share: float) -> None:
         self._bulk_share = bulk_share
@@ -393,9 +402,43 @@ class Backlog:
         self._shares = (Shares(), Shares())  # by class
         self.num_tokens = [0] * NUM_CLASSES
         self._queues: dict[OutputKind, tuple[Queue, Queue]] = {}
+        self._alone: ScheduledRequest | None = None
+
+    def push(self, request: ScheduledRequest) -> None:
+        """A new request waits."""
+        if any(self.num_tokens) or request.num_left > 1 or request.request_class is not _INTERACTIVE:
+            self.queue(request).push(request)
+        else:
+            self._alone = request
+            request.waiting_tokens = self.num_tokens[_INTERACTIVE] = request.max_seqlen
+
+    def take_alone(self, max_tokens: int) -> ScheduledBatch | None:
+        """Take out the query that waits alone, as the batch of so many tokens at most that would be made of it for any
+        idle engine; None where none does."""
+        request = self._alone
+        if request is None or request.max_seqlen >= max_tokens:
+            return None
+        self._alone = None
+        self._shares[_INTERACTIVE].serve_alone(request.key, request.max_seqlen, weight=request.weight)
+        request.waiting_tokens = self.num_tokens[_INTERACTIVE] = 0
+        self._suspect_was_last[_INTERACTIVE], self._owed = False, 0.0
+        batch = ScheduledBatch((Slice(request, 0, 1, request.max_seqlen),))
+        batch.max_tokens = max_tokens
+        return batch
 
     def queue(self, request: ScheduledRequest) -> Queue:
         """The queue in which this request waits."""
+        self._settle()
+        return self._queue(request)
+
+    def _settle(self) -> None:
+        """Put the query that waits alone into its queue."""
+        alone, self._alone = self._alone, None
+        if alone is not None:
+            self.num_tokens[_INTERACTIVE] = 0
+            self._queue(alone).push(alone)
+
+    def _queue(self, request: ScheduledRequest) -> Queue:
         queues = self._queues.get(request.outputs)
         if queues is None:
             interactive, bulk = (Queue(self._shares[kind], self.num_tokens, kind) for kind in (_INTERACTIVE, _BULK))
@@ -406,11 +449,14 @@ class Backlog:
         """When the oldest waiting request of one class arrived; inf where none waits."""
         if not self.num_tokens[request_class]:
             return math.inf
+        self._settle()
         return min(queues[request_class].oldest for queues in self._queues.values())
 
     @property
     def has_suspects(self) -> bool:
         """Whether any wait."""
+        if self._alone is not None or not any(self.num_tokens):
+            return False
         for interactive, bulk in self._queues.values():  # noqa: SIM110 - asked several times for every batch
             if interactive.has_suspects or bulk.has_suspects:
                 return True
@@ -418,12 +464,14 @@ class Backlog:
 
     def next_batch_of(self, request_class: RequestClass, budget: Budget) -> ScheduledBatch:
         """Take out the next batch for which this class counts alone. Some of it must wait, and no suspects."""
+        self._settle()
         batch, _ = self._take(request_class, budget=budget, owed=0.0)
         self._suspect_was_last[request_class] = False
         return batch
 
     def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> ScheduledBatch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""
+        self._settle()
         interactive_waits = self.num_tokens[_INTERACTIVE] > 0
         is_shared = interactive_waits and self.num_tokens[_BULK] > 0
         owed = self._owed + self._bulk_share if is_shared else 0.0

@@ -99,6 +99,9 @@ _TARGET_NUM_TOKENS = 2048
 _GRAPH_BYTES = 16 << 20
 
 
+import_library = openvino.import_openvino  # for engine.registry
+
+
 def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = untold) -> OpenVinoEngine:
     """Load a model into the openvino engine. Raises ModelError with one line."""
     check(options)

@@ -55,12 +55,14 @@ _CONTAINERS = {
     b"application/x-npy": (Container.NPY, 0.0),
     b"application/npy": (Container.NPY, 0.0),
 }
+_CLASS = b"x-embedline-class"
 _CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
 _MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _MAX_TIMEOUT_DIGITS = len(str(_MAX_TIMEOUT_MS))
 _TIMEOUTS = (b"request-timeout-ms", b"x-request-timeout-ms")  # milliseconds from now
 _DEADLINE = b"request-deadline-ms"  # milliseconds since 1970, by the client's clock, as Baseten's client sends it
 _MAX_DEADLINE_DIGITS = 15
+_SAY_MORE = frozenset((_CLASS, *_TIMEOUTS, _DEADLINE))  # the headers that few requests have
 _REQUEST_IDS = (b"x-request-id", b"x-baseten-customer-request-id")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -265,11 +267,10 @@ class HttpRequest(Call):
 
 def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
     """Raises InvalidRequest, naming the header. Names are in lower case."""
-    request_class, deadline = _read_class(headers), _read_deadline(headers)
     usual = _usual_options(headers.get(b"accept", b""))
-    if request_class is None and deadline == math.inf:
+    if _SAY_MORE.isdisjoint(headers):
         return usual
-    return RequestOptions(request_class, deadline, usual.accepts)
+    return RequestOptions(_read_class(headers), _read_deadline(headers), usual.accepts)
 
 
 @lru_cache(maxsize=64)  # a client sends the same value each time
@@ -314,7 +315,7 @@ def _read_timeout(value: bytes, name: str) -> int:
 
 
 def _read_class(headers: Mapping[bytes, bytes]) -> RequestClass | None:
-    value = headers.get(b"x-embedline-class")
+    value = headers.get(_CLASS)
     if value is None:
         return None
     request_class = _CLASSES.get(value.lower())

@@ -78,6 +78,10 @@ class ModelPage:
         """Whether nothing has been computed for so long that an idle engine is better tried than judged."""
         return bool(now - max(self._last_batch_at.tolist()) >= _POLICY.forecast_memory)
 
+    def is_idle(self, request_class: RequestClass, now: float) -> bool:
+        """Whether nothing is ahead of a request that needs no room: what `ahead` finds, with less to count."""
+        return max(self._free_at[request_class].tolist()) <= now and not any(map(any, self._admitted.tolist()))
+
     def ahead(self, request_class: RequestClass, now: float, *, needs_memory: bool = False) -> Ahead:
         """The work that is ahead now. What waits for room is ahead only of what needs room too: it stands in the same
         line."""
@@ -257,12 +261,15 @@ class Admission:
             self._ceilings.spend(key, num_tokens, self._clock())
 
     def _check_wait(self, asked: Asked, key: KeyShare, now: float) -> None:
-        ahead = self._models[asked.model].ahead(asked.request_class, now, needs_memory=asked.needs_memory)
+        model, has_time = self._models[asked.model], asked.deadline == math.inf and not asked.needs_memory
+        if has_time and model.is_idle(asked.request_class, now):
+            return
+        ahead = model.ahead(asked.request_class, now, needs_memory=asked.needs_memory)
         if not ahead.tokens_per_second or (over := self._seconds_over(asked, ahead, now, part=1.0)) <= 0:
             return
         turn = _ALONE
         if self._keys.are_several:
-            queued = self._models[asked.model].queued_by_key(asked.request_class, needs_memory=asked.needs_memory)
+            queued = model.queued_by_key(asked.request_class, needs_memory=asked.needs_memory)
             turn = self._keys.turn(key, asked.num_tokens, queued)
             if (over := self._seconds_over(asked, ahead, now, part=turn.ahead)) <= 0:
                 return

@@ -14,21 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from server.supervisor.spawn import Spawned, spawn
 from wire import control
 from wire.connection import FrameConnection
 from wire.control import Json, ProcessStart
 
-# Defaults that the environment may overrule. numpy computes on the calling thread alone: with a team of threads for
-# each product, two engine threads that compute at the same time take three and a half times as long.
-# A process that dies before it can ask for its stack, while it imports a library say, shows it too.
-_DEFAULTS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
 _KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
 _DUMP_SECONDS = 1.0  # for a process to say what it holds
 _LAUNCH = "launch"  # the stage before a process has named one: the interpreter starts, and imports its module
 
 logger = logging.getLogger("embedline.supervisor")
-
-APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, engine/, …
 
 
 class Need(enum.Enum):
@@ -48,6 +43,7 @@ class Plan:
     oom_score      what is added to the supervisor's own: when memory runs out the kernel kills the highest
     takes_state    whether it is sent each STATE of the server
     inside         the other roles whose work it does, in the order in which they stop
+    early          the process itself, where it was started before this was planned
     """
 
     role: str
@@ -64,6 +60,7 @@ class Plan:
     oom_score: int = 0
     takes_state: bool = False
     inside: tuple[str, ...] = ()
+    early: Spawned | None = None
 
     @property
     def title(self) -> str:
@@ -135,6 +132,7 @@ class ChildProcess:
         self.seen = 0
         self.was_killed = False
         self._events = events
+        self._early = plan.early  # None once it was used
         self._run: _Run | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -229,30 +227,17 @@ class ChildProcess:
 
     def _launch(self) -> tuple[_Run, socket.socket]:
         """The process, and our end of its control channel. Raises OSError, and then nothing is left of it."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            process = self._spawn(theirs.fileno())
-            undo.callback(process.wait)
-            undo.callback(process.kill)
-            pidfd = os.pidfd_open(process.pid)
+        spawned = self._early or spawn(self.plan.python, self.plan.module, self.plan.fds)
+        self._early = None
+        with contextlib.ExitStack() as undo:
+            undo.callback(spawned.end)
+            pidfd = os.pidfd_open(spawned.process.pid)
             undo.callback(os.close, pidfd)
-            run = _Run(process, pidfd)
+            run = _Run(spawned.process, pidfd)
             self._loop.add_reader(pidfd, self._reap, run)
             undo.pop_all()
-        _offer_to_oom_killer(process.pid, self.plan.oom_score)
-        return run, ours
-
-    def _spawn(self, control_fd: int) -> subprocess.Popen[bytes]:
-        path = [str(APP_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.Popen(
-            # -P: never import from the working folder, which may have an `engine/` of its own
-            [self.plan.python, "-P", "-m", self.plan.module, str(control_fd), str(os.getpid())],
-            env={**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"},
-            pass_fds=(control_fd, *self.plan.fds),
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is the supervisor's business, also before the child ignores it
-        )
+        _offer_to_oom_killer(spawned.process.pid, self.plan.oom_score)
+        return run, spawned.channel
 
     def _reap(self, run: _Run) -> None:
         """The pidfd is readable: the process has ended, even if its sockets are still open."""

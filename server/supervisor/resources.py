@@ -117,12 +117,6 @@ def check_open_files(*, num_processes: int) -> None:
         )
 
 
-def raise_open_files() -> None:
-    """Take all that this user may have; processes started from now on have it too."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def max_connections(*, num_peers: int) -> int:
     """The most connections of a frontend that also keeps a connection to each of so many other processes.
 

@@ -47,10 +47,11 @@ class SocketFolder:
         self._lock = files.lock(unlocked)  # as long as this process lives
         unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
 
-    def listen(self, name: str) -> ListeningSocket:
-        """A listening Unix socket (0600). It stays open here while the process that serves it restarts."""
+    def listen(self, name: str, unbound: socket.socket | None = None) -> ListeningSocket:
+        """A listening Unix socket (0600), made of `unbound` where that is given. It stays open here while the process
+        that serves it restarts."""
         path = str(self.path / f"{name}.sock")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = unbound or socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)
         try:
             listener.bind(path)

@@ -23,6 +23,7 @@ from server.supervisor.model_plan import ModelPlan, engine_options
 from server.supervisor.placement import place
 from server.supervisor.resources import cpu_threads, memory_shares
 from server.supervisor.socket_folder import FeatureSockets, ListeningSocket, SocketFolder
+from server.supervisor.spawn import ENGINE, EarlyEngine
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
 
@@ -55,10 +56,12 @@ class Topology:
         feature_ports: Mapping[str, str] = MappingProxyType({}),
         access: Access | None = None,
         cache_dir: str | None = None,
+        early: EarlyEngine | None = None,
     ) -> None:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `feature_ports`, host:port by the
         name of a feature, the frontends listen themselves. Without `access` everybody may use the server. `cache_dir`
-        is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where the topology that
+        is where engines keep what they have compiled; None keeps nothing. `early` becomes the first engine where it
+        can be that. Raises SettingsError where the topology that
         is asked for can't be, there are too few threads for the engines on the CPU, or the memory shares of a GPU
         exceed it."""
         self._settings = settings
@@ -77,10 +80,14 @@ class Topology:
             num_models=len(models),
             num_keys=len(self._access.keys) + _SPARE_KEYS if self._access.keys else 1,
         )
+        taken = early.take() if early is not None and _suits_early(models[0]) else None
+        self._early = taken and taken[1]
         threads = iter(cpu_threads(settings.cpu_threads, models))
         self._engines = [
             EngineProcess(listening, model, device, next(threads) if device == registry.CPU else 1)
-            for listening, (model, device) in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
+            for listening, (model, device) in zip(
+                _listen(folder, "engine", len(pairs), first=taken and taken[0]), pairs, strict=True
+            )
         ]
         self._tokenizers = _listen(folder, "tokenizer", self.placement.num_tokenizers)
         self._managers = _listen(folder, "batch-manager", self.placement.num_managers)
@@ -123,12 +130,13 @@ class Topology:
         return Plan(
             role="engine",
             index=index,
-            module="engine.worker",
+            module=ENGINE,
             python=self._settings.engine_python,
             fds=(engine.socket.fd,),
             model=engine.model,
             start=start,
             oom_score=500,  # it holds the most, and its end costs no answer
+            early=self._early if index == 0 else None,
         )
 
     def _tokenizer(self, index: int) -> Plan:
@@ -244,8 +252,13 @@ class Topology:
         return FeatureStart(name, process, self._feature_ports.get(name))
 
 
-def _listen(folder: SocketFolder, role: str, num: int) -> list[ListeningSocket]:
-    return [folder.listen(f"{role}-{index}") for index in range(num)]
+def _suits_early(model: ModelPlan) -> bool:
+    """Whether OpenVINO, which such a process has imported, may serve the model on its first device."""
+    return model.engine in (registry.AUTO, registry.OPENVINO) and model.devices.names[0] == registry.CPU
+
+
+def _listen(folder: SocketFolder, role: str, num: int, *, first: socket.socket | None = None) -> list[ListeningSocket]:
+    return [folder.listen(f"{role}-{index}", None if index else first) for index in range(num)]
 
 
 def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:

@@ -378,7 +378,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("engine", "tests/engine/selftest/test_warmup.py"): [
         ("A canary that differs passes", "if not difference <= self._tolerance:", "if difference != difference:")
     ],
-    ("batch_manager", "tests/batch_manager/test_quarantine.py"): [
+    ("batch_manager", "tests/batch_manager/sick_engines/test_quarantine.py"): [
         (
             "An input of one model is refused by another",
             'hashlib.blake2b(submission.model.to_bytes(4, "little"), digest_size=16)',

@@ -25,17 +25,17 @@ from tests.structure.sources import Source, is_within, sources
 SIZES = {
     "server": (26_200, 236_700),
     "engine": (18_530, 176_500),
-    "batch_manager": (2_220, 21_700),
+    "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_275, 22_030),
     "wire": (1_420, 13_180),
     "embedline": (3_850, 34_600),
-    "core": (34_750, 327_200),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (34_850, 328_200),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
     "lines of the tests": 100_300,
-    "files of the product": 388,
+    "files of the product": 390,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,
     "imports of features by the core": 0,
@@ -74,6 +74,7 @@ SUBJECTS = {
     "engine.convert.pickle_to_safetensors": "the one file that calls torch.load",
     "engine.transformers.heads": "which head makes which output",
     "engine.transformers.selftest": "how a model may be run, tried at load and kept",
+    "server.commands.running": "all that `serve` imports while the first engine's process imports its own libraries",
     "server.dialects.lines": "what a line of texts may be, and its answer, as OpenAI's route has them",
     "server.features.grpc.calls": "how an RPC is admitted, read, reported and refused, whatever its method",
     "server.features.grpc.methods": "text-embeddings-inference's methods: a list",
@@ -96,7 +97,6 @@ SUBJECTS = {
     "server.metrics.tei": "text-embeddings-inference's names for our metrics",
     "server.supervisor.ports": "the ports of one server, wherever they come from",
     "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
-    "server.supervisor.stderr_relay": "standard error of all processes, which a slow reader must not block",
     "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",
     "tokenizer_pool.chat_template": "chat templates in a sandbox: the one file that imports jinja2",
     "tokenizer_pool.pairs": "how two texts become one sequence",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.commands.serve import Prepared, _log_models_and_keys, prepare
+from server.commands.running import Prepared, _log_models_and_keys, prepare
 from server.frontend.start import Access
 from server.settings.api_keys import ApiKey, digest
 from server.settings.flag import SettingsError

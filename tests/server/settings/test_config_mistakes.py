@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from server import cli
-from server.commands.serve import prepare
+from server.commands.running import prepare
 from server.http.access import HEALTH_PATHS
 from server.settings.settings import Settings
 from server.supervisor import model_plan

@@ -57,6 +57,25 @@ def test_neither_a_plain_start_nor_what_it_imports_needs_typer() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_ctrl_c_ends_a_start_also_where_python_would_pass_over_an_exception() -> None:
+    """As in the callbacks of locks while modules are imported."""
+    code = """
+import sys
+sys.argv = ["embedline", "serve"]
+import embedline.__main__ as launcher, server.cli
+def main():
+    import signal, weakref
+    class Lock: pass
+    lock = Lock()
+    seen = weakref.ref(lock, lambda _: signal.raise_signal(signal.SIGINT))
+    del lock
+server.cli.main = main
+launcher.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 def test_ctrl_c_during_a_start_prints_nothing() -> None:
     code = """
 import embedline.__main__ as launcher, server.cli

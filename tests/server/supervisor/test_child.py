@@ -12,7 +12,10 @@ from typing import NoReturn, cast
 
 import pytest
 
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from server.supervisor.child import ChildEvents, ChildProcess, Plan, SpawnError
+from server.supervisor.spawn import EarlyEngine, spawn
 from tests.server_e2e.running import children
 from wire.control import Json, ProcessStart
 
@@ -32,7 +35,7 @@ async def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
-    monkeypatch.setattr("server.supervisor.child.subprocess.Popen", refuse)
+    monkeypatch.setattr("server.supervisor.spawn.subprocess.Popen", refuse)
     with pytest.raises(SpawnError, match="engine 0 can't be started: python3: No such file or directory"):
         await ChildProcess(PLAN, cast(ChildEvents, None)).start()
     assert started_with["OPENBLAS_NUM_THREADS"] == expected
@@ -59,10 +62,14 @@ def num_open() -> int:
 
 def a_sleeper(tmp_path: Path, events: Events) -> ChildProcess:
     """A process that ends when it is told to, and not otherwise."""
+    return ChildProcess(dataclasses.replace(PLAN, python=str(a_python(tmp_path))), cast(ChildEvents, events))
+
+
+def a_python(tmp_path: Path) -> Path:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
     python.chmod(0o700)
-    return ChildProcess(dataclasses.replace(PLAN, python=str(python)), cast(ChildEvents, events))
+    return python
 
 
 @pytest.mark.faults
@@ -107,6 +114,51 @@ async def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
     assert caplog.messages == [f"engine 0 (process {child.pid}) can't be killed and is left behind"]
     await child.stop(0)
     assert (child.pid, child.is_dying, events.exits) == (None, False, [-signal.SIGKILL])
+
+
+async def test_a_process_that_was_started_early_is_the_first_and_others_follow_it(tmp_path: Path) -> None:
+    events = Events()
+    early = spawn(str(a_python(tmp_path)), "engine", ())
+    plan = dataclasses.replace(PLAN, python=str(a_python(tmp_path)), early=early)
+    child = ChildProcess(plan, cast(ChildEvents, events))
+    await child.start()
+    assert child.pid == early.process.pid
+    await child.stop(0)
+    await child.start()
+    assert child.pid not in (None, early.process.pid)
+    await child.stop(0)
+    assert events.exits == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_early_engine_is_ended_unless_it_was_taken(ends: bool) -> None:
+    before, others = num_open(), children(os.getpid())
+    early = EarlyEngine()
+    early.start(Settings(models=(ModelSettings(devices="cpu"),)))
+    assert len(children(os.getpid())) == len(others) + 1
+    taken = None if ends else early.take()
+    early.end()
+    assert (len(children(os.getpid())) == len(others)) is ends
+    if taken is not None:
+        listener, spawned = taken
+        spawned.end()
+        listener.close()
+    assert (num_open(), children(os.getpid())) == (before, others)
+
+
+@pytest.mark.parametrize(
+    ("model", "python"),
+    [
+        (ModelSettings(devices="cpu", engine="fake"), sys.executable),
+        (ModelSettings(devices="cpu", engine="transformers"), sys.executable),
+        (ModelSettings(devices="cuda"), sys.executable),
+        (ModelSettings(devices="cpu"), "/bin/sh"),
+    ],
+)
+def test_no_engine_is_started_early_that_openvino_would_not_serve(model: ModelSettings, python: str) -> None:
+    early = EarlyEngine()
+    early.start(Settings(models=(model,), engine_python=python))
+    assert early.take() is None
 
 
 AT_ITS_IMPORT = "import signal\nsignal.raise_signal(signal.SIGILL)\n"

@@ -6,6 +6,7 @@ import pytest
 
 from server.settings.flag import SettingsError
 from server.supervisor import resources
+from server.supervisor.spawn import raise_open_files
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_it_is_raised_as_far_as_it_goes(limit: list[int]) -> None:
-    resources.raise_open_files()
+    raise_open_files()
     assert limit == [512, 512]
 
 

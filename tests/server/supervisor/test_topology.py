@@ -25,6 +25,7 @@ from server.supervisor.model_plan import plan_models
 from server.supervisor.readiness import Readiness
 from server.supervisor.resources import cpu_threads
 from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.spawn import EarlyEngine
 from server.supervisor.topology import Topology
 from wire.page import Page
 
@@ -70,6 +71,23 @@ def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
 @pytest.fixture
 def minilm_folder() -> Path:
     return resolve("sentence-transformers/all-MiniLM-L6-v2").path
+
+
+@pytest.mark.parametrize(("engine", "is_taken"), [("auto", True), ("openvino", True), ("transformers", False)])
+def test_an_early_engine_is_the_first_where_it_can_be(
+    made: Made, minilm_folder: Path, engine: str, is_taken: bool
+) -> None:
+    early = EarlyEngine()
+    early.start(settings(model("one", devices="cpu", engine="auto")))
+    inherited = early.listener
+    chosen = settings(model("one", model_id=str(minilm_folder), devices="cpu", engine=engine), model("two"))
+    first, second = by_role(made(chosen, early=early).plans(), "engine")
+    early.end()
+    assert ((first.early is not None), second.early) == (is_taken, None)
+    assert inherited is not None
+    assert (first.fds == (inherited.fileno(),)) is is_taken
+    if first.early is not None:
+        first.early.end()
 
 
 def by_role(plans: list[Plan], role: str) -> list[Plan]:

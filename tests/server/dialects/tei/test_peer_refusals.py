@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.commands import serve
+from server.commands import running
 from server.http.access import with_cors
 from server.settings.api_keys import ApiKey, digest
 from server.settings.model import ModelSettings
@@ -151,7 +151,7 @@ KEY = {"authorization": "Bearer secret"}
 def test_the_fields_of_info(model: dict[str, Any], kind: str, facts: set[str]) -> None:
     told = {name: value for name, value in model.items() if name in ("outputs", "task", "labels")}
     settings = Settings(models=(ModelSettings(model_id="any"),), topology="spread")
-    limits = serve._limits(settings, place(settings, []))
+    limits = running._limits(settings, place(settings, []))
     info = json.loads(get("/info", KEY, loaded=state_with(**told) | {"limits": limits}).body)
 
     assert {name: set(value) for name, value in info["model_type"].items()} == {kind: facts}

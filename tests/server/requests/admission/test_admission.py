@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.requests.admission import Admission, Asked, WaitBudgets
+from server.requests.admission import Admission, Asked, ModelPage, WaitBudgets
 from server.requests.errors import InvalidRequest, Overloaded
 from server.settings.api_keys import ApiKey
 from wire.page import Page
@@ -341,3 +341,17 @@ def test_what_is_tokenized_and_too_much_for_the_key_is_refused_and_spends_nothin
     assert refused.value.reason == "key_limit"
     assert not page.admitted_tokens.any()
     admit(door, num_tokens=1000, key="limited")
+
+
+@pytest.mark.parametrize("request_class", RequestClass)
+@pytest.mark.parametrize("admitted", [0, 5])
+@pytest.mark.parametrize("free_at", [0.0, NOW, NOW + 0.5])
+def test_idle_is_what_the_long_count_finds(request_class: RequestClass, admitted: int, free_at: float) -> None:
+    """A request that nothing is ahead of comes in without it."""
+    page = a_page()
+    page.admitted_tokens[1, 0, BULK] = admitted
+    page.admitted_tokens[0, 1] = 7  # another model's
+    page.free_at[1, 0] = free_at
+    model = ModelPage(page, 0)
+    ahead = model.ahead(request_class, NOW)
+    assert model.is_idle(request_class, NOW) == (ahead.is_idle and not ahead.busy_seconds)
