@@ -61,15 +61,16 @@ class Shares:
     Deficit round robin gives the same shares. It was not taken because it needs a quantum as large as the longest
     sequence or many empty turns, and a key that has just come would wait for one quantum of every other key.
 
-    All output kinds of a class share it.
+    All output kinds of a class share it.     num_waiting  of the keys, each counted in every queue; to be read only
     """
 
-    __slots__ = ("_had", "_num_queues", "_served")
+    __slots__ = ("_had", "_num_queues", "_served", "num_waiting")
 
     def __init__(self) -> None:
         self._had: dict[int, float] = {}  # by key: tokens over weight
         self._num_queues: dict[int, int] = {}  # by key: queues in which it waits
         self._served = 0.0  # the highest count at which a key got a turn
+        self.num_waiting = 0
 
     def had(self, key: int) -> float:
         """Tokens over weight. It only grows."""
@@ -81,10 +82,12 @@ class Shares:
         if not num_queues:
             self._had[key] = max(self._had.get(key, 0.0), self._served)
         self._num_queues[key] = num_queues + 1
+        self.num_waiting += 1
 
     def leave(self, key: int) -> None:
         """Nothing of the key waits in a queue any more."""
         self._num_queues[key] -= 1
+        self.num_waiting -= 1
 
     def charge(self, key: int, num_tokens: int, *, weight: float) -> None:
         """A waiting key got its turn."""
@@ -414,12 +417,12 @@ class Backlog:
 
     def take_alone(self, max_tokens: int) -> ScheduledBatch | None:
         """Take out the query that waits alone, as the batch of so many tokens at most that would be made of it for any
-        idle engine; None where none does."""
-        request = self._alone
-        if request is None or request.max_seqlen >= max_tokens:
+        idle engine; None where none does, or a queue still has a key whose query was given up."""
+        request, shares = self._alone, self._shares[_INTERACTIVE]
+        if request is None or request.max_seqlen >= max_tokens or shares.num_waiting:
             return None
         self._alone = None
-        self._shares[_INTERACTIVE].serve_alone(request.key, request.max_seqlen, weight=request.weight)
+        shares.serve_alone(request.key, request.max_seqlen, weight=request.weight)
         request.waiting_tokens = self.num_tokens[_INTERACTIVE] = 0
         self._suspect_was_last[_INTERACTIVE], self._owed = False, 0.0
         batch = ScheduledBatch((Slice(request, 0, 1, request.max_seqlen),))

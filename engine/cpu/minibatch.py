@@ -42,7 +42,7 @@ class MiniBatch:
 
 
 class StreamSpeed:
-    """How long a padded token takes on one core, learned from mini-batches. Threads may use it at the same time: what
+    """How long a padded token takes on one stream, learned from mini-batches. Threads may use it at the same time: what
     one of them learns may be lost, and the next mini-batch shows it again."""
 
     def __init__(self) -> None:

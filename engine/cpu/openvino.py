@@ -35,7 +35,8 @@ class Executor:
     """A compiled model. A Run is called by one thread at a time; different ones may be called at the same time."""
 
     input_names: frozenset[str]
-    streams: tuple[Run, ...]  # one core each
+    streams: tuple[Run, ...]  # one core each, or several of a large model
+    num_threads: int  # of all streams
     wide: Run | None  # on all cores at once; None with one core, where it gains nothing, or without memory for it
     multiple_alone: int  # a short sequence that is computed alone is as long as a multiple of so many tokens
     least_wide: int | None = None  # see engine.cpu.all_cores; None = not measured
@@ -87,10 +88,12 @@ _GRAPH = "model.xml"
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _CAPABILITIES = {"bfloat16": "BF16", "float16": "FP16"}  # what OpenVINO calls a CPU's arithmetic
 _INT8_GROUP = 128  # numbers of a row that have a scale of their own beside int8 weights
-# The wide compilation holds the weights a second time. Larger models do without, and where less than so many times
-# their bytes is free.
-MAX_WIDE_BYTES = 1 << 30
+# The wide compilation holds the weights a second time, so it is left out where less than so many times their bytes is
+# free. Of larger models each stream has so many cores or a few more: these compute as much in bulk as more streams of
+# one core each, and a lone text takes half the time (decision 9).
 _FREE_FOR_WIDE = 2
+_MAX_WIDE_BYTES = 1 << 30
+_CORES_OF_LARGE = 4
 # A short sequence that is computed alone is as long as a multiple of so many tokens: each further length takes memory
 # for ever (measurements: decision 9). oneDNN lays bfloat16 weights out for AMX's tiles, anew for many a length.
 # float16 was not measured, and is taken for bfloat16.
@@ -163,10 +166,11 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
         host.release_mapped(weights)
         return runs
 
-    streams = compiled(num_threads)
-    wide = compiled(1)[0] if has_wide and num_threads > 1 and _has_room_for_wide(weights) else None
+    is_large = weights.stat().st_size > _MAX_WIDE_BYTES
+    streams = compiled(max(1, num_threads // _CORES_OF_LARGE) if is_large else num_threads)
+    wide = compiled(1)[0] if has_wide and len(streams) > 1 and not is_large and _has_room_for_wide(weights) else None
     multiple = _MULTIPLE_WITH_AMX if host.has_amx() and dtype in _CAPABILITIES else _MULTIPLES[dtype]
-    return Executor(input_names, tuple(streams), wide, multiple)
+    return Executor(input_names, tuple(streams), num_threads, wide, multiple)
 
 
 def release_file(folder: Path) -> None:
@@ -177,8 +181,6 @@ def release_file(folder: Path) -> None:
 
 def _has_room_for_wide(weights: Path) -> bool:
     size, free = weights.stat().st_size, host.free_memory()
-    if size > MAX_WIDE_BYTES:
-        return False
     if free < _FREE_FOR_WIDE * size:
         logger.warning(
             "a text that is alone is computed on one core: to compile the model for all takes up to %d MiB of memory, "

@@ -137,7 +137,7 @@ def examine(
         num_products=converted.num_products,
         left_out="; ".join(converted.notes),
         least_wide=executor.least_wide,
-        num_threads=len(executor.streams),
+        num_threads=executor.num_threads,
     )
     return executor, facts
 
@@ -145,7 +145,7 @@ def examine(
 def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:
     """The largest difference: see RowAgreement. Raises ModelError if rounding does not explain it.
 
-    The sequences of each reference are computed together on one core, and each alone on all cores. Their rows are
+    The sequences of each reference are computed together on one stream, and each alone on all cores. Their rows are
     compared as one, since a few scores near zero say nothing of the size of others.
     """
     expected = np.concatenate([row for each in references for row in each.rows])
@@ -185,7 +185,7 @@ def _pooled(token_rows: RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
 def _rows(
     executor: Executor, reference: Reference, *, pad_id: int, each_alone: bool = True
 ) -> tuple[RowsOfEach, RowsOfEach]:
-    """Rows of all sequences, together on one core, and of each, or every _STEPth, alone on all. Raises ModelError."""
+    """Rows of all sequences, together on one stream, and of each, or every _STEPth, alone on all. Raises ModelError."""
     wide = executor.wide or executor.streams[-1]
     batch = _batch(reference.sequences, hides_tokens=reference.hides_tokens)
     together = _run(executor.streams[0], executor, batch, pad_id=pad_id)[: len(reference.rows)]

@@ -157,7 +157,8 @@ async def _supervise(
         cache_dir=prepared.cache_dir,
         early=early,
     )
-    early.end()  # where it can't be the first engine
+    if not early.is_taken:  # it can't be the first engine
+        early.end()
     placement = topology.placement
     logger.info("topology %s (%s)", placement.name, placement.reason)
     supervisor = Supervisor(

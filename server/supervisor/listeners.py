@@ -197,7 +197,7 @@ def inherited(environment: MutableMapping[str, str], *, first: int = 3) -> dict[
 
     Empty where none were passed in, or they are another process's.
 
-    Takes the variables out of the environment, so that no child reads them. Raises SettingsError for what is no
+    Takes the variables out of the environment, so that no later child has them. Raises SettingsError for what is no
     listening TCP socket.
     """
     pid, number, names = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))

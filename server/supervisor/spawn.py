@@ -22,6 +22,7 @@ ENGINE = "engine.worker"
 # each product, two engine threads that compute at the same time take three and a half times as long.
 # A process that dies before it can ask for its stack, while it imports a library say, shows it too.
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+_ALWAYS = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # on Linux, and on Linux inside of Windows
 
 
@@ -54,7 +55,7 @@ def spawn(python: str, module: str, fds: tuple[int, ...], *words: str) -> Spawne
             process = subprocess.Popen(
                 # -P: never import from the working folder, which may have an `engine/` of its own
                 [python, "-P", "-m", module, str(theirs.fileno()), str(os.getpid()), *words],
-                env={**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"},
+                env={**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path), **_ALWAYS},
                 pass_fds=(theirs.fileno(), *fds),
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C is the supervisor's business, also before the child ignores it
@@ -68,12 +69,14 @@ def spawn(python: str, module: str, fds: tuple[int, ...], *words: str) -> Spawne
 class EarlyEngine:
     """The process of the first engine while nobody knows yet what it will do. It imports OpenVINO meanwhile.
 
-    listener  the socket that it inherits, which is bound later
+    listener  the socket that it inherits, which is bound later; None where it was not started or was taken
+    is_taken  whether it has become an engine's process
     """
 
     def __init__(self) -> None:
         """Starts nothing."""
         self.listener: socket.socket | None = None
+        self.is_taken = False
         self._spawned: Spawned | None = None
 
     def start(self, settings: Settings) -> None:
@@ -94,9 +97,9 @@ class EarlyEngine:
 
     def take(self) -> tuple[socket.socket, Spawned] | None:
         """The socket and the process, which are the caller's from now on; None where there are none."""
-        listener, spawned = self.listener, self._spawned
-        self.listener = self._spawned = None
-        return None if listener is None or spawned is None else (listener, spawned)
+        listener, self.listener = self.listener, None
+        self.is_taken = listener is not None
+        return None if listener is None or self._spawned is None else (listener, self._spawned)
 
     def kill(self) -> None:
         """Kill it without waiting for its end: a signal may come while `end` waits."""
@@ -104,9 +107,8 @@ class EarlyEngine:
             self._spawned.process.kill()
 
     def end(self) -> None:
-        """End it unless it was taken."""
-        taken = self.take()
-        if taken is not None:
-            listener, spawned = taken
-            spawned.end()
-            listener.close()
+        """End it, also where it was taken, unless whoever took it has seen its end."""
+        if self._spawned is not None and self._spawned.process.returncode is None:
+            self._spawned.end()
+        if self.listener is not None:
+            self.listener.close()

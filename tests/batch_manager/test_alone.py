@@ -40,7 +40,12 @@ REQUESTS = st.tuples(
     st.sampled_from([OutputKind.POOLED, OutputKind.SPARSE]),
     st.integers(0, 2),
 )
-STEPS = st.lists(REQUESTS | st.sampled_from([("tick",), ("tick",), ("done",), ("advance",)]), max_size=40)
+STEPS = st.lists(
+    REQUESTS
+    | st.sampled_from([("tick",), ("tick",), ("done",), ("advance",)])
+    | st.tuples(st.just("cancel"), st.integers(1, 20)),
+    max_size=40,
+)
 
 
 def states(steps: list[tuple[Any, ...]], engine_limits: EngineLimits) -> Iterator[tuple[Any, ...]]:
@@ -59,6 +64,8 @@ def states(steps: list[tuple[Any, ...]], engine_limits: EngineLimits) -> Iterato
                 harness.done()
             case "advance":
                 harness.advance(0.2)
+            case "cancel" if values[0] in harness.open:
+                harness.cancel(values[0])
         model = harness.scheduler.models[0]
         backlog, now = model.backlog, harness.now
         yield (
@@ -105,6 +112,27 @@ def test_cancelled_while_alone() -> None:
     harness.cancel(harness.offer(7))
     assert not harness.dispatched
     assert not harness.scheduler.models[0].waits
+
+
+def test_a_key_whose_query_was_given_up_saves_up_no_claim() -> None:
+    """It was in a queue, behind a query that was computed. Another key then sends many, each alone, and at last both
+    have much to do: they get the same."""
+    harness = Harness(Policy(max_batch_tokens=100, min_batch_tokens=60))
+    harness.ready(engine_limits=limits(depth=1))
+    harness.submit(10, key=0)
+    given_up = harness.submit(10, key=1)
+    harness.scheduler.models[0].backlog.oldest(INTERACTIVE)  # as the worker does after each event
+    harness.cancel(given_up)
+    for _ in range(100):
+        harness.done()
+        harness.submit(15, key=0)
+    owners = {harness.offer(15, key=key): key for _ in range(100) for key in (0, 1)}
+    num_before = len(harness.dispatched)
+    for _ in range(10):
+        harness.done()
+    found = [owners[slice_.request.request_id] for batch in harness.dispatched[num_before:] for slice_ in batch.slices]
+    assert abs(found.count(0) - found.count(1)) <= 2
+    assert len(found) >= 20
 
 
 def test_waits_for_the_only_engine() -> None:

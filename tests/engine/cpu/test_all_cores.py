@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.cpu import all_cores, loading, openvino
 from engine.types import compute
-from tests.engine.cpu.engines import load
+from tests.engine.cpu.engines import load, pooled, rows_of
 from tests.engine.cpu.test_engine import Plain, engine, of_lengths
-from tests.engine.tiny_models import batch, save
+from tests.engine.tiny_models import arbitrary, batch, save
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,21 @@ def test_what_gains_nothing_is_compiled_once_and_never_again(tmp_path: Path, mon
         loaded.close()
     assert opened == [True, False, True]  # with other threads it may be another matter
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize(("num_threads", "num_streams"), [(1, 1), (2, 1), (7, 1), (8, 2)])
+def test_a_large_model_is_compiled_once_and_its_streams_have_several_cores(
+    num_threads: int, num_streams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache, texts = save("bert", tmp_path / "model"), str(tmp_path / "cache"), arbitrary((5, 70, 9, 30))
+    expected = rows_of(folder, texts)
+    monkeypatch.setattr(openvino, "_MAX_WIDE_BYTES", 0)
+    for _ in ("a first start", "a later start"):
+        loaded = load(folder, cache_dir=cache, num_threads=num_threads)
+        assert (len(loaded._executor.streams), loaded._executor.wide) == (num_streams, None)
+        np.testing.assert_allclose(pooled(loaded, texts), expected, atol=1e-5)
+        np.testing.assert_allclose(pooled(loaded, texts[1:2]), expected[1:2], atol=1e-5)
+        loaded.close()
 
 
 def test_a_shorter_one_is_computed_at_once_on_one_core_if_it_takes_a_moment() -> None:

@@ -68,7 +68,7 @@ class Plain:
         names = frozenset((INPUT_IDS, ATTENTION_MASK))
         streams = tuple(lambda inputs: self.run("stream", inputs) for _ in range(self.num_streams))
         wide = (lambda inputs: self.run("wide", inputs)) if has_wide else None
-        return Executor(names, streams, wide, self.multiple_alone)
+        return Executor(names, streams, self.num_streams, wide, self.multiple_alone)
 
 
 @contextmanager

@@ -130,19 +130,22 @@ async def test_a_process_that_was_started_early_is_the_first_and_others_follow_i
     assert events.exits == [-signal.SIGKILL] * 2
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_an_early_engine_is_ended_unless_it_was_taken(ends: bool) -> None:
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_an_early_engine_is_ended_unless_somebody_saw_its_end(is_taken: bool, is_seen: bool) -> None:
+    """Also where it was taken, and the server then fails before it starts to watch it."""
     before, others = num_open(), children(os.getpid())
     early = EarlyEngine()
     early.start(Settings(models=(ModelSettings(devices="cpu"),)))
     assert len(children(os.getpid())) == len(others) + 1
-    taken = None if ends else early.take()
-    early.end()
-    assert (len(children(os.getpid())) == len(others)) is ends
+    taken = early.take() if is_taken else None
+    assert early.is_taken is is_taken
     if taken is not None:
         listener, spawned = taken
-        spawned.end()
         listener.close()
+        if is_seen:
+            spawned.end()
+    early.end()
     assert (num_open(), children(os.getpid())) == (before, others)
 
 
