@@ -2,7 +2,8 @@
 
 It is an anonymous memory file (memfd) made by the supervisor and inherited by the others as a
 descriptor, so it needs no name and goes with the last process. Every cell is 8 bytes and aligned,
-so a reader sees an old value or a new one, never half of each.
+so a reader sees an old value or a new one, never half of each. struct.pack_into would show it zeros
+that nobody wrote, since it clears all of its target first.
 """
 
 import contextlib
