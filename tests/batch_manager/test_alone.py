@@ -13,26 +13,8 @@ from batch_manager.scheduling.batches import ScheduledBatch
 from batch_manager.scheduling.queue import Backlog
 from engine.types import EngineLimits, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits, sequences
+from tests.batch_manager.test_invariants import LIMITS, WEIGHTS
 
-WEIGHTS = (1.0, 0.1, 7.5)
-LIMITS = st.builds(
-    lambda streams, staged, overlaps, urgent_first, buckets, rate: limits(
-        streams=streams,
-        depth=streams + staged,
-        overlaps=overlaps,
-        puts_urgent_first=urgent_first,
-        token_buckets=buckets,
-        tokens_per_second=rate,
-        max_batch_seconds=0.5,
-        max_batch_seconds_mixed=0.1,
-    ),
-    st.integers(1, 3),
-    st.integers(0, 1),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([(), (16, 32, 64)]),
-    st.sampled_from([0.0, 200.0]),
-)
 REQUESTS = st.tuples(
     st.just("offer"),
     st.lists(st.integers(1, 70), min_size=1, max_size=3) | st.integers(1, 70).map(lambda seqlen: [seqlen]),
