@@ -10,7 +10,9 @@ Shapes: B sequences, S tokens of the longest, H numbers a row, M intermediate si
 labels.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from engine.cpu.converted import Reference
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
+from engine.machine import cores
 from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
@@ -278,23 +281,31 @@ class Graph:
 
 
 _Rows = NDArray[np.float32]
+# Fewer tokens take about as long: their weights have to come from memory.
+_MIN_TOKENS_OF_PART = 128
 
 
-def rows_of(model: Bert, token_ids: NDArray[np.int32]) -> _Rows:
-    """float32 [S, H], or scores [S, L] or [1, L], from int32 [S] ids."""
-    weights = model.weights
-    summed = weights["embeddings.word_embeddings.weight"][token_ids]
-    summed = summed + weights["embeddings.token_type_embeddings.weight"][0]
-    summed = summed + weights["embeddings.position_embeddings.weight"][_positions(model, token_ids)]
-    hidden = _norm(model, summed, "embeddings.LayerNorm")
+def rows_of(model: Bert, sequences: Sequences) -> list[_Rows]:
+    """Of each sequence of int32 [S] ids float32 [S, H], or scores [S, L] or [1, L].
+
+    The tokens of all sequences are multiplied together, since weights take longer to read from memory than a short
+    sequence to compute. A sequence attends to its own tokens alone. T: tokens of all.
+    """
+    weights, token_ids = model.weights, np.concatenate(sequences)
+    starts = np.cumsum([0, *map(len, sequences)])[:-1]
+    positions = np.concatenate([_positions(model, each) for each in sequences])
+    hidden = weights["embeddings.word_embeddings.weight"][token_ids]  # [T, H]
+    hidden += weights["embeddings.token_type_embeddings.weight"][0]
+    hidden += weights["embeddings.position_embeddings.weight"][positions]
+    hidden = _norm(model, hidden, "embeddings.LayerNorm")
     for number in range(model.num_layers):
-        hidden = _layer(model, hidden, f"encoder.layer.{number}")
+        hidden = _layer(model, hidden, starts, f"encoder.layer.{number}")
     match model.head:
         case (dense, out):
-            return _linear(model, np.tanh(_linear(model, hidden[:1], dense)), out)
+            return list(_linear(model, np.tanh(_linear(model, hidden[starts], dense)), out)[:, None])
         case (out,):
-            return _linear(model, hidden, out)
-    return hidden
+            hidden = _linear(model, hidden, out)
+    return np.split(hidden, starts[1:])
 
 
 def _positions(model: Bert, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -304,35 +315,52 @@ def _positions(model: Bert, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.where(is_token, np.cumsum(is_token), 0) + model.padding_idx
 
 
-def _layer(model: Bert, hidden: _Rows, name: str) -> _Rows:
-    attended = _linear(model, _attention(model, hidden, f"{name}.attention.self"), f"{name}.attention.output.dense")
+def _layer(model: Bert, hidden: _Rows, starts: NDArray[np.int64], name: str) -> _Rows:
+    attended = _attention(model, hidden, starts, f"{name}.attention.self")
+    attended = _linear(model, attended, f"{name}.attention.output.dense")
     hidden = _norm(model, hidden + attended, f"{name}.attention.output.LayerNorm")
     inner = gelu(_linear(model, hidden, f"{name}.intermediate.dense"), computes_in=np.float32)
     return _norm(model, hidden + _linear(model, inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
 
-def _attention(model: Bert, hidden: _Rows, name: str) -> _Rows:
-    query, key, value = (
-        _linear(model, hidden, f"{name}.{part}").reshape(len(hidden), model.num_heads, -1).swapaxes(0, 1)
-        for part in ("query", "key", "value")
-    )  # [N, S, D]
-    scores = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+def _attention(model: Bert, hidden: _Rows, starts: NDArray[np.int64], name: str) -> _Rows:
+    of_all = [_linear(model, hidden, f"{name}.{part}") for part in ("query", "key", "value")]
+    of_each = zip(*(np.split(rows, starts[1:]) for rows in of_all), strict=True)
+    return np.concatenate([_attended(model, *of_one) for of_one in of_each])
+
+
+def _attended(model: Bert, *of_one: _Rows) -> _Rows:
+    """Query, key and value of one sequence -> [S, H]."""
+    query, key, value = (rows.reshape(len(rows), model.num_heads, -1).swapaxes(0, 1) for rows in of_one)  # [N, S, D]
+    weights = query @ key.swapaxes(1, 2) / np.sqrt(np.float32(query.shape[-1]))
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)
-    found: _Rows = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
+    found: _Rows = (weights @ value).swapaxes(0, 1).reshape(of_one[0].shape)
     return found
 
 
 def _linear(model: Bert, rows: _Rows, name: str) -> _Rows:
-    found: _Rows = rows @ model.weights[f"{name}.weight"].T + model.weights[f"{name}.bias"]
+    found: _Rows = rows @ model.weights[f"{name}.weight"].T
+    found += model.weights[f"{name}.bias"]
     return found
 
 
 def _norm(model: Bert, rows: _Rows, name: str) -> _Rows:
-    centred = rows - rows.mean(axis=-1, keepdims=True)
-    variance = (centred * centred).mean(axis=-1, keepdims=True)
-    normed: _Rows = centred / np.sqrt(variance + np.float32(model.norm_eps))
-    return normed * model.weights[f"{name}.weight"] + model.weights[f"{name}.bias"]
+    normed: _Rows = rows - rows.mean(axis=-1, keepdims=True)
+    variance = (normed * normed).mean(axis=-1, keepdims=True)
+    normed /= np.sqrt(variance + np.float32(model.norm_eps))
+    normed *= model.weights[f"{name}.weight"]
+    normed += model.weights[f"{name}.bias"]
+    return normed
+
+
+def _parts(sequences: Sequences) -> list[list[int]]:
+    """The numbers of the sequences, dealt to at most as many parts of similar size as there are cores."""
+    seqlens = [len(sequence) for sequence in sequences]
+    count = max(1, min(cores.usable(), len(sequences), sum(seqlens) // _MIN_TOKENS_OF_PART))
+    order = np.argsort(seqlens)[::-1].tolist()
+    return [order[part :: 2 * count] + order[2 * count - 1 - part :: 2 * count] for part in range(count)]
 
 
 class Built:
@@ -346,11 +374,23 @@ class Built:
 
     def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
         assert not hides_tokens
-        with np.errstate(all="ignore"):  # weights may be infinite
-            rows = [rows_of(self._model, sequence) for sequence in sequences]
+        rows = self._rows(sequences)
         if not all(np.isfinite(of_one).all() for of_one in rows):
             raise not_finite("transformers", "float32")  # it would give the same
         return Reference(sequences, rows)
+
+    def _rows(self, sequences: Sequences) -> list[_Rows]:
+        """Of all sequences, in parts of similar size, each computed by a thread of its own."""
+        parts = _parts(sequences)
+
+        def compute(part: list[int]) -> list[_Rows]:
+            with np.errstate(all="ignore"):  # weights may be infinite
+                return rows_of(self._model, [sequences[number] for number in part])
+
+        with ThreadPoolExecutor(len(parts)) as pool:
+            found = [rows for of_part in pool.map(compute, parts) for rows in of_part]
+        by_number = dict(zip(itertools.chain(*parts), found, strict=True))
+        return [by_number[number] for number in range(len(sequences))]
 
     def write(self, target: Path, *, quantization: str) -> int:
         return openvino.save(Graph(self._model).build(), target, quantization=quantization)

@@ -14,6 +14,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -89,8 +90,9 @@ _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "
 _CAPABILITIES = {"bfloat16": "BF16", "float16": "FP16"}  # what OpenVINO calls a CPU's arithmetic
 _INT8_GROUP = 128  # numbers of a row that have a scale of their own beside int8 weights
 # The wide compilation holds the weights a second time, so it is left out where less than so many times their bytes is
-# free. Of larger models each stream has so many cores or a few more: these compute as much in bulk as more streams of
-# one core each, and a lone text takes half the time (decision 9).
+# free. With twice that both are compiled at the same time. Of larger models each stream has so many cores or a few
+# more: these compute as much in bulk as more streams of one core each, and a lone text takes half the time (decision
+# 9).
 _FREE_FOR_WIDE = 2
 _MAX_WIDE_BYTES = 1 << 30
 _CORES_OF_LARGE = 4
@@ -166,11 +168,18 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
         host.release_mapped(weights)
         return runs
 
-    is_large = weights.stat().st_size > _MAX_WIDE_BYTES
-    streams = compiled(max(1, num_threads // _CORES_OF_LARGE) if is_large else num_threads)
-    wide = compiled(1)[0] if has_wide and len(streams) > 1 and not is_large and _has_room_for_wide(weights) else None
+    def for_all_cores() -> Run | None:
+        return compiled(1)[0] if _has_room_for_wide(weights) else None
+
+    size = weights.stat().st_size
+    is_large = size > _MAX_WIDE_BYTES
+    num_streams = max(1, num_threads // _CORES_OF_LARGE) if is_large else num_threads
+    has_room = host.free_memory() >= 2 * _FREE_FOR_WIDE * size
+    with ThreadPoolExecutor(2 if has_room else 1) as pool:  # with one, the streams first
+        streams = pool.submit(compiled, num_streams)
+        wide = pool.submit(for_all_cores) if has_wide and num_streams > 1 and not is_large else None
     multiple = _MULTIPLE_WITH_AMX if host.has_amx() and dtype in _CAPABILITIES else _MULTIPLES[dtype]
-    return Executor(input_names, tuple(streams), num_threads, wide, multiple)
+    return Executor(input_names, tuple(streams.result()), num_threads, wide.result() if wide else None, multiple)
 
 
 def release_file(folder: Path) -> None:

@@ -7,15 +7,17 @@ Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu.converted import Converted, Reference, RowsOfEach
-from engine.cpu.minibatch import cut, padded
+from engine.cpu.minibatch import MiniBatch, cut, padded
 from engine.cpu.offer import CompileOptions
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers, PaddedPooling
@@ -30,6 +32,7 @@ from wire.parts import EXPANSION_TOKEN
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
 _DTYPES = ("float32", "bfloat16", "float16")
+_NUM_STREAMS = 2  # that compute at the same time; each keeps memory for the longest that it has computed
 _STEP = 8  # of 33 texts: four short ones and the longest
 
 
@@ -145,7 +148,7 @@ def examine(
 def check_difference(executor: Executor, references: Sequence[Reference], *, pad_id: int, dtype: str) -> float:
     """The largest difference: see RowAgreement. Raises ModelError if rounding does not explain it.
 
-    The sequences of each reference are computed together on one stream, and each alone on all cores. Their rows are
+    The sequences of each reference are computed together on single streams, and each alone on all cores. Their rows are
     compared as one, since a few scores near zero say nothing of the size of others.
     """
     expected = np.concatenate([row for each in references for row in each.rows])
@@ -172,7 +175,7 @@ def measure(
 
 
 def num_hidden(sequence: NDArray[np.int32]) -> int:
-    """Tokens at the end of a sequence that are hidden from the others. If the last 70 of 140 are hidden, ModernBERT's
+    """Tokens at the end of a sequence that are hidden from the others. If the last 72 of 144 are hidden, ModernBERT's
     window of 64 to either side leaves the last token none that it can see.
     """
     return len(sequence) // 2
@@ -185,14 +188,17 @@ def _pooled(token_rows: RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
 def _rows(
     executor: Executor, reference: Reference, *, pad_id: int, each_alone: bool = True
 ) -> tuple[RowsOfEach, RowsOfEach]:
-    """Rows of all sequences, together on one stream, and of each, or every _STEPth, alone on all. Raises ModelError."""
-    wide = executor.wide or executor.streams[-1]
-    batch = _batch(reference.sequences, hides_tokens=reference.hides_tokens)
-    together = _run(executor.streams[0], executor, batch, pad_id=pad_id)[: len(reference.rows)]
+    """Rows of all sequences, together on single streams, and of each, or every _STEPth, alone on all. Raises
+    ModelError."""
+    streams, wide = executor.streams[:_NUM_STREAMS], executor.wide
+    compute = partial(_compute, input_names=executor.input_names, pad_id=pad_id)
+    batch = partial(_batch, hides_tokens=reference.hides_tokens)
+    together = compute([batch(reference.sequences)], streams)[0][: len(reference.rows)]
     alone = list(together)
-    for number in range(0, len(together), 1 if each_alone else _STEP):
-        one = _batch([reference.sequences[number]], hides_tokens=reference.hides_tokens)
-        alone[number] = _run(wide, executor, one, pad_id=pad_id)[0]
+    numbers = range(0, len(together), 1 if each_alone else _STEP)
+    batches = [batch([reference.sequences[number]]) for number in numbers]
+    for number, (rows,) in zip(numbers, compute(batches, [wide] if wide else streams), strict=True):
+        alone[number] = rows
     if not all(np.isfinite(found).all() for found in (*together, *alone)):
         raise ModelError("the compiled model gives rows that are not finite")
     return together, alone
@@ -207,17 +213,35 @@ def _batch(sequences: Sequences, *, hides_tokens: bool) -> Batch:
     return batch_of(sequences, marks=marks)
 
 
-def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> RowsOfEach:
-    """The rows of each sequence, computed as one batch."""
-    rows: dict[int, NDArray[np.float32]] = {}
+def _compute(
+    batches: Sequence[Batch], runs: Sequence[Run], *, input_names: frozenset[str], pad_id: int
+) -> list[RowsOfEach]:
+    """The rows of each sequence of each batch; the runs share the mini-batches. Raises ModelError if one fails."""
+    free: SimpleQueue[Run] = SimpleQueue()
+    for each in runs:
+        free.put(each)
+
+    def rows_of(part: tuple[int, MiniBatch]) -> RowsOfEach:
+        run, (number, mini_batch) = free.get(), part
+        try:
+            found = run(padded(batches[number], mini_batch, input_names, pad_id=pad_id))
+            return _of_each(found, mini_batch.seqlens)
+        finally:
+            free.put(run)
+
+    rows: list[dict[int, NDArray[np.float32]]] = [{} for _ in batches]
     try:
-        longest = int(np.diff(batch.cu_seqlens).max())
-        for mini_batch in cut(batch, num_streams=1, max_seqlen=longest):
-            found = run(padded(batch, mini_batch, executor.input_names, pad_id=pad_id))
-            rows |= dict(zip(mini_batch.numbers.tolist(), _of_each(found, mini_batch.seqlens), strict=True))
+        parts = [
+            (number, mini_batch)
+            for number, batch in enumerate(batches)
+            for mini_batch in cut(batch, num_streams=1, max_seqlen=int(np.diff(batch.cu_seqlens).max()))
+        ]
+        with ThreadPoolExecutor(len(runs)) as pool:
+            for (number, mini_batch), found in zip(parts, pool.map(rows_of, parts), strict=True):
+                rows[number] |= dict(zip(mini_batch.numbers.tolist(), found, strict=True))
     except Exception as error:
         raise ModelError(f"the compiled model fails: {one_line(error)}") from error
-    return [rows[number] for number in range(batch.num_seqs)]
+    return [[of_batch[number] for number in sorted(of_batch)] for of_batch in rows]
 
 
 def _of_each(found: NDArray[np.float32], seqlens: NDArray[np.int32]) -> RowsOfEach:

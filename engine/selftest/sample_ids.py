@@ -170,8 +170,11 @@ def trial(
     if not is_whole:
         return Trial(arbitrary(folder, lengths), [], (), (note,) if note else ())
     roles, others = special(folder) if folder.max_seqlen >= _MIN_SEQLEN else ([], [])
+    sequences = arbitrary(folder, lengths)
+    known = {len(sequence) for sequence in sequences}
+    more = [sequence for sequence in longer(folder, kind=kind) if len(sequence) not in known] if has_longest else []
     return Trial(
-        [*arbitrary(folder, lengths), *(longer(folder, kind=kind) if has_longest else [])],
+        [*sequences, *more],
         list(_inside(folder, [*roles, *others])),
         tuple(_neighbours(folder, roles, others, num_full=_FULL[kind])),
         (note,) if note else (),

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING
 from engine.cpu import bert, converting, openvino
 from engine.cpu.bert import rows_of
 from engine.cpu.offer import compile_options_of
+from engine.machine import cores
 from engine.model.model_folder import ModelFolder, read_with
 from engine.model.tasks import Task, VocabularyWeights
 from engine.types import OutputKind
@@ -49,12 +50,27 @@ def test_rows_are_transformers_rows(architecture: str, tmp_path: Path) -> None:
     sequences = arbitrary(SEQLENS)
     sequences[1][3:5] = [1, 1]  # RoBERTa's padding
     expected = Reference(folder).pooled(sequences, "mean")
-    in_numpy = np.stack([rows_of(model, np.array(sequence, np.int32)).mean(0) for sequence in sequences])
+    in_numpy = np.stack([rows.mean(0) for rows in rows_of(model, [np.array(each, np.int32) for each in sequences])])
     assert difference(in_numpy, expected) <= 1e-5
     loaded = load(folder)
     assert "numpy" in loaded.info.notes[0]
     assert difference(pooled(loaded, sequences), expected) <= 1e-5
     loaded.close()
+
+
+@pytest.mark.parametrize("num_cores", [1, 3, 9])
+def test_references_are_those_of_their_sequences(
+    num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many threads compute them."""
+    monkeypatch.setattr(bert, "_MIN_TOKENS_OF_PART", 8)
+    monkeypatch.setattr(cores, "usable", lambda: num_cores)
+    model = bert.read(read(save("bert", tmp_path / "model")))
+    assert model is not None
+    sequences = [np.array(each, np.int32) for each in arbitrary(SEQLENS)]
+    found = bert.Built(model).reference(sequences, hides_tokens=False).rows
+    for sequence, rows in zip(sequences, found, strict=True):
+        assert np.allclose(rows, rows_of(model, [sequence])[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +95,7 @@ def test_scores_are_transformers_scores(architecture: str, purpose: Any, num_lab
     sequences = arbitrary(SEQLENS)
     reference = WholeReference(folder, purpose)
     expected = np.concatenate([np.atleast_2d(reference.scores(sequence)) for sequence in sequences])
-    in_numpy = np.concatenate([rows_of(model, np.array(sequence, np.int32)) for sequence in sequences])
+    in_numpy = np.concatenate(rows_of(model, [np.array(sequence, np.int32) for sequence in sequences]))
     assert difference(in_numpy, expected) <= 1e-5
     kind = OutputKind.LOGITS if purpose is SCORING_SEQUENCES else OutputKind.TOKEN_LOGITS
     loaded = load(folder)

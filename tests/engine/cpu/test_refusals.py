@@ -161,7 +161,7 @@ def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(
     described = read_with(options(tiny))
     convert(described, compile_options_of(described, options(tiny)), target=target)
     size = (target / "model.bin").stat().st_size
-    for free, has_wide in ((2 * size, True), (2 * size - 1, False)):
+    for free, has_wide in ((4 * size, True), (2 * size, True), (2 * size - 1, False)):
         monkeypatch.setattr(host, "free_memory", lambda free=free: free)
         executor = openvino.open_model(target, dtype="float32", num_threads=2)
         assert (executor.wide is not None) == has_wide
