@@ -281,7 +281,7 @@ def main() -> NoReturn:
         starting.enter("first batches")
         limits = warm_up(engine)
         starting.enter("canary")
-        canary = Canary(engine)
+        canary = Canary(engine, tokens_per_second=limits.tokens_per_second)
     except ModelError as error:
         starting.stop()
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))

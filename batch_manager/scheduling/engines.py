@@ -25,7 +25,7 @@ from wire.vocabulary import RequestClass
 
 MAX_FAILURES = 3  # in a row
 MAX_REFUTED = 8  # of them, computed by another engine
-CANARY_SECONDS = 10.0  # one small batch in so long costs nothing that could be measured
+CANARY_SECONDS = 10.0  # one small batch in so long costs little: a slow engine's is of a few tokens
 SOON_SECONDS = 1.0  # between canaries after failures, which a client's input may cause as often as it likes
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
 _LEAST_BEYOND_FIXED = 0.125  # of a batch's seconds

@@ -54,7 +54,9 @@ def _ours(model: PeerModel, places: Places) -> list[Recipe]:
 
     The rows of these say nothing of its fidelity.
     """
-    flags = ("--model-id", str(places.model), "--served-model-name", "m")
+    flags = ["--model-id", str(places.model), "--served-model-name", "m"]
+    if model.is_reranker:  # pairs as they come, as the others take them
+        flags += ["--task", "rerank", "--template", "none"]
     found = [embedline(*flags, name=OURS)]
     if places.other is not None:
         other = places.other.absolute()

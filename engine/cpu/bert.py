@@ -25,7 +25,6 @@ from engine.cpu.converted import Reference
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
-from engine.machine import cores
 from engine.model import quantization
 from engine.model.json_files import Json
 from engine.model.model_folder import ModelFolder
@@ -355,10 +354,10 @@ def _norm(model: Bert, rows: _Rows, name: str) -> _Rows:
     return normed
 
 
-def _parts(sequences: Sequences) -> list[list[int]]:
-    """The numbers of the sequences, dealt to at most as many parts of similar size as there are cores."""
+def _parts(sequences: Sequences, most: int) -> list[list[int]]:
+    """The numbers of the sequences, dealt to at most so many parts of similar size."""
     seqlens = [len(sequence) for sequence in sequences]
-    count = max(1, min(cores.usable(), len(sequences), sum(seqlens) // _MIN_TOKENS_OF_PART))
+    count = max(1, min(most, len(sequences), sum(seqlens) // _MIN_TOKENS_OF_PART))
     order = np.argsort(seqlens)[::-1].tolist()
     return [order[part :: 2 * count] + order[2 * count - 1 - part :: 2 * count] for part in range(count)]
 
@@ -368,8 +367,9 @@ class Built:
 
     computed_by = "those that numpy computes"
 
-    def __init__(self, model: Bert) -> None:
+    def __init__(self, model: Bert, num_threads: int) -> None:
         self._model = model
+        self._num_threads = num_threads
         self.pad_id = 0 if model.padding_idx is None else model.padding_idx
 
     def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
@@ -381,7 +381,7 @@ class Built:
 
     def _rows(self, sequences: Sequences) -> list[_Rows]:
         """Of all sequences, in parts of similar size, each computed by a thread of its own."""
-        parts = _parts(sequences)
+        parts = _parts(sequences, self._num_threads)
 
         def compute(part: list[int]) -> list[_Rows]:
             with np.errstate(all="ignore"):  # weights may be infinite

@@ -62,7 +62,9 @@ class ConversionProcess:
 def convert(options: LoadOptions, target: Path) -> None:
     """Do the child's work. Raises ModelError."""
     folder = read_with(options)
-    converted.write(target, converting.convert(folder, compile_options_of(folder, options), target=target))
+    compile_options = compile_options_of(folder, options)
+    found = converting.convert(folder, compile_options, target=target, num_threads=options.num_threads)
+    converted.write(target, found)
 
 
 def main() -> NoReturn:

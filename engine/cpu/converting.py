@@ -33,10 +33,10 @@ class Original(Protocol):
         ...
 
 
-def convert(folder: ModelFolder, compile_options: CompileOptions, *, target: Path) -> Converted:
+def convert(folder: ModelFolder, compile_options: CompileOptions, *, target: Path, num_threads: int) -> Converted:
     """Write the converted model into the empty folder `target`. Raises ModelError. The original is freed before the
     converted model is compiled, because both may not fit into memory."""
-    original = _original(folder)
+    original = _original(folder, num_threads)
     is_quantized = compile_options.quantization != "none"
     tried = None if is_quantized else trial(folder, kind="cpu", seqlens=_SEQLENS)
     ways = (False, True) if folder.hides_tokens else (False,)
@@ -70,10 +70,10 @@ def _special(original: Original, tried: Trial) -> tuple[tuple[Reference, ...], t
     return (Reference([*inside.sequences, *neighbours], inside.rows),), ()
 
 
-def _original(folder: ModelFolder) -> Original:
+def _original(folder: ModelFolder, num_threads: int) -> Original:
     weights = bert.read(folder)
     if weights is not None:
-        return bert.Built(weights)
+        return bert.Built(weights, num_threads)
     try:
         from engine.cpu.tracing import Traced  # imports torch
     except ModuleNotFoundError as error:

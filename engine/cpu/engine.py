@@ -187,11 +187,8 @@ class OpenVinoEngine:
         limits: EngineLimits,
         pad_id: int,
         sizes: Mapping[OutputKind, int],
-        num_long_streams: int | None = None,
     ) -> None:
-        """`sizes`: numbers in a row of each output but SPARSE. `num_long_streams`: the streams that compute sequences
-        of more tokens than a mini-batch has elsewhere; None = all.
-        """
+        """`sizes`: numbers in a row of each output but SPARSE."""
         self.info = info
         self.limits = limits
         self._executor = executor
@@ -203,10 +200,9 @@ class OpenVinoEngine:
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._speed = StreamSpeed()
+        num_long = executor.num_long_streams
         self._threads = [
-            threading.Thread(
-                target=self._compute_forever, args=(run, num_long_streams is None or number < num_long_streams)
-            )
+            threading.Thread(target=self._compute_forever, args=(run, num_long is None or number < num_long))
             for number, run in enumerate(executor.streams)
         ]
         for number, thread in enumerate(self._threads):

@@ -114,7 +114,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
-    loader = _Loader(folder, options, on_stage)
+    loader = _Loader(folder, options, on_stage, num_long=num_long)
     executor, facts = loader.load(makers)
     sizes = sizes_of(folder, facts.dimensions)
     info = _info(folder, loader.compile_options.quantization, facts, sizes, name=name, reason=reason)
@@ -125,9 +125,7 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
         overlaps=True,
         target_num_tokens=min(batch["max_num_tokens"], len(executor.streams) * _TARGET_NUM_TOKENS),
     )
-    return OpenVinoEngine(
-        executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes, num_long_streams=num_long
-    )
+    return OpenVinoEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
 def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
@@ -138,8 +136,8 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     check_outputs(folder, options)
     check_room(target, _most_bytes(folder.path))
     makers, compile_options = makers_of(folder), compile_options_of(folder, options, for_any_cpu=True)
-    converted = convert(folder, compile_options, target=target)
-    opening = partial(_Loader(folder, options, untold).open_new, target)
+    converted = convert(folder, compile_options, target=target, num_threads=options.num_threads)
+    opening = partial(_Loader(folder, options, untold, num_long=1).open_new, target)
     _, facts = examine(opening, converted, compile_options_of(folder, options), makers=makers)
     sizes_of(folder, facts.dimensions)
     return portable.write(target, converted, folder, compile_options), facts
@@ -148,7 +146,8 @@ def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
 class _Loader:
     """Loads one compiled model, from the cache if it is there."""
 
-    def __init__(self, folder: ModelFolder, options: LoadOptions, on_stage: OnStage) -> None:
+    def __init__(self, folder: ModelFolder, options: LoadOptions, on_stage: OnStage, *, num_long: int) -> None:
+        """num_long: see `num_long_streams`."""
         self.compile_options = compile_options_of(folder, options)
         self._on_stage = on_stage
         self._folder = folder
@@ -156,6 +155,7 @@ class _Loader:
         self._cache = Cache(root, max_bytes=options.max_cache_bytes)
         self._options = options
         self._own = options.own_of(openvino.NAME, Options)
+        self._num_long = num_long
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         self._on_stage("compiled model")
@@ -167,7 +167,7 @@ class _Loader:
 
     def _convert(self, target: Path) -> Converted:
         if not self._own.compiles_in_child:
-            return convert(self._folder, self.compile_options, target=target)
+            return convert(self._folder, self.compile_options, target=target, num_threads=self._options.num_threads)
         with ConversionProcess(self._options, target) as child:
             openvino.import_openvino()  # while the child imports its own libraries
             child.wait()
@@ -220,6 +220,7 @@ class _Loader:
         """Compile it, for all cores only where they gain. least_wide: see Executor; None = measure it."""
         num_threads = self._options.num_threads
         executor = openvino.open_model(folder, dtype=dtype, num_threads=num_threads, has_wide=least_wide != 0)
+        executor = dataclasses.replace(executor, num_long_streams=self._num_long)
         if executor.wide is None:
             return executor
         if least_wide is None:

@@ -41,6 +41,7 @@ class Executor:
     wide: Run | None  # on all cores at once; None with one core, where it gains nothing, or without memory for it
     multiple_alone: int  # a short sequence that is computed alone is as long as a multiple of so many tokens
     least_wide: int | None = None  # see engine.cpu.all_cores; None = not measured
+    num_long_streams: int | None = None  # those that may compute the longest sequences at a time; None = all
 
 
 _LARGEST = 255

@@ -190,7 +190,8 @@ def _rows(
 ) -> tuple[RowsOfEach, RowsOfEach]:
     """Rows of all sequences, together on single streams, and of each, or every _STEPth, alone on all. Raises
     ModelError."""
-    streams, wide = executor.streams[:_NUM_STREAMS], executor.wide
+    num_streams = min(_NUM_STREAMS, executor.num_long_streams or _NUM_STREAMS)
+    streams, wide = executor.streams[:num_streams], executor.wide
     compute = partial(_compute, input_names=executor.input_names, pad_id=pad_id)
     batch = partial(_batch, hides_tokens=reference.hides_tokens)
     together = compute([batch(reference.sequences)], streams)[0][: len(reference.rows)]

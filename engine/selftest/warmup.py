@@ -25,6 +25,8 @@ from engine.types import (
 )
 
 _SEQLENS = (1, 5, 5, 16)  # tokens, of the canary too; equal lengths are there on purpose
+_SHORTER = (5,)  # tokens of a canary where those take long: a query that comes behind it waits for it
+_MAX_CANARY_SECONDS = 0.05
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
 _SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
 _RATE_SIZE = 1024  # tokens of the batch that is measured where the target is known
@@ -155,9 +157,14 @@ def _check(engine: Engine, results: Results, *, num_seqs: int) -> None:
 class Canary:
     """The batch, its rows, and how much they may differ."""
 
-    def __init__(self, engine: Engine) -> None:
-        """Computes it for the first time. The engine must be warm and idle. Raises ModelError if that fails."""
-        self.batch = _batch(engine, [min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS])
+    def __init__(self, engine: Engine, *, tokens_per_second: float = 0.0) -> None:
+        """Computes it for the first time. The engine must be warm and idle. Raises ModelError if that fails.
+
+        tokens_per_second: what the warm-up measured; 0 = not known.
+        """
+        takes_long = sum(_SEQLENS) > _MAX_CANARY_SECONDS * tokens_per_second > 0
+        seqlens = [min(seqlen, engine.limits.max_seqlen) for seqlen in (_SHORTER if takes_long else _SEQLENS)]
+        self.batch = _batch(engine, seqlens)
         results = compute(engine, self.batch)
         if isinstance(results, EngineError):
             raise ModelError(f"the canary failed: {results}")

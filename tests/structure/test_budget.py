@@ -24,7 +24,7 @@ from tests.structure.sources import Source, is_within, sources
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
     "server": (26_200, 236_700),
-    "engine": (18_530, 176_500),
+    "engine": (18_530, 176_800),
     "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_275, 22_030),
     "wire": (1_420, 13_180),

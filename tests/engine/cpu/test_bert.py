@@ -14,7 +14,6 @@ from transformers import CONFIG_MAPPING
 from engine.cpu import bert, converting, openvino
 from engine.cpu.bert import rows_of
 from engine.cpu.offer import compile_options_of
-from engine.machine import cores
 from engine.model.model_folder import ModelFolder, read_with
 from engine.model.tasks import Task, VocabularyWeights
 from engine.types import OutputKind
@@ -58,17 +57,16 @@ def test_rows_are_transformers_rows(architecture: str, tmp_path: Path) -> None:
     loaded.close()
 
 
-@pytest.mark.parametrize("num_cores", [1, 3, 9])
+@pytest.mark.parametrize("num_threads", [1, 3, 9])
 def test_references_are_those_of_their_sequences(
-    num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many threads compute them."""
     monkeypatch.setattr(bert, "_MIN_TOKENS_OF_PART", 8)
-    monkeypatch.setattr(cores, "usable", lambda: num_cores)
     model = bert.read(read(save("bert", tmp_path / "model")))
     assert model is not None
     sequences = [np.array(each, np.int32) for each in arbitrary(SEQLENS)]
-    found = bert.Built(model).reference(sequences, hides_tokens=False).rows
+    found = bert.Built(model, num_threads).reference(sequences, hides_tokens=False).rows
     for sequence, rows in zip(sequences, found, strict=True):
         assert np.allclose(rows, rows_of(model, [sequence])[0], atol=1e-5)
 
@@ -235,7 +233,8 @@ def test_both_ways_to_convert_give_the_same_references(tmp_path: Path, monkeypat
         target.mkdir()
         if by == "transformers":
             monkeypatch.setattr(bert, "read", lambda _: None)
-        converted = converting.convert(described, compile_options_of(described, options(folder)), target=target)
+        compile_options = compile_options_of(described, options(folder))
+        converted = converting.convert(described, compile_options, target=target, num_threads=2)
         assert by in converted.computed_by
         found.append(converted)
     for one, other in zip(*(converted.references for converted in found), strict=True):
@@ -247,7 +246,8 @@ def test_what_a_run_reads_lives_until_the_next_one(tmp_path: Path) -> None:
     described = read(save("camembert", tmp_path / "model"))
     target = tmp_path / "converted"
     target.mkdir()
-    converting.convert(described, compile_options_of(described, options(described.path)), target=target)
+    compile_options = compile_options_of(described, options(described.path))
+    converting.convert(described, compile_options, target=target, num_threads=2)
     executor = openvino.open_model(target, dtype="float32", num_threads=1)
     alive = []
     for _ in range(2):

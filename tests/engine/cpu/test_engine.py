@@ -97,10 +97,8 @@ def engine(
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
     makers: Makers = {OutputKind.POOLED: PaddedPooling(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
     sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
-    executor = replace(plain.executor(has_wide=has_wide), least_wide=least_wide)
-    loaded = OpenVinoEngine(
-        executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes, num_long_streams=num_long_streams
-    )
+    executor = replace(plain.executor(has_wide=has_wide), least_wide=least_wide, num_long_streams=num_long_streams)
+    loaded = OpenVinoEngine(executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes)
     yield loaded
     loaded.close()
     with pytest.raises(EngineClosed):

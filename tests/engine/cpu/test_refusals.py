@@ -159,7 +159,7 @@ def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(
 ) -> None:
     target = tmp_path_factory.mktemp("converted")
     described = read_with(options(tiny))
-    convert(described, compile_options_of(described, options(tiny)), target=target)
+    convert(described, compile_options_of(described, options(tiny)), target=target, num_threads=2)
     size = (target / "model.bin").stat().st_size
     for free, has_wide in ((4 * size, True), (2 * size, True), (2 * size - 1, False)):
         monkeypatch.setattr(host, "free_memory", lambda free=free: free)

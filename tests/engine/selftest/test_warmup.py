@@ -274,6 +274,15 @@ def test_weights_of_sparse_rows_are_compared_whatever_their_ids(factor: float) -
     assert canary.judge({OutputKind.SPARSE: Rows(changed, rows.offsets)}) is not None
 
 
+@pytest.mark.parametrize(("tokens_per_second", "num_tokens"), [(0, 27), (540, 27), (539, 5)])
+def test_a_slow_engine_gets_a_short_one(tokens_per_second: float, num_tokens: int) -> None:
+    """A query that comes behind it waits for it."""
+    engine = load()
+    canary = Canary(engine, tokens_per_second=tokens_per_second)
+    assert canary.batch.num_tokens == num_tokens
+    assert canary.judge(computed(engine, canary)) is None
+
+
 def test_an_error_is_passed_on_with_its_kind() -> None:
     canary = Canary(load())
     found = canary.judge(EngineError(EngineErrorKind.FATAL, "the device is lost"))
