@@ -2,9 +2,10 @@
 
     python -m benchmarks.queries_beside_bulk [--baseline FOLDER] [--rounds N] [--write]
 
-all-MiniLM-L6-v2 by default. Queries of 10 tokens come at random times, ten a second on average, whether answers come
-or not. Bulk: 8 clients with 32 mixed texts in each request, one request after the other. Each round has the queries
-alone, bulk alone, and both at once. FOLDER holds another version of the source, which takes turns with this one.
+all-MiniLM-L6-v2 with default flags. Queries of 10 tokens come at random times, ten a second on average, whether answers
+come or not. Bulk: 8 clients with 32 mixed texts in each request, one request after the other. Each round has the
+queries alone, bulk alone, and both at once. FOLDER holds another version of the source, which takes turns with this
+one.
 """
 
 import argparse

@@ -26,7 +26,7 @@ from engine.types import (
 
 _SEQLENS = (1, 5, 5, 16)  # tokens, of the canary too; equal lengths are there on purpose
 _SHORTER = (5,)  # tokens of a canary where those take long: a query that comes behind it waits for it
-_MAX_CANARY_SECONDS = 0.05
+_MAX_CANARY_SECONDS = 0.05  # by the measured rate; longer ones get those
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
 _SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
 _RATE_SIZE = 1024  # tokens of the batch that is measured where the target is known
