@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
-from server.settings.precedence import settings_of_serve
+from server.settings.precedence import SAGEMAKER_WORD, settings_of_serve
 from server.settings.settings import server_flags
 
 _VERSION = (["--version"], ["-V"])
@@ -83,11 +83,16 @@ def _exit_with(message: str) -> NoReturn:
 
 def plain_words(arguments: Sequence[str], flags: Iterable[Flag]) -> dict[str, str | bool | list[str]] | None:
     """The words of `--name value`, `--name=value` and switches by the names of their fields, as typer gives them; of
-    --config too. None where there is anything else, which typer knows: help, a name or a value that is missing."""
+    --config too, and of a model without its flag. None where there is anything else, which server.program knows: help,
+    a name or a value that is missing, a model that is given in both ways."""
     by_spelling = {spelling: flag for flag in flags for spelling in flag.spellings}
     words: dict[str, str | bool | list[str]] = {}
+    models: list[str] = []  # without the flag
     rest = list(arguments)
     while rest:
+        if not rest[0].startswith("-"):
+            models.append(rest.pop(0))
+            continue
         spelling, has_value, value = rest.pop(0).partition("=")
         flag = by_spelling.get(spelling)
         is_known, is_switch = flag is not None or spelling == _CONFIG, flag is not None and flag.kind is bool
@@ -107,7 +112,9 @@ def plain_words(arguments: Sequence[str], flags: Iterable[Flag]) -> dict[str, st
             texts.append(value)
         else:
             words[flag.name] = value
-    return words
+    if models and (len(models) > 1 or "model_id" in words or models == [SAGEMAKER_WORD]):
+        return None
+    return {**words, "model_id": models} if models else words
 
 
 def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list[str]:

@@ -17,10 +17,10 @@ from typer.core import TyperCommand
 
 from embedline import __version__
 from server.feature import Command, Group, loaded
-from server.settings.flag import HUB_FLAGS, Flag, SettingsError, flags_of
+from server.settings.flag import HUB_FLAGS, Flag, flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import CONFIG as CONFIG_VARIABLE
-from server.settings.precedence import SAGEMAKER_WORD, Words, settings_from, settings_of_serve
+from server.settings.precedence import SAGEMAKER_WORD, Words, settings_from, settings_of_serve, with_model
 from server.settings.settings import Settings, by_group, server_flags
 
 _WORDS: dict[type, Any] = {bool: bool | None, tuple: list[str] | None}  # kind of flag -> what typer makes; else text
@@ -30,6 +30,10 @@ _CONFIG_HELP = (
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
 )
 _MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), server_flags()
+_Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="A folder, or a name on the hub, in place of --model-id.", show_default=False),
+]
 _OF_REAL_MODELS = tuple(flag.name for flag in _MODEL_FLAGS if flag.group != "Testing")
 _CHANGE_GRAPHS = (
     "task",
@@ -60,7 +64,7 @@ def health(
 
 
 def serve(
-    again: Annotated[str | None, typer.Argument(hidden=True)] = None,  # SageMaker's, behind an image's own words
+    model: _Model = None,  # or SageMaker's word, behind an image's own ones
     *,
     config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
     **words: Any,
@@ -68,9 +72,9 @@ def serve(
     """Serve models over HTTP until SIGTERM or Ctrl-C."""
     from server.commands.serve import serve as run
 
-    if again not in (None, SAGEMAKER_WORD):
-        raise SettingsError(f"Got unexpected extra argument ({again})")
-    sys.exit(run(settings_of_serve(words, config, is_sagemaker=again is not None)))
+    if model == SAGEMAKER_WORD:
+        sys.exit(run(settings_of_serve(words, config, is_sagemaker=True)))
+    sys.exit(run(settings_of_serve(with_model(words, model), config)))
 
 
 def inspect(
@@ -101,6 +105,7 @@ def compile_model(
 
 
 def doctor(
+    model: _Model = None,
     *,
     config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -112,7 +117,7 @@ def doctor(
     """
     from server.commands.doctor import doctor as run
 
-    sys.exit(run(settings_of_serve(words, config), as_json=json))
+    sys.exit(run(settings_of_serve(with_model(words, model), config), as_json=json))
 
 
 def _of_model(model: str, words: Words) -> Settings:

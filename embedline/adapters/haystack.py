@@ -6,11 +6,14 @@ from typing import Any, cast
 from haystack import Document, component, default_from_dict, default_to_dict
 from haystack.utils import Secret, deserialize_secrets_inplace
 
+from embedline.adapters import fields_of_side
 from embedline.client.client import Client
 
 
 class _Embedder:
     """The parts that both have: their arguments, which Haystack stores, and the client."""
+
+    _side: str  # of a search
 
     def __init__(
         self,
@@ -20,14 +23,19 @@ class _Embedder:
         model: str | None = None,
         dimensions: int | None = None,
         fields: dict[str, Any] | None = None,
+        send_input_type: bool = True,
     ) -> None:
-        """`fields`: more fields of each request, as `{"prompt_name": "query"}`."""
+        """Each request says whether its texts are queries or documents (`input_type`), and the model's prompt for these
+        is put before them; `send_input_type=False` leaves that out, as earlier versions did. `fields`: more fields of
+        each request; a prompt in them, as `{"prompt_name": "other"}`, takes the place of `input_type`."""
         self._arguments: dict[str, Any] = {
             "base_url": base_url,
             "model": model,
             "dimensions": dimensions,
             "fields": fields,
+            "send_input_type": send_input_type,
         }
+        self._fields = fields_of_side(self._side, fields, send_input_type=send_input_type)
         self._api_key = api_key
         self._client = Client(base_url, None if api_key is None else api_key.resolve_value(), model=model)
 
@@ -43,15 +51,15 @@ class _Embedder:
         return default_from_dict(cls, data)
 
     def _embed(self, texts: list[str]) -> list[list[float]]:
-        answer = self._client.embed(
-            texts, dimensions=self._arguments["dimensions"], extra_body=self._arguments["fields"]
-        )
+        answer = self._client.embed(texts, dimensions=self._arguments["dimensions"], extra_body=self._fields)
         return cast(list[list[float]], answer.numpy().tolist())
 
 
 @component
 class EmbedlineTextEmbedder(_Embedder):
     """Embeds one text, as a query."""
+
+    _side = "query"
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, list[float]]:
@@ -62,6 +70,8 @@ class EmbedlineTextEmbedder(_Embedder):
 @component
 class EmbedlineDocumentEmbedder(_Embedder):
     """Embeds the contents of documents."""
+
+    _side = "document"
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:

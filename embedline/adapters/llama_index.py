@@ -6,6 +6,7 @@ from typing import Any, cast
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
+from embedline.adapters import fields_of_side
 from embedline.client.async_client import AsyncClient
 from embedline.client.client import Client
 from embedline.client.preference import RequestProcessingPreference
@@ -14,15 +15,17 @@ from embedline.client.preference import RequestProcessingPreference
 class EmbedlineEmbedding(BaseEmbedding):
     """LlamaIndex cuts texts into batches of `embed_batch_size` itself; the client sends the parts of one side by side.
 
-    `query_fields` and `text_fields` are more fields of the requests for queries and for texts, as
-    `{"prompt_name": "query"}`.
+    Each request says whether its texts are queries or documents (`input_type`), and the model's prompt for these is put
+    before them. `send_input_type=False` leaves that out, as earlier versions did. `query_fields` and `text_fields` are
+    more fields of the requests for queries and for texts; a prompt in them, as `{"prompt_name": "other"}`, takes the
+    place of `input_type`.
     """
 
     _client: Client = PrivateAttr()
     _async_client: AsyncClient = PrivateAttr()
     _dimensions: int | None = PrivateAttr()
-    _query_fields: Mapping[str, Any] | None = PrivateAttr()
-    _text_fields: Mapping[str, Any] | None = PrivateAttr()
+    _query_fields: Mapping[str, Any] = PrivateAttr()
+    _text_fields: Mapping[str, Any] = PrivateAttr()
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class EmbedlineEmbedding(BaseEmbedding):
         dimensions: int | None = None,
         query_fields: Mapping[str, Any] | None = None,
         text_fields: Mapping[str, Any] | None = None,
+        send_input_type: bool = True,
         preference: RequestProcessingPreference | None = None,
         **more: Any,
     ) -> None:
@@ -44,8 +48,8 @@ class EmbedlineEmbedding(BaseEmbedding):
         self._client = Client(base_url, api_key, model=model, preference=preference)
         self._async_client = AsyncClient(base_url, api_key, model=model, preference=preference)
         self._dimensions = dimensions
-        self._query_fields = query_fields
-        self._text_fields = text_fields
+        self._query_fields = fields_of_side("query", query_fields, send_input_type=send_input_type)
+        self._text_fields = fields_of_side("document", text_fields, send_input_type=send_input_type)
 
     @classmethod
     def class_name(cls) -> str:

@@ -103,6 +103,8 @@ class AsyncClient:
         self._close_threads()
 
     embed = in_a_thread(Client.embed)
+    embed_query = in_a_thread(Client.embed_query)
+    embed_documents = in_a_thread(Client.embed_documents)
     iter_embed = each_in_a_thread(Client.iter_embed)
     rerank = in_a_thread(Client.rerank)
     classify = in_a_thread(Client.classify)

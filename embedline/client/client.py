@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ R = TypeVar("R")
 T = TypeVar("T")
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 Inputs = str | Iterable[str | TokenIds]
+
+
+class EmbedOptions(TypedDict, total=False):
+    """The options of `embed` beside the side of a search."""
+
+    dimensions: int | None
+    user: str | None
+    extra_body: Mapping[str, Any] | None
+    preference: RequestProcessingPreference | None
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +185,7 @@ class Client:
         input: Inputs,
         model: str | None = None,
         *,
+        input_type: str | None = None,
         dimensions: int | None = None,
         user: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
@@ -183,22 +194,34 @@ class Client:
     ) -> EmbedResponse:
         """A row for each input: texts, or lists of token ids (a list, or an array of integers [tokens]).
 
+        `input_type`: what the texts are for, such as query or document; the model's prompt for that is put before each.
         `extra_body`: more fields of each request, as `{"prompt_name": "query"}`.
         """
         items = _as_list(input)
         store = RowStore(len(items))  # the task puts the rows there
-        task = self._embed_task(store.rows_for, model, dimensions, user, extra_body)
+        task = self._embed_task(store.rows_for, dimensions, extra_body, model=model, user=user, input_type=input_type)
 
         def response(fields: dict[str, Any]) -> EmbedResponse:
             return EmbedResponse(embeddings=store.finish(fields["done"]), **fields)
 
         return self._collect(task, items, lambda batch, rows: None, response, preference, progress)
 
+    def embed_query(self, input: Inputs, model: str | None = None, **options: Unpack[EmbedOptions]) -> EmbedResponse:
+        """`embed` of queries that search."""
+        return self.embed(input, model, input_type="query", **options)
+
+    def embed_documents(
+        self, input: Inputs, model: str | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedResponse:
+        """`embed` of documents that are searched."""
+        return self.embed(input, model, input_type="document", **options)
+
     def iter_embed(
         self,
         input: Inputs,
         model: str | None = None,
         *,
+        input_type: str | None = None,
         dimensions: int | None = None,
         user: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
@@ -210,7 +233,7 @@ class Client:
         The inputs may come from a generator of any length; it is read in the calling thread, no further than
         requests in flight need.
         """
-        task = self._embed_task(new_array, model, dimensions, user, extra_body)
+        task = self._embed_task(new_array, dimensions, extra_body, model=model, user=user, input_type=input_type)
         items = [input] if isinstance(input, str) else input
         return self._slices(self._run(task, items, preference, progress))
 
@@ -292,10 +315,10 @@ class Client:
         return self._collect(task, items, keep, response, preference, progress, batch_size=1)
 
     def _embed_task(
-        self, rows: RowsFor, model: str | None, dimensions: int | None, user: str | None, body: Mapping[str, Any] | None
+        self, rows: RowsFor, dimensions: int | None, extra: Mapping[str, Any] | None, *, model: str | None, **more: Any
     ) -> EmbedTask:
-        fields = without_none(model=model or self._model, user=user)
-        return EmbedTask(fields, rows, dimensions=dimensions, extra=body or {})
+        fields = without_none(model=model or self._model, **more)
+        return EmbedTask(fields, rows, dimensions=dimensions, extra=extra or {})
 
     def _run(
         self,

@@ -93,8 +93,8 @@ class EmbedTask:
         self, fields: Mapping[str, Any], rows_for: RowsFor, *, dimensions: int | None, extra: Mapping[str, Any]
     ) -> None:
         """Raises ValueError for a field of `extra` that has a parameter, or asks for other rows than float32."""
-        for name in _PARAMETERS:
-            if name in extra:
+        for name in extra:
+            if name in _PARAMETERS or name in fields:
                 raise ValueError(f"extra_body must leave out {name}: give it as the parameter {name}")
         for name in _FORM_FIELDS:
             if extra.get(name) not in _OUR_FORM:

@@ -157,7 +157,9 @@ def warnings(plan: ModelPlan, weights: WeightSizes) -> list[str]:
     model, folder = plan.settings, plan.folder
     found = []
     if folder.prompts and not plan.default_prompt:
-        found.append("the model has prompts, and texts get none: --default-prompt-name chooses one")
+        found.append(
+            "the model has prompts, and a text without input_type gets none: --default-prompt-name chooses one"
+        )
     if plan.source.startswith("hub") and model.revision is None:
         found.append("no --revision: another start may serve other weights")
     if too_small := _too_small(plan, _memory(plan, weights)):

@@ -125,6 +125,11 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
         for note in model.folder.notes:
             logger.info("%s: %s", model.name, note)
+        if model.prompts:
+            from server.requests.prompts import SCORING, has_prompts, in_words  # few models have them
+
+            if has_prompts(model) and model.folder.task not in SCORING:
+                logger.info("%s: %s (source: %s)", model.name, in_words(model), model.folder.prompts_source)
     if prepared.access.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.access.keys))
         return

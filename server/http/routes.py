@@ -25,7 +25,7 @@ from server.feature import loaded
 from server.http.request import HttpRequest
 from server.requests.errors import ERRORS, RETRY_AFTER, ModelNotFound, NotReady
 from server.requests.models import ModelsState, ServedModel
-from tokenizer_pool.messages import Truncation
+from server.requests.prompts import SCORING, by_input_type
 
 MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
 
@@ -35,7 +35,6 @@ _NO_MODEL = "no model has that name"
 _OF_A_MODEL = "Of the whole server, or of one of its models."
 _MODEL_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Model"}
 _MODEL = {"name": "model", "in": "query", "required": False, "schema": _MODEL_SCHEMA}
-_SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
 _TEI_POOLING = {"last": "last_token"}  # its name for it
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "title": "Name"}}
 
@@ -197,12 +196,11 @@ async def _model_card(call: HttpRequest) -> Answer:
 
 def info(state: ModelsState) -> dict[str, Any]:
     """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `fingerprint`,
-    `task`, `outputs`, `labels`, `prompts`, `topology` and the other limits."""
-    newest = state.newest
-    models = newest.get("models", [])
+    `task`, `outputs`, `labels`, `prompts`, `default_prompt`, `input_types`, `topology` and the other limits."""
+    models = state.models.models if state.models else []
     return {
-        **(_of_model(models[0]) if models else {}),
-        **newest.get("limits", {}),
+        **(_of_model(models[0].facts) | _prompts(models[0]) if models else {}),
+        **state.newest.get("limits", {}),
         "version": __version__,
         "sha": None,
         "docker_label": None,
@@ -240,7 +238,8 @@ def _facts(model: ServedModel) -> dict[str, Any]:
         "max_input_length": model.max_seqlen,
         "tasks": _tasks(model),
         "outputs": output_names(model.outputs),
-        "prompts": sorted(model.facts["prompts"]),
+        **_prompts(model),
+        "prompts": sorted(model.prompts),
         "dtype": model.facts["info"]["dtype"],
         "backend": model.facts["info"]["engine"],  # as Infinity calls it, and what follows
         "capabilities": _tasks(model),
@@ -264,13 +263,18 @@ def _tasks(model: ServedModel) -> list[str]:
     return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
 
-def _with_names(model: dict[str, Any]) -> dict[str, Any]:
-    """The fields with names instead of the numbers that processes send each other."""
-    outputs = output_names(OutputKind(model["info"]["outputs"]))
-    truncation = Truncation(model["truncation"]).name.lower()
-    ranges = model.get("int8_ranges")
-    named = {"truncation": truncation, "int8_ranges": ranges and ranges["source"]}
-    return {**model, "info": {**model["info"], "outputs": outputs}, **named}
+def _prompts(model: ServedModel) -> dict[str, Any]:
+    """The prompts by name, and which of them is put before texts of which a request says nothing, or their side."""
+    sides = {} if model.task in SCORING else by_input_type(model)
+    return {"prompts": model.prompts, "default_prompt": model.default_prompt, "input_types": sides}
+
+
+def _with_names(model: ServedModel) -> dict[str, Any]:
+    """What is known of the model, with names instead of the numbers that processes send each other."""
+    facts = model.facts
+    ranges = facts.get("int8_ranges")
+    named = {"truncation": model.truncation.name.lower(), "int8_ranges": ranges and ranges["source"]}
+    return {**facts, "info": {**facts["info"], "outputs": output_names(model.outputs)}, **named, **_prompts(model)}
 
 
 def output_names(outputs: OutputKind) -> list[str]:
@@ -292,7 +296,6 @@ def _of_model(model: dict[str, Any]) -> dict[str, Any]:
         "task": model.get("task", Task.EMBED),
         "outputs": output_names(OutputKind(known["outputs"])),
         "labels": list(model.get("labels", ())),
-        "prompts": model["prompts"],
     }
 
 
@@ -300,7 +303,7 @@ def _model_type(model: dict[str, Any]) -> dict[str, Any]:
     """TEI's name for the model's type. A task that TEI does not know is a classifier if it has labels, else an
     embedding model."""
     task, labels = Task(model.get("task", Task.EMBED)), model.get("labels", ())
-    if task not in _SCORING:
+    if task not in SCORING:
         pooling = "splade" if task is Task.SPARSE else model["info"]["pooling"]
         return {"embedding": {"pooling": _TEI_POOLING.get(pooling, pooling)}}
     return {

@@ -6,9 +6,17 @@ The number of an adapter is its place among ServedModel.adapters, from 1; 0 = no
 """
 
 import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
+from engine.model.tasks import Task
 from server.requests.errors import InvalidRequest
-from server.requests.models import ServedModel
+
+if TYPE_CHECKING:  # a start's log needs none of its imports
+    from server.requests.models import ServedModel
+
+SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)  # to texts for these no request's prompt is put
+_SHOWN_CHARS = 200  # of a prompt in a log
 
 
 class Purpose(enum.Enum):
@@ -24,32 +32,82 @@ class Purpose(enum.Enum):
 _OTHER_SIDE = {Purpose.QUERY: Purpose.DOCUMENT, Purpose.DOCUMENT: Purpose.QUERY}
 
 
-def prompt_for(model: ServedModel, purpose: Purpose) -> str | None:
+class WithPrompts(Protocol):
+    """A model, served or only planned."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Its own prompts by name."""
+
+    @property
+    def default_prompt(self) -> str:
+        """What is put before a text of which nothing is said."""
+
+
+def prompt_for(model: WithPrompts, purpose: Purpose) -> str | None:
     """The model's prompt; None if it has prompts, but none for this purpose.
 
     A model without prompts treats all texts alike, so its default prompt stays. A model that has a prompt for one side
     of a search only, as most have one for queries, gets nothing before texts of the other side.
     """
+    if not has_prompts(model):
+        return model.default_prompt
     prompt = _named(model, purpose)
-    if prompt is not None or not model.prompts:
-        return model.default_prompt if prompt is None else prompt
+    if prompt is not None:
+        return prompt
     other = _OTHER_SIDE.get(purpose)
     if other is None:
         return None
     return model.default_prompt if _named(model, other) is None else ""
 
 
-def _named(model: ServedModel, purpose: Purpose) -> str | None:
-    return next((model.prompts[name] for name in purpose.value if name in model.prompts), None)
+def has_prompts(model: WithPrompts) -> bool:
+    """Whether any of its prompts says something: sentence-transformers writes empty ones where there are none."""
+    return any(model.prompts.values())
 
 
-def adapter_named(model: ServedModel, name: str | None) -> int:
+def _named(model: WithPrompts, purpose: Purpose) -> str | None:
+    name = _name(model, purpose)
+    return None if name is None else model.prompts[name]
+
+
+def _name(model: WithPrompts, purpose: Purpose) -> str | None:
+    return next((name for name in purpose.value if name in model.prompts), None)
+
+
+def by_input_type(model: WithPrompts) -> dict[str, dict[str, str | None]]:
+    """What `input_type` puts before the texts of each side of a search; nothing for a model without prompts, to which
+    it changes nothing. A `prompt_name` of None: no prompt of the model's own is for that side."""
+    if not has_prompts(model):
+        return {}
+    return {
+        side.value[0]: {"prompt_name": _name(model, side), "prompt": prompt_for(model, side)} for side in _OTHER_SIDE
+    }
+
+
+def in_words(model: WithPrompts) -> str:
+    """The prompts and how they are asked for, in one line."""
+    query, document = (_shown(prompt_for(model, side)) for side in _OTHER_SIDE)
+    return (
+        f'prompts {", ".join(model.prompts)}: send queries with "input_type": "query", which puts {query} before each, '
+        f'and documents with "document", which puts {document}; a text without input_type gets '
+        f"{_shown(model.default_prompt)}"
+    )
+
+
+def _shown(prompt: str | None) -> str:
+    if not prompt:
+        return "nothing"
+    return repr(prompt if len(prompt) <= _SHOWN_CHARS else prompt[: _SHOWN_CHARS - 1] + "…")
+
+
+def adapter_named(model: "ServedModel", name: str | None) -> int:
     """The adapter of this name; the default one for None."""
     name = model.default_adapter if name is None else name
     return model.adapters.index(name) + 1 if name in model.adapters else 0
 
 
-def adapter_for(model: ServedModel, purpose: Purpose, *, field: str) -> int:
+def adapter_for(model: "ServedModel", purpose: Purpose, *, field: str) -> int:
     """The adapter for a purpose, as prompt_for chooses the prompt; 0 if the model has no adapters at all.
 
     Raises InvalidRequest, naming the field, if it has none for this purpose.
@@ -60,7 +118,7 @@ def adapter_for(model: ServedModel, purpose: Purpose, *, field: str) -> int:
     return adapter_named(model, name) if name else 0
 
 
-def no_adapter(model: ServedModel, word: str, *, field: str) -> InvalidRequest:
+def no_adapter(model: "ServedModel", word: str, *, field: str) -> InvalidRequest:
     """The error for a word that says what texts are for."""
     known = ", ".join(model.adapters)
     return InvalidRequest(f"{field}: this model has no adapter for {word!r}, only for {known}", param=field)

@@ -6,6 +6,7 @@ It does not know where a value comes from, and of names only which variables are
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class Flag:
     least: float | None = None
     most: float | None = None
     one_of: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)  # other words -> one of these
     none_word: str = ""  # what stands for None, such as auto
     is_own: bool = False  # each of several models has its own: repeated on the command line, once for each
     default_text: str = ""  # in place of a default that differs from machine to machine
@@ -82,7 +84,7 @@ class Flag:
         if self.kind is tuple:
             return tuple(part.strip() for part in text.split(","))
         if self.kind is str:
-            return self.checked(text.lower() if self.one_of else text)
+            return self.checked(self._canonical(text.lower()) if self.one_of else text)
         try:
             value = self.kind(text)
         except ValueError:
@@ -100,7 +102,7 @@ class Flag:
         is_list = isinstance(value, tuple) and all(isinstance(part, str) for part in value)
         if type(value) is not self.kind or (self.kind is tuple and not is_list):
             raise ValueError(self._form)
-        return self.checked(value)
+        return self.checked(self._canonical(value))
 
     def checked(self, value: Any) -> Any:
         """The value itself. Raises ValueError with "must be …" where it is out of bounds."""
@@ -116,6 +118,9 @@ class Flag:
         if self.most is not None and value > self.most:
             raise ValueError(f"must be at most {self.most:g}")
         return value
+
+    def _canonical(self, value: Any) -> Any:
+        return self.synonyms.get(value, value) if isinstance(value, str) else value
 
     @property
     def _form(self) -> str:

@@ -6,6 +6,7 @@ from engine.model.tasks import Task
 from server.settings.flag import SettingsError, check_flags, flag
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+_DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class ModelSettings:
         DEFAULT_MODEL,
         "Model",
         "The model: a local folder, or a name on the Hugging Face hub. The hub's local cache is searched first. The "
-        "default is small and fast on a laptop. Repeat the flag to serve several models; clients choose by the served "
+        "default is small and fast on a laptop. One model may stand without the flag, as in `embedline serve "
+        "BAAI/bge-m3`. Repeat the flag to serve several models; clients choose by the served "
         "name. Then repeat --revision, --served-model-name and --compiled-model in the same order, or leave them out. "
         "Every other flag applies to all models. The environment variable names one model.",
         is_own=True,
@@ -132,8 +134,10 @@ class ModelSettings:
         "The type to compute in. float32 gives the same rows on every machine; say so where several machines fill one "
         "index. auto is bfloat16 on a GPU. On a CPU it is float32, or bfloat16 for embeddings if the CPU has "
         "instructions for it (avx512_bf16, AMX) and the model's rows are near enough to those in float32; the log and "
-        "/info say so. float16 on a CPU is for those with instructions for it (avx512_fp16, AMX-FP16).",
+        "/info say so. float16 on a CPU is for those with instructions for it (avx512_fp16, AMX-FP16). fp32 and float "
+        "mean float32, bf16 means bfloat16, fp16 and half mean float16.",
         one_of=("auto", "float32", "bfloat16", "float16"),
+        synonyms=_DTYPES,
     )
     quantization: str = flag(
         "auto",

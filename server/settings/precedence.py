@@ -88,6 +88,18 @@ def settings_of_serve(words: Words, config: str | None, *, is_sagemaker: bool = 
     return settings_from(words, environment, config=config or environment.get(CONFIG) or None, spelled=spelled)
 
 
+def with_model(words: Words, model: str | None) -> Words:
+    """The words with the model that stands without its flag. Raises SettingsError where the flag names another."""
+    if model is None:
+        return words
+    if any(text != model for text in _texts(words.get(_MODEL_ID))):
+        raise SettingsError(
+            f"--model-id names another model than {model!r}, which stands without a flag: give one of the two; for "
+            f"several models repeat --model-id"
+        )
+    return {**words, _MODEL_ID: [model]}
+
+
 def _each_models_own(flags: Sequence[Flag], words: Words) -> list[dict[str, Any]]:
     """The values that the command line gives each model for its own; one at least, who may have nothing."""
     given = {flag: _texts(words.get(flag.name)) for flag in flags if flag.is_own}

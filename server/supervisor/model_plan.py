@@ -8,7 +8,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +63,11 @@ class ModelPlan:
     int8_ranges: Int8Ranges | None = None  # for rows as int8
     stored: Stored | None = None  # how the weights are; None = plain
     has_chat_template: bool = False
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """The model's own prompts by name."""
+        return self.folder.prompts
 
     @property
     def default_adapter(self) -> str | None:

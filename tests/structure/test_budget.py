@@ -23,18 +23,18 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_200, 236_700),
+    "server": (26_370, 238_200),
     "engine": (18_530, 176_800),
     "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_275, 22_030),
     "wire": (1_420, 13_180),
-    "embedline": (3_850, 34_600),
-    "core": (34_850, 328_200),  # all of them without features, fused, TensorRT-LLM and the tools
+    "embedline": (3_890, 35_040),
+    "core": (35_110, 330_800),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 100_300,
+    "lines of the tests": 100_900,
     "files of the product": 390,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,

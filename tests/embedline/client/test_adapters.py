@@ -39,6 +39,69 @@ def test_langchain(server: Stub) -> None:
     assert [seen.json().get("prompt_name") for seen in server.seen[-3:]] == ["query", None, "query"]
 
 
+of_sides = pytest.mark.parametrize(
+    ("sends", "fields", "of_query", "of_documents"),
+    [
+        (True, None, ("query", None), "document"),
+        (False, None, (None, None), None),
+        (True, {"prompt_name": "other"}, (None, "other"), "document"),  # it says what queries are for
+    ],
+)
+Said = tuple[str | None, str | None]  # a request's input_type and prompt_name
+
+
+def said(server: Stub) -> list[Said]:
+    """What the requests so far say of their texts."""
+    return [(seen.json().get("input_type"), seen.json().get("prompt_name")) for seen in server.seen]
+
+
+@of_sides
+def test_langchain_says_which_side_of_a_search_texts_are(
+    server: Stub, sends: bool, fields: dict[str, str] | None, of_query: Said, of_documents: str | None
+) -> None:
+    made = adapter("langchain", "langchain_core").EmbedlineEmbeddings
+    embeddings = made(server.url, send_input_type=sends, query_fields=fields)
+
+    embeddings.embed_query("text 5")
+    asyncio.run(embeddings.aembed_query("text 5"))
+    embeddings.embed_documents(["text 5"])
+    asyncio.run(embeddings.aembed_documents(["text 5"]))
+
+    assert said(server) == [of_query, of_query, (of_documents, None), (of_documents, None)]
+
+
+@of_sides
+def test_llama_index_says_which_side_of_a_search_texts_are(
+    server: Stub, sends: bool, fields: dict[str, str] | None, of_query: Said, of_documents: str | None
+) -> None:
+    made = adapter("llama_index", "llama_index.core").EmbedlineEmbedding
+    embedding = made(server.url, send_input_type=sends, query_fields=fields)
+
+    embedding.get_query_embedding("text 5")
+    asyncio.run(embedding.aget_query_embedding("text 5"))
+    embedding.get_text_embedding("text 5")
+    asyncio.run(embedding.aget_text_embedding_batch(["text 5"]))
+
+    assert said(server) == [of_query, of_query, (of_documents, None), (of_documents, None)]
+
+
+@of_sides
+def test_haystack_says_which_side_of_a_search_texts_are(
+    server: Stub, sends: bool, fields: dict[str, str] | None, of_query: Said, of_documents: str | None
+) -> None:
+    module = adapter("haystack", "haystack")
+    haystack = importlib.import_module("haystack")
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("query", module.EmbedlineTextEmbedder(server.url, fields=fields, send_input_type=sends))
+    stored = haystack.Pipeline.loads(pipeline.dumps(), allowed_modules=["embedline.adapters.haystack"])
+
+    stored.run({"query": {"text": "text 5"}})
+    documents = module.EmbedlineDocumentEmbedder(server.url, send_input_type=sends)
+    documents.run([haystack.Document(content="text 5")])
+
+    assert said(server) == [of_query, (of_documents, None)]
+
+
 def test_llama_index(server: Stub) -> None:
     embedding = adapter("llama_index", "llama_index.core").EmbedlineEmbedding(
         server.url, model_name="m", query_fields={"prompt_name": "query"}

@@ -40,7 +40,9 @@ async def test_the_other_calls() -> None:
             assert posted.data[0][0][0]["label"] == "good"
 
 
-@pytest.mark.parametrize("name", ["embed", "iter_embed", "rerank", "classify", "batch_post"])
+@pytest.mark.parametrize(
+    "name", ["embed", "embed_query", "embed_documents", "iter_embed", "rerank", "classify", "batch_post"]
+)
 async def test_a_call_has_the_arguments_and_the_documentation_of_the_client(name: str) -> None:
     call, same = getattr(AsyncClient, name), getattr(Client, name)
     assert inspect.signature(call) == inspect.signature(same)
@@ -55,6 +57,7 @@ async def test_type_checkers_know_arguments_and_results() -> None:
             assert_type(await client.embed("text", user="a"), EmbedResponse)
             async for part in client.iter_embed("text"):
                 assert_type(part, EmbeddedSlice)
+            assert_type(await client.embed_query("text", dimensions=4), EmbedResponse)
             with pytest.raises(TypeError, match="dimension"):
                 await client.embed("text", dimension=2)  # type: ignore[call-arg]
 

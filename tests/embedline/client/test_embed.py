@@ -57,6 +57,27 @@ def test_what_may_be_embedded(client: Client, given: object, expected: list[obje
     assert np.array_equal(client.embed(given).numpy(), rows_of(expected))  # type: ignore[arg-type]
 
 
+def test_requests_say_which_side_of_a_search_their_texts_are(client: Client, server: Stub) -> None:
+    client.embed_query("text 5", "m", dimensions=WIDTH)
+    client.embed_documents(texts(9))
+    client.embed(texts(2), input_type="classification")
+    list(client.iter_embed(texts(2), input_type="query"))
+    client.embed(texts(2))
+    client.embed(texts(2), extra_body={"input_type": "document"})
+
+    sides = ["query", "document", "document", "classification", "query", None, "document"]
+    assert [seen.json().get("input_type") for seen in server.seen] == sides
+    assert server.seen[0].json() | {"encoding_format": ""} == {
+        "input": ["text 5"],
+        "model": "m",
+        "dimensions": WIDTH,
+        "input_type": "query",
+        "encoding_format": "",
+    }
+    with pytest.raises(ValueError, match=r"^extra_body must leave out input_type: give it as the parameter"):
+        client.embed_query("text 5", extra_body={"input_type": "document"})
+
+
 def test_no_texts_are_no_requests(client: Client, server: Stub) -> None:
     answer = client.embed([])
     assert (answer.numpy().shape, server.seen) == ((0, 0), [])

@@ -1,5 +1,6 @@
-"""What the log says at a start of who may ask."""
+"""What the log says at a start of who may ask, and how a model wants to be asked."""
 
+import json
 import logging
 import socket
 from pathlib import Path
@@ -68,6 +69,33 @@ def test_keys_that_nothing_reads_are_in_the_log(tmp_path: Path, caplog: pytest.L
 
     assert "config.json has keys that transformers' bert does not read: made_up" in caplog.text
     assert "--trust-config-key: is_causal" in caplog.text
+
+
+@pytest.mark.holds("Prompts")
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ({"query": "Q: "}, ['the-model: prompts query: send queries with "input_type": "query", which puts \'Q: \'']),
+        ({"query": "", "document": ""}, []),
+        ({}, []),
+    ],
+    ids=["one side", "empty", "none"],
+)
+def test_a_start_says_which_prompts_a_model_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, prompts: dict[str, str], said: list[str]
+) -> None:
+    shapes.embedding(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    asked = ModelSettings(model_id=str(tmp_path), served_model_name="the-model", engine="fake")
+    plans = plan_models(Settings(models=(asked,)))
+
+    with caplog.at_level(logging.INFO), socket.create_server(("127.0.0.1", 0)) as http:
+        ports = Ports(Listeners([http]), monitor=None)
+        _log_models_and_keys(Prepared(plans, Access(), cache_dir=None, ports=ports), scheme="http")
+
+    lines = [record.getMessage() for record in caplog.records if "input_type" in record.getMessage()]
+    assert [line[: len(words)] for line, words in zip(lines, said, strict=True)] == said
+    assert all(line.endswith("(source: config_sentence_transformers.json)") for line in lines)
 
 
 @pytest.mark.holds("Token ids")

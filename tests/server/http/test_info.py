@@ -60,11 +60,43 @@ def test_models_have_facts() -> None:
         "tasks": ["embed", "sparse", "late-interaction"],
         "outputs": ["pooled", "tokens", "sparse", "multi_vector"],
         "prompts": ["query"],
+        "default_prompt": "",
+        "input_types": {
+            "query": {"prompt_name": "query", "prompt": "Q: "},
+            "document": {"prompt_name": None, "prompt": ""},
+        },
         "dtype": "float32",
         "backend": "fake",
         "capabilities": ["embed", "sparse", "late-interaction"],
         "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 64},
     }
+
+
+def test_info_says_which_prompt_an_input_type_chooses() -> None:
+    prompts = {"corpus": "C: ", "Retrieval-query": "R: ", "other": "O: "}
+    info = get("/info", OutputKind.POOLED, prompts=prompts, default_prompt="O: ")
+
+    for known in (info, info["models"][0]):
+        assert (known["prompts"], known["default_prompt"]) == (prompts, "O: ")
+        assert known["input_types"] == {
+            "query": {"prompt_name": "Retrieval-query", "prompt": "R: "},
+            "document": {"prompt_name": "corpus", "prompt": "C: "},
+        }
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"prompts": {}, "default_prompt": "D: "}, {}),
+        ({"task": "rerank"}, {}),
+        ({"prompts": {"STS": "S: "}, "default_prompt": "D: "}, {"prompt_name": None, "prompt": "D: "}),
+    ],
+    ids=["no prompts", "no input_type", "none for a side"],
+)
+def test_what_an_input_type_does_not_choose(model: dict[str, Any], told: dict[str, Any]) -> None:
+    (card,) = get("/v1/models", OutputKind.POOLED, **model)["data"]
+
+    assert card["input_types"] == ({"query": told, "document": told} if told else {})
 
 
 def test_each_task_is_named_once() -> None:

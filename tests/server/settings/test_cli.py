@@ -71,6 +71,54 @@ def test_several_models(run: Run) -> None:
     assert [model.name for model in run.settings().models] == ["c,d"]
 
 
+def test_a_model_needs_no_flag(run: Run) -> None:
+    run.environment(MODEL_ID="from/the-environment")
+
+    assert run.settings("org/a").models == (ModelSettings(model_id="org/a"),)
+    assert run.settings("org/a", "--revision", "v1", "--dtype", "float32").models == (
+        ModelSettings(model_id="org/a", revision="v1", dtype="float32"),
+    )
+    assert run.settings("org/a", "--model-id", "org/a") == run.settings("org/a")
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+@pytest.mark.parametrize("flags", [["b"], ["a", "b"]])
+def test_two_models_of_which_one_has_no_flag_are_refused(
+    run: Run, command: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.exit_code(command, "a", *(word for name in flags for word in ("--model-id", name))) == 2
+    assert capsys.readouterr().err == (
+        "embedline: --model-id names another model than 'a', which stands without a flag: give one of the two; for "
+        "several models repeat --model-id\n"
+    )
+
+
+def test_doctor_takes_a_model_without_a_flag(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "server.commands.doctor.doctor", lambda settings, *, as_json: asked.append(settings.models[0].model_id)
+    )
+    for words in (["org/a"], ["--model-id", "org/b"]):
+        assert not run.exit_code("doctor", *words)
+    assert asked == ["org/a", "org/b"]
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"),
+    [("fp32", "float32"), ("float", "float32"), ("bf16", "bfloat16"), ("FP16", "float16"), ("half", "float16")],
+)
+def test_a_dtype_has_the_names_that_others_give_it(
+    run: Run, word: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f'[[model]]\nmodel-id = "a"\ndtype = "{word.lower()}"\n[[model]]\nmodel-id = "b"')
+
+    assert run.settings("--dtype", word).models[0].dtype == dtype
+    assert [model.dtype for model in run.settings("--config", str(file)).models] == [dtype, "auto"]
+    monkeypatch.setenv("DTYPE", word)
+    assert run.settings().models[0].dtype == dtype
+
+
 @pytest.mark.parametrize("variable", ["REVISION", "SERVED_MODEL_NAME"])
 def test_a_variable_is_for_one_model(
     run: Run, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,6 +206,9 @@ def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pyte
             ["serve", "--model-id", "a", "--model-id", "b", "--model-id", "c", "--served-model-name", "n"],
             "--served-model-name is given 1 times for 3",
         ),
+        (["serve", "a", "b"], "unexpected extra argument"),
+        (["serve", ""], "--model-id must not be empty"),
+        (["serve", "--dtype", "fp12"], "--dtype must be one of auto, float32, bfloat16, float16"),
         (["serve", "--model-id", "a", "--model-id", "a"], "--served-model-name must differ between models"),
         (["sevre"], "sevre"),
         (["--serve"], "--serve"),

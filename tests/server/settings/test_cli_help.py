@@ -36,7 +36,7 @@ COMMANDS = {
 def test_the_command_takes_every_flag_of_the_settings() -> None:
     """docs/flags.md is the list that a reviewer sees change: test_flags_page.py compares it with the settings."""
     serve = get_command(program.make_app()).commands["serve"]  # type: ignore[attr-defined]
-    options = [parameter for parameter in serve.params if parameter.name not in ("help", "again")]
+    options = [parameter for parameter in serve.params if parameter.name not in ("help", "model")]
 
     assert [[*it.opts, *it.secondary_opts] for it in options if it.name == "config"] == [["--config"]]
     found = {it.name: (*it.opts, *it.secondary_opts) for it in options if it.name != "config"}
@@ -84,7 +84,7 @@ def test_help_of_the_real_command_names_every_flag_in_full() -> None:
         check=True,
     ).stdout
 
-    assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Options", *GROUPS]
+    assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Arguments", "Options", *GROUPS]
     names = {name for flag in FLAGS for name in flag.spellings}
     assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()
 

@@ -75,9 +75,13 @@ def test_the_log_has_a_platform_s_names(run: Run) -> None:
     assert set(run.settings().variables) == {"AIP_HTTP_PORT", "AIP_STORAGE_URI"}
 
 
-def test_every_other_word_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.exit_code("serve", "server") == 2
-    assert "unexpected extra argument (server)" in capsys.readouterr().err
+def test_every_other_word_is_a_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.environment(HF_MODEL_ID="org/of-sagemaker")
+    monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9")
+
+    for words in (["server"], ["--served-model-name", "serve", "server"]):
+        settings = run.settings(*words)
+        assert (settings.port, settings.models[0].model_id) == (8080, "server")
     assert run.settings("--served-model-name", "serve").port == 8080  # the value of a flag
 
 

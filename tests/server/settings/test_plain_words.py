@@ -23,6 +23,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         "--port 1 --port 2 --hostname= --host 0.0.0.0 --cors-allow-origin https://a --cors-allow-origin https://b",
         "--engine fake --model-id a --served-model-name=x --model-id b --served-model-name y=z",
         "--log-level WARNING --drain-delay 0.5 --max-batch-tokens auto",
+        "org/model",
+        "--json-output ./a=b --engine fake --dtype fp16",
     ],
 )
 def test_plain_words_are_read_as_typer_reads_them(run: Run, words: str) -> None:
@@ -42,6 +44,8 @@ def test_plain_words_are_read_as_typer_reads_them(run: Run, words: str) -> None:
         "--engine --port 0",
         "--port -1",
         "serve",
+        "a b",
+        "a --model-id a",
         "--what 1",
         "--json-output=x",
         "-p=1",

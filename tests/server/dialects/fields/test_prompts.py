@@ -8,7 +8,7 @@ import pytest
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest, ModelNotFound
 from server.requests.models import ModelTable, ServedModel
-from server.requests.prompts import Purpose, prompt_for
+from server.requests.prompts import Purpose, in_words, prompt_for
 from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, one_model, served_model
 
@@ -18,6 +18,7 @@ JINA = {"retrieval.query": "rq: ", "retrieval.passage": "rp: ", "text-matching":
 GEMMA = {"query": "q: ", "document": "d: ", "Classification": "C: ", "Clustering": "K: ", "STS": "S: "}
 STELLA = {"s2p_query": "s2p: ", "s2s_query": "s2s: "}
 CUSTOM = {"code": "code: "}
+EMPTY = {"query": "", "document": ""}  # as sentence-transformers writes them for a model that has none
 
 
 def model_with(prompts: dict[str, str], **changes: Any) -> ServedModel:
@@ -66,6 +67,9 @@ def refused(prompts: dict[str, str], given: Any = "a", **fields: Any) -> Invalid
         (CUSTOM, "query", "default: "),  # it tells neither side
         ({}, "query", "default: "),
         ({}, "classification", "default: "),
+        (EMPTY, "query", "default: "),
+        (EMPTY, "classification", "default: "),
+        ({"own": ""}, "own", ""),
         (BOTH, None, "default: "),
     ],
 )
@@ -165,3 +169,27 @@ def test_each_purpose_has_names_of_its_own() -> None:
     names = [name for purpose in Purpose for name in purpose.value]
     assert len(set(names)) == len(names)
     assert prompt_for(model_with(BOTH), Purpose.SIMILARITY) is None
+
+
+@pytest.mark.holds("Prompts")
+@pytest.mark.parametrize(
+    ("prompts", "default", "said"),
+    [
+        (
+            BOTH,
+            "",
+            'prompts query, document: send queries with "input_type": "query", which puts \'Q: \' before each, and '
+            "documents with \"document\", which puts 'D: '; a text without input_type gets nothing",
+        ),
+        (
+            STELLA | {"s2p_query": "i" * 500},
+            "d: ",
+            'prompts s2p_query, s2s_query: send queries with "input_type": "query", which puts '
+            f"'{'i' * 199}…' before each, and documents with \"document\", which puts nothing; a text without "
+            "input_type gets 'd: '",
+        ),
+    ],
+    ids=["both", "long"],
+)
+def test_prompts_in_words(prompts: dict[str, str], default: str, said: str) -> None:
+    assert in_words(model_with(prompts, default_prompt=default)) == said
