@@ -68,6 +68,7 @@ ARCHITECTURES = (
     Architecture(name="Jina v3", model_type="jina_embeddings_v3", uses=_ENCODER, is_fused=True),
     Architecture(name="ModernBERT", model_type="modernbert", uses=_ENCODER, is_fused=True),
     Architecture(name="EuroBERT", model_type="eurobert", uses=_ENCODER, is_fused=True),
+    Architecture(name="UltraBERT", model_type="ultrabert", uses=_ENCODER),
     Architecture(name="Qwen2", model_type="qwen2", uses=_GENERATIVE, is_fused=True),
     Architecture(name="Qwen2, bidirectional", model_type="qwen2", uses=_DECODER, is_fused=True),
     Architecture(name="Qwen3", model_type="qwen3", uses=_GENERATIVE, is_fused=True),
@@ -79,6 +80,7 @@ ARCHITECTURES = (
     Architecture(name="Gemma 2", model_type="gemma2", uses=_DECODER, is_fused=True),
     Architecture(name="Gemma 3", model_type="gemma3_text", uses=_SCORES, is_fused=True),
     Architecture(name="EmbeddingGemma", model_type="gemma3_text", uses=(Use.EMBED,), is_fused=True),
+    Architecture(name="EmbeddingGemma 2", model_type="embedding_gemma2_text", uses=(Use.EMBED,)),
     Architecture(name="Phi3", model_type="phi3", uses=_DECODER, is_fused=True),
     Architecture(name="SmolLM3", model_type="smollm3", uses=_DECODER, is_fused=True),
     Architecture(name="LFM2", model_type="lfm2", uses=(Use.EMBED, Use.LATE_INTERACTION), transformers="padded"),
@@ -92,6 +94,8 @@ ARCHITECTURES = (
 # Architectures without a row that the fused engine knows, too: rerankers whose authors have code of their own.
 FUSED_BESIDES = frozenset(("llama_bidirec", "xlm-roberta-flash"))
 
+_TEXT_OF = {"embedding_gemma2": "embedding_gemma2_text"}  # models of more than texts -> the part that is served
+
 
 def use_of(folder: "ModelFolder") -> Use:
     """The use that the model is for."""
@@ -100,4 +104,5 @@ def use_of(folder: "ModelFolder") -> Use:
 
 def rows_of(folder: "ModelFolder") -> list[Architecture]:
     """The rows of a model's architecture, which may have several."""
-    return [row for row in ARCHITECTURES if row.model_type == folder.architecture]
+    model_type = _TEXT_OF.get(folder.architecture, folder.architecture)
+    return [row for row in ARCHITECTURES if row.model_type == model_type]

@@ -78,6 +78,7 @@ _BY_NAME: tuple[tuple[str, dict[str, str]], ...] = (
     (r"gritlm-(7b|8x7b)", _GRITLM),
     (r"llama-(nemotron-embed|3\.2-nv-embedqa)-1b-v2", _sides("query: ", "passage: ")),
     (r"stella_en_(400m|1\.5b)_v5", _STELLA),
+    (r"denseon(-unsupervised)?", _sides("query: ", "document: ")),
     (r"jina-embeddings-v3", _JINA_V3),
 )
 

@@ -48,6 +48,7 @@ _SPARSE_HEADS = VocabularyWeights | TokenWeights
 
 AUTO = "auto"  # of --task
 _ENCODERS = frozenset(("t5", "mt5"))  # encoder-decoder architectures whose encoder can be served alone
+_NOT_IN_FLOAT16 = ("embedding_gemma2",)  # beginnings of architectures
 _WITH_ADAPTERS = "jina_adapters"
 _READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
@@ -400,6 +401,11 @@ def read_with(options: LoadOptions, *, known_classes: frozenset[str] = frozenset
         known_classes=known_classes,
         trusted_keys=options.trusted_keys,
     )
+    if options.dtype == "float16" and folder.architecture.startswith(_NOT_IN_FLOAT16):
+        raise ModelError(
+            f"--dtype float16: the authors of {folder.architecture} say that its rows are wrong or not finite in it; "
+            "take float32 or bfloat16"
+        )
     asked = options.max_seqlen or folder.max_seqlen
     return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
 

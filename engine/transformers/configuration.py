@@ -51,6 +51,7 @@ OWN = {
     "jina_adapters": OwnModel("xlm_roberta_flash", "JinaAdaptersConfig", "JinaAdaptersModel"),
     "jina_bert": OwnModel("jina_bert", "JinaBertConfig", "JinaBertModel", "JinaBertForSequenceClassification"),
     "nomic_bert_moe": OwnModel("nomic_moe", "NomicMoeConfig", "NomicMoeModel"),
+    "lfm2_bidirec": OwnModel("lfm2_bidirec", "Lfm2BidirecConfig", "Lfm2BidirecModel"),
     "llama_bidirec": OwnModel("nvidia", "LlamaBidirecConfig", "LlamaModel", "LlamaBidirecForSequenceClassification"),
     "mt5": OwnModel("t5", "MT5Config", "T5Encoder"),
     "nvembed": OwnModel("nvidia", "NVEmbedConfig", "NVEmbedModel"),
@@ -62,6 +63,10 @@ OWN = {
         "XLMRobertaFlashForSequenceClassification",
     ),
 }
+
+
+# What a model has besides its layers for texts. Without their configurations its class passes over their weights.
+_TOWERS = {"embedding_gemma2": ("vision_config", "audio_config")}
 
 
 def read_config(folder: ModelFolder) -> PretrainedConfig:
@@ -87,6 +92,8 @@ def _config(folder: ModelFolder) -> PretrainedConfig:
         config = CONFIG_MAPPING[folder.architecture].from_dict(folder.config)
     else:
         config = AutoConfig.from_pretrained(folder.weights_folder, local_files_only=True, trust_remote_code=False)
+        for tower in _TOWERS.get(folder.architecture, ()):
+            setattr(config, tower, None)
     return config
 
 

@@ -66,6 +66,13 @@ _TWO_THETAS = {_FULL: _PLAIN, _SLIDING: {"rope_type": "default", "rope_theta": 1
 _MARKERS = {"cls_token_id": 2, "sep_token_id": 3}
 _MODERNBERT = {"local_attention": 12, "layer_types": [_SLIDING, _FULL], "rope_parameters": _TWO_THETAS, **_MARKERS}
 _GEMMA3 = {**_GEMMA, "rope_parameters": _TWO_SCALES}
+_EMBEDDING_GEMMA2 = {
+    **_GQA,
+    **_WINDOW,
+    **{"global_head_dim": 16, "num_global_key_value_heads": 1},
+    **{"hidden_size_per_layer_input": 12, "embedding_dim": 24},
+    "rope_parameters": _TWO_THETAS,
+}
 
 _MASK = "mask direction"
 _TURNED = {_MASK: config(is_decoder=True)}  # sees earlier tokens alone
@@ -98,7 +105,7 @@ class Own:
         if self.config.get("num_key_value_heads", 1) > 1:
             found["GQA"] = without_group_order
         if _SLIDING in self.config.get("layer_types", ()):
-            found["window"] = config(layer_types=[_FULL, _FULL])
+            found.setdefault("window", config(layer_types=[_FULL, _FULL]))
         elif "sliding_window" in self.config:
             found["window"] = config(sliding_window=None)
         rope = self.config.get("rope_parameters", {})
@@ -134,6 +141,7 @@ OWN: dict[str, Own] = {
     "Jina v3": Own({**_OFFSET, "rope_parameters": _LINEAR}),
     "ModernBERT": Own(_MODERNBERT, {}, "cls"),
     "EuroBERT": Own({**_GQA, "mask_token_id": 4}),
+    "UltraBERT": Own({**_GQA, **_WINDOW, "rope_parameters": _TWO_THETAS}, {}, "cls"),
     "Qwen2": Own({**_GQA, "rope_parameters": _YARN}, _BOTH_WAYS, "lasttoken"),
     "Qwen2, bidirectional": Own({**_GQA, "is_causal": False}, _ONE_WAY),
     "Qwen3": Own({**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),
@@ -145,6 +153,7 @@ OWN: dict[str, Own] = {
     "Gemma 2": Own({**_GEMMA, _SOFTCAP: 2.0}, {**_BOTH_WAYS, "softcap": config(**{_SOFTCAP: None})}),
     "Gemma 3": Own(_GEMMA3, {_MASK: config(**{_BIDIRECTIONAL: True})}, "lasttoken"),
     "EmbeddingGemma": Own({**_GEMMA3, _BIDIRECTIONAL: True}, {_MASK: config(**{_BIDIRECTIONAL: False})}),
+    "EmbeddingGemma 2": Own(_EMBEDDING_GEMMA2, {"window": config(sliding_window=NUM_POSITIONS)}),
     "Phi3": Own({"num_key_value_heads": 2, "rope_parameters": _LONG}, _BOTH_WAYS, "lasttoken"),
     "SmolLM3": Own({**_GQA, "no_rope_layers": [1, 0]}, {**_BOTH_WAYS, "no RoPE": config(no_rope_layers=[1, 1])}),
     "LFM2": Own({**_GQA, "layer_types": ["conv", _FULL]}),

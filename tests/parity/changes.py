@@ -78,7 +78,7 @@ def _with_heads(settings: dict[str, Any], tensors: Tensors, spread: Callable[[Te
         return spread(heads, num_heads // num_keys).flatten(0, 1)
 
     for name, tensor in tensors.items():
-        if ".k_proj." in name or ".v_proj." in name:
+        if (".k_proj." in name or ".v_proj." in name) and len(tensor) == num_keys * size:  # some layers have others
             tensors[name] = spread_out(tensor)
         elif ".qkv_proj." in name:
             query, key, value = torch.split(tensor, [num_heads * size, num_keys * size, num_keys * size])

@@ -24,18 +24,18 @@ from tests.structure.sources import Source, is_within, sources
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
     "server": (26_370, 238_200),
-    "engine": (18_530, 176_800),
+    "engine": (18_790, 179_190),
     "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_275, 22_030),
     "wire": (1_420, 13_180),
     "embedline": (3_890, 35_040),
-    "core": (35_110, 330_800),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (35_300, 332_520),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
     "lines of the tests": 100_900,
-    "files of the product": 390,
+    "files of the product": 392,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,
     "imports of features by the core": 0,

@@ -25,6 +25,10 @@ _POSITIONS_AFTER_PADDING = frozenset((
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "xmod",
 ))
 # fmt: on
+# Numbers of a row after the last layer, where config.json does not say them (transformers' classes).
+_PROJECTED = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), 768)
+# Tokens that the authors' card gives, where positions are numbered by angles, which end nowhere.
+_BY_CARD = dict.fromkeys(_PROJECTED, 8192)
 _PADDING_IS_1 = frozenset(("mpnet",))  # whatever pad_token_id is
 _UNKNOWN_COUNT = (
     "unknown tokens count in the mean, and texts are not cut at 512 tokens, as in sentence-transformers; model2vec's "
@@ -32,6 +36,7 @@ _UNKNOWN_COUNT = (
 )
 _WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
+_OF_CARD = "its card gives texts no more"
 _ROPE_CHANGES = "longrope is used up to where its frequencies change"
 
 
@@ -66,7 +71,7 @@ def _transformer(files: Files) -> Backbone:
     max_seqlen, source, note = _longest(files, limit, why)
     return Backbone(
         architecture=architecture,
-        hidden_size=needed_number(config, *WIDTHS),
+        hidden_size=_row_size(config),
         vocab_size=needed_number(config, "vocab_size", "n_words"),
         max_seqlen=max_seqlen,
         max_seqlen_source=source,
@@ -74,6 +79,13 @@ def _transformer(files: Files) -> Backbone:
         padding_idx=padding_idx,
         notes=(*files.served.notes, *filter(None, (files.sentence.note, note))),
     )
+
+
+def _row_size(config: Json) -> int:
+    """Numbers of a token's row. Some architectures project it last."""
+    if config["model_type"] in _PROJECTED:
+        return number_in(config, "embedding_dim") or _PROJECTED[config["model_type"]]
+    return needed_number(config, *WIDTHS)
 
 
 def _static(files: Files) -> Backbone:
@@ -136,7 +148,8 @@ def _longest(files: Files, limit: int, why: str) -> tuple[int, str, str]:
     if min(asked, limit) >= _UNLIMITED:
         return _WHERE_NOT_SAID, "no file", f"no length is given anywhere: {_WHERE_NOT_SAID} tokens"
     note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _ROPE_CHANGES else ""
-    return min(asked, limit), source if asked <= limit else "config.json", note
+    cut_by = "its card" if why == _OF_CARD else "config.json"
+    return min(asked, limit), source if asked <= limit else cut_by, note
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
@@ -146,6 +159,8 @@ def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
     short = [length for kind, length in lengths_of_rope(config) if kind == LONG_ROPE]
     if short:
         return min(*short, positions), _ROPE_CHANGES
+    if (by_card := _BY_CARD.get(config["model_type"], positions)) < positions:
+        return by_card, _OF_CARD
     lost = 0 if padding_idx is None else padding_idx + 1
     return positions - lost, "the architecture has no more positions"
 

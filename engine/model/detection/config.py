@@ -41,7 +41,13 @@ _CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
 # position_embedding_type: BERT and its kin had relative ones. Files of ModernBERT say "absolute", and its code never
 # read it; the code from which transformers has these three did.
 _ROTATED = ("absolute", "rope", "rotary")
-_POSITIONS_OF = dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary"))
+_POSITIONS_OF = {
+    **dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary")),
+    "modernbert": (
+        *_ROTATED,
+        "sans_pos",
+    ),  # without a table of positions, as the code that trained Ettin and mmBERT says
+}
 _TEXT = "text_config"
 _MAX_NAMED = 12  # keys in a note
 # Read by transformers for every architecture, and by no engine here: the values without effect, and why it is refused.
@@ -126,7 +132,10 @@ _SIZES = frozenset(
     )
 )
 _COUNTS = frozenset(("type_vocab_size", "num_experts", "moe_every_n_layers", "max_window_layers"))  # 0 is one
-_BY_LAYER = {"intermediate_size": ("gemma3n", "gemma3n_text")}  # key -> architectures that may have a list of them
+_BY_LAYER = {
+    "intermediate_size": ("gemma3n", "gemma3n_text"),
+    "rope_theta": ("ultrabert",),
+}  # key -> architectures that may have a list of them
 _UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
 _POSITIVE = frozenset(
     (
@@ -199,10 +208,36 @@ def check_agreement(config: Json, layers: str, *, has_code: bool) -> None:
         value = config.get(key) if key in read else None
         if value is not None and (not isinstance(value, str) or (names and value not in names)):
             raise ModelError(f"{key!r} in config.json is no activation that transformers has")
+    if layers == "ultrabert":
+        _check_lists(config)
     for size, heads in _HEADS.items():
         if config.get(size) is not None and config.get(heads) is not None:
             _check_heads(config, size, heads, layers)
     _check_padding(config, layers, has_code=has_code)
+
+
+def _check_lists(config: Json) -> None:
+    """UltraBERT's published files have a window and a base of angles for each layer. transformers keeps one of them for
+    each type of layers."""
+    windows, kinds = config.get("attention_windows"), config.get("layer_types")
+    if windows is not None:
+        is_list = isinstance(windows, list) and all(each is None or (_is_whole(each) and each >= 0) for each in windows)
+        found = ["sliding_attention" if window else "full_attention" for window in windows] if is_list else None
+        if found and kinds not in (None, found):
+            raise ModelError("'layer_types' in config.json says other types of layers than attention_windows")
+        kinds = found
+    for key in ("attention_windows", "rope_theta"):
+        values = config.get(key)
+        if values is not None and not _is_one_for_each(values, kinds, config.get("num_hidden_layers")):
+            raise ModelError(f"{key!r} in config.json has no number for each layer, or several for one type of layers")
+
+
+def _is_one_for_each(values: object, kinds: object, num_layers: object) -> bool:
+    """Whether each layer has a value, which is the same for all of its kind."""
+    if not isinstance(values, list) or not isinstance(kinds, list) or not len(values) == len(kinds) == num_layers:
+        return False
+    pairs = {(str(kind), str(value or 0)) for kind, value in zip(kinds, values, strict=True)}
+    return len(pairs) == len({kind for kind, _ in pairs})
 
 
 def _check_heads(config: Json, size: str, heads: str, layers: str) -> None:

@@ -23,6 +23,7 @@ _STANFORD = "HF_ColBERT"
 _STANFORD_FILE = "artifact.metadata"
 _OPTIONS = "the Transformer module's file"
 _STANFORD_LAYER = "linear.weight"
+_CONVOLVES = frozenset(("lfm2_bidirec",))  # see Lfm2BidirecModel.forward
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, if a file of PyLate's or Stanford's does not say
 
 
@@ -151,6 +152,8 @@ def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], n
     steps = steps[:-1] if is_last else steps
     for file in step_files(files.folder, steps) if files.needs_weights else ():
         check_weights(file.parent)
+    if files.config.get("model_type") in _CONVOLVES and late.expansion_id == files.config.get("pad_token_id", 0):
+        raise ModelError("the model fills queries up with the padding token, which its convolutions would not see here")
     hidden_size = number_in(files.config, *WIDTHS) or 0
     head = TokenVectors(steps=steps, dimensions=output_size(steps, hidden_size), normalize=normalizes or is_last)
     return Detected(

@@ -17,6 +17,7 @@ from engine.model.known_code.jina import (
     JINA_ROTARY,
 )
 from engine.model.known_code.known_code import KnownCode
+from engine.model.known_code.liquid import LFM2_BIDIREC
 from engine.model.known_code.nomic import NOMIC_BERT, NOMIC_MOE
 from engine.model.known_code.nvidia import LLAMA_BIDIREC, NV_EMBED
 from engine.model.known_code.qwen2 import QWEN2_EMBEDDING, QWEN2_KALM, QWEN2_QZHOU, QWEN2_REWARD
@@ -67,6 +68,7 @@ KNOWN = (
     *(NOMIC_MOE, NOMIC_BERT, NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED, JINA_BERT, JINA_BERT_QK, JINA_BERT_FLASH),
     *(JINA_ROTARY, JINA_ABSOLUTE, JINA_ADAPTERS, EUROBERT, QWEN2_EMBEDDING, QWEN2_KALM),
     *(QWEN2_QZHOU, QWEN2_REWARD, LLAMA_BIDIREC, NV_EMBED, GRITLM),
+    LFM2_BIDIREC,
 )
 
 

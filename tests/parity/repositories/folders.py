@@ -28,6 +28,7 @@ CLASSES: Mapping[Head, Any] = {
 }
 
 HIDDEN_SIZE, INNER_SIZE, NUM_HEADS, NUM_POSITIONS, WINDOW = 40, 52, 4, 64, 6
+_WIDE = 1536  # numbers between two of LateOn's layers
 _OFFSET = 2  # positions that RoBERTa and its kin lose
 
 # What makes a model small, by the key of config.json. Everything else stays as published.
@@ -57,7 +58,13 @@ _SMALL: Mapping[str, Any] = {
     # large enough for attention to have preferences, so that a token from next door would show
     "initializer_range": 0.2,
     "initializer_cutoff_factor": 2.0,
+    # EmbeddingGemma 2's
+    "embedding_dim": 24,
+    "hidden_size_per_layer_input": 12,
+    "position_embedding_size": 32,
+    "per_layer_config": {"1": {"head_dim": 16, "num_key_value_heads": 1}},
 }
+_PARTS = ("text_config", "vision_config", "audio_config")
 _IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -96,7 +103,8 @@ def small_files(repository: Repository) -> dict[str, Any]:
         if path.endswith("Pooling/config.json"):
             files[path] = {**content, "word_embedding_dimension": HIDDEN_SIZE}
         elif path.endswith("Dense/config.json"):
-            sizes = {key: HIDDEN_SIZE for key in ("in_features", "out_features")}
+            widths = {key: content[key] for key in ("in_features", "out_features")}
+            sizes = {key: INNER_SIZE if width == _WIDE else HIDDEN_SIZE for key, width in widths.items()}
             files[path] = {**content, **sizes}
         elif path == "artifact.metadata":
             files[path] = {**content, "dim": HIDDEN_SIZE}
@@ -108,6 +116,8 @@ def small_files(repository: Repository) -> dict[str, Any]:
 def _small(key: str, value: Any) -> Any:
     if value is None:
         return None
+    if key in _PARTS:
+        return {inside: _small(inside, each) for inside, each in value.items()}
     if key in _IDS and value >= vocabularies.SIZE:
         return _IDS.index(key)
     if key == "max_position_embeddings":
@@ -133,9 +143,9 @@ def _save_weights(own: Repository, served: Served, folder: Path) -> None:
     torch.manual_seed(0)
     model = CLASSES[served.head].from_config(library_config(own))
     with torch.no_grad():  # biases and the weights of norms too, which would be all alike
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn(parameter.shape), alpha=0.2)
+        for tensor in model.state_dict().values():
+            if tensor.dim() == 1 and tensor.is_floating_point():
+                tensor.add_(torch.randn(tensor.shape), alpha=0.2)
     dtype = getattr(torch, own.config.get("torch_dtype", "float32"))
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
     tied = model._tied_weights_keys or () if own.config.get("tie_word_embeddings", True) else ()
@@ -148,7 +158,7 @@ def _save_weights(own: Repository, served: Served, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     for path, content in own.files.items():
         if path.endswith("Dense/config.json"):
-            _save_dense(folder / path, has_bias=content["bias"])
+            _save_dense(folder / path, content)
 
 
 def library_config(own: Repository) -> Any:
@@ -158,8 +168,11 @@ def library_config(own: Repository) -> Any:
     return AutoConfig.for_model(own.config["model_type"], **settings)
 
 
-def _save_dense(config: Path, *, has_bias: bool) -> None:
+def _save_dense(config: Path, content: Mapping[str, Any]) -> None:
     torch.manual_seed(1)
-    linear = torch.nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE, bias=has_bias)
+    sizes = content["in_features"], content["out_features"]
+    linear = torch.nn.Linear(*sizes, bias=content["bias"])
     tensors = {f"linear.{name}": tensor.detach() for name, tensor in linear.named_parameters()}
+    if content.get("use_residual") and sizes[0] != sizes[1]:
+        tensors["residual.weight"] = torch.randn(sizes[::-1]) / sizes[0] ** 0.5
     save_file(tensors, config.with_name("model.safetensors"))

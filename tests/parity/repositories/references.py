@@ -67,8 +67,7 @@ class Reference:
             case Head.SPLADE:
                 return torch.log1p(torch.relu(output.logits[0])).amax(dim=0)
             case Head.COLBERT:
-                vectors: Tensor = output.last_hidden_state[0] @ self._projection().T
-                return functional.normalize(vectors, dim=-1)
+                return functional.normalize(self._projected(output.last_hidden_state[0]), dim=-1)
             case _:
                 return self._answer(output.logits[0, -1])
 
@@ -78,10 +77,16 @@ class Reference:
         yes, no = (words.token_to_id(token) for token in self._answers or ())
         return (logits[yes] - (0.0 if no is None else logits[no]))[None]
 
-    def _projection(self) -> Tensor:
-        """The layer after the last, beside the model or in it."""
-        found = [path.replace("config.json", "model.safetensors") for path, _ in self._dense] or ["model.safetensors"]
-        return load_file(self._folder / found[0])["linear.weight"]
+    def _projected(self, rows: Tensor) -> Tensor:
+        """By the layers after the last, which are beside the model; Stanford's one is in it. rows: [S, D]"""
+        if not self._dense:
+            return rows @ load_file(self._folder / "model.safetensors")["linear.weight"].T
+        for path, config in self._dense:
+            tensors = load_file(self._folder / path.replace("config.json", "model.safetensors"))
+            made = functional.linear(rows, tensors["linear.weight"], tensors.get("linear.bias"))
+            made = torch.tanh(made) if config["activation_function"].endswith("Tanh") else made
+            rows = made + rows @ tensors["residual.weight"].T if config.get("use_residual") else made
+        return rows
 
     def _pooled(self, rows: Tensor) -> Tensor:
         """rows: [S, D]"""
@@ -92,8 +97,6 @@ class Reference:
                 row = rows.sum(dim=0) / len(rows)
             case _:
                 row = rows[-1]
-        for path, config in self._dense:
-            tensors = load_file(self._folder / path.replace("config.json", "model.safetensors"))
-            row = tensors["linear.weight"] @ row + tensors.get("linear.bias", torch.zeros(()))
-            row = torch.tanh(row) if config["activation_function"].endswith("Tanh") else row
+        if self._dense:
+            row = self._projected(row)
         return row / row.norm() if self._served.is_normalized else row

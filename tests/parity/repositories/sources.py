@@ -58,5 +58,14 @@ class Source(enum.StrEnum):
     QZHOU = "Kingsoft-LLM/QZhou-Embedding, README.md and embedder.py: the authors' pooling, and what their layers see"
     GRANITE_NOTES = "notes of a public project on 1_Pooling/config.json of granite-embedding-125m-english"
     QWEN3_CARD = "the card of Qwen3-Embedding, as quoted in public code: its first version put the last token itself"
+    LFM_CODE = "LiquidAI/LFM2.5-Embedding-350M, modeling_lfm2_bidirectional.py, as copied in public code"
+    LFM_NOTES = "notes of public projects on the files of LFM2.5-Embedding-350M and LFM2.5-ColBERT-350M"
+    GEMMA2_CODE = (
+        "huggingface/transformers, convert_embedding_gemma2_weights.py: prompts, modules and ids around a text"
+    )
+    LIGHTON = "lightonai/mdenseon-mlateon, scripts: the authors' training, as quoted in public code"
+    LIGHTON_NOTES = "notes of a public project on the files of mDenseOn"
+    ST_LATE_MODELS = f"{_ST}, docs/multi_vector_encoder/pretrained_models.md"
+    GRANITE_R2_NOTES = "notes of public projects on the files of granite-embedding-311m-multilingual-r2"
     JS_T5 = f"{_JS}/t5/test_tokenization_t5.js"
     JS_ROBERTA = f"{_JS}/roberta/test_tokenization_roberta.js"

@@ -34,6 +34,8 @@ class Words(enum.StrEnum):
     LLAMA3 = "bytes, <|begin_of_text|> … "
     JINA_COLBERT = "SentencePiece with markers, <s> … </s>"
     STATIC = "WordPiece, lower case, no special tokens"
+    LFM = "bytes, <|startoftext|> … "
+    MMBERT = "SentencePiece of a ModernBERT, <bos> … <eos>"
 
 
 # The ids of special tokens that small vocabularies can have too; the others follow.
@@ -62,6 +64,8 @@ _SPECIALS: Mapping[Words, dict[str, int]] = {
     Words.LLAMA3: {"<|begin_of_text|>": 0, "<|end_of_text|>": 1},
     Words.JINA_COLBERT: {**_ROBERTA, "[QueryMarker]": 5, "[DocumentMarker]": 6},
     Words.STATIC: _BERT,
+    Words.LFM: {"<|pad|>": 0, "<|startoftext|>": 1, "<|endoftext|>": 2, "<|im_end|>": 7, "[Q] ": 8, "[D] ": 9},
+    Words.MMBERT: {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "[Q] ": 5, "[D] ": 6},
 }
 
 

@@ -122,6 +122,40 @@ def test_what_is_said_inside_may_be_said_outside_too() -> None:
         read("llama", rope_scaling=rope, factor=3.0)
 
 
+def test_only_modernbert_may_say_that_it_has_no_table_of_positions() -> None:
+    """mmBERT's and Ettin's files do."""
+    read("modernbert", position_embedding_type="sans_pos")
+    with pytest.raises(ModelError, match="'position_embedding_type'"):
+        read("bert", position_embedding_type="sans_pos")
+
+
+ULTRABERT: dict[str, Any] = {
+    "model_type": "ultrabert",
+    "num_hidden_layers": 3,
+    "attention_windows": [6, 6, None],
+    "rope_theta": [10.0, 10.0, 100.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_windows", [6, 7, None]),
+        ("attention_windows", [6, 6]),
+        ("attention_windows", "6"),
+        ("attention_windows", [6, True, None]),
+        ("rope_theta", [10.0, 20.0, 100.0]),
+        ("rope_theta", [10.0, 100.0]),
+        ("rope_theta", 10.0),
+        ("layer_types", ["full_attention"] * 3),
+    ],
+)
+def test_ultraberts_lists_have_one_number_for_each_type_of_layers(key: str, value: object) -> None:
+    read(**ULTRABERT)
+    with pytest.raises(ModelError, match=f"'{key}' in config.json"):
+        read(**{**ULTRABERT, key: value})
+
+
 BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "vocab_size": 30}
 QWEN3 = {"model_type": "qwen3", "hidden_size": 12, "num_attention_heads": 5, "num_key_value_heads": 5}
 NAN = float("nan")
@@ -203,7 +237,8 @@ def test_a_default_configuration_is_read(tmp_path: Path, model_type: str) -> Non
     config = json.loads((tmp_path / "config.json").read_text())
     assert check_keys(config, ()) == ()
     found = model_folder.read(tmp_path, needs_weights=False)
-    assert found.hidden_size == CONFIG_MAPPING[model_type]().hidden_size
+    default = CONFIG_MAPPING[model_type]()
+    assert found.hidden_size == getattr(default, "embedding_dim", default.hidden_size)
 
 
 def test_layers_that_differ_in_more_than_their_sizes_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from engine.model import model_folder
@@ -26,6 +27,7 @@ from tests.parity.repositories.own_code import (
     gte,
     jina_bert,
     jina_roberta,
+    lfm2_bidirec,
     llama_bidirec,
     nomic_moe,
     nv_embed,
@@ -48,7 +50,7 @@ from wire.parts import EXPANSION_TOKEN
 
 FORMS: dict[str, Form] = {
     name: form
-    for module in (gritlm, gte, jina_bert, jina_roberta, llama_bidirec, nomic_moe, nv_embed, t5)
+    for module in (gritlm, gte, jina_bert, jina_roberta, lfm2_bidirec, llama_bidirec, nomic_moe, nv_embed, t5)
     for name, form in module.FORMS.items()
 }
 BOTH = pytest.mark.parametrize("engine", [TRANSFORMERS, *full(OPENVINO)])
@@ -144,6 +146,40 @@ def test_vectors_of_the_colbert_that_hides_the_tokens_that_fill_up_a_query(tmp_p
     expected = rows / rows.norm(dim=1, keepdim=True)
     marks = [[0] * (len(ids) - num_hidden) + [EXPANSION_TOKEN] * num_hidden]
     check(load(TRANSFORMERS, folder), [ids], [expected], output=OutputKind.MULTI_VECTOR, marks=marks)
+
+
+@BOTH
+def test_convolutions_see_the_tokens_that_fill_up_a_query(engine: str, tmp_path: Path) -> None:
+    """LFM2.5-ColBERT. Attention does not, and batches without such tokens are packed or padded as ever."""
+    config, num_hidden = lfm2_bidirec.CONFIG, 4
+    weights = {**arbitrary(lfm2_bidirec.shapes(config)), **arbitrary({"linear.weight": (12, config["hidden_size"])})}
+    folder = lfm2_bidirec.save_colbert(tmp_path / "model", config, weights)
+    texts = sequences(config["vocab_size"], (9, 12, 9, 7))
+    for hidden in (num_hidden, 0):
+        rows = [lfm2_bidirec.token_rows(config, weights, ids, num_hidden=hidden) for ids in texts]
+        vectors = [each @ weights["linear.weight"].T for each in rows]
+        expected = [each / each.norm(dim=1, keepdim=True) for each in vectors]
+        marks = [[0] * (len(ids) - hidden) + [EXPANSION_TOKEN] * hidden for ids in texts]
+        parts = {"marks": marks} if hidden else {}
+        check(load(engine, folder), texts, expected, output=OutputKind.MULTI_VECTOR, **parts)
+
+
+def test_queries_that_are_filled_up_with_padding_are_refused(tmp_path: Path) -> None:
+    """Convolutions see what fills a query up, and no padding; a compiled model tells them by their ids."""
+    weights = {**arbitrary(lfm2_bidirec.shapes(lfm2_bidirec.CONFIG)), "linear.weight": torch.zeros(12, 32)}
+    config = lfm2_bidirec.CONFIG | {"pad_token_id": 4}  # [MASK]
+    with pytest.raises(ModelError, match="fills queries up with the padding token"):
+        model_folder.read(lfm2_bidirec.save_colbert(tmp_path / "model", config, weights))
+
+
+@pytest.mark.parametrize("name", ["Lfm2BidirectionalModel", "Lfm2BidirForSequenceRouting"])
+def test_a_class_that_sees_both_ways_is_known_without_auto_map(name: str, tmp_path: Path) -> None:
+    folder = FORMS["LFM2.5-Embedding-350M"].save(tmp_path / "model", architectures=[name], auto_map=None)
+    if name == "Lfm2BidirectionalModel":
+        assert model_folder.read(folder).architecture == "lfm2_bidirec"
+        return
+    with pytest.raises(ModelError, match=name):
+        model_folder.read(folder)
 
 
 def test_a_fine_tuned_copy_of_gte_without_auto_map_has_the_same_angles(tmp_path: Path) -> None:
