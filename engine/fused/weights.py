@@ -51,6 +51,7 @@ class FusedWeights:
         head: TransformersHead | None = None,
     ) -> None:
         """Raises ModelError where the adapter or that of the head does, and where tensors are missing."""
+        config = config.get_text_config()  # itself, where the model has no other parts
         self.spec = adapter.spec(config)
         self._checkpoint = checkpoint
         self._derive = adapter.derive

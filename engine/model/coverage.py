@@ -74,6 +74,8 @@ ARCHITECTURES = (
     Architecture(name="Qwen3", model_type="qwen3", uses=_GENERATIVE, is_fused=True),
     Architecture(name="Mistral", model_type="mistral", uses=_DECODER, is_fused=True),
     Architecture(name="Ministral", model_type="ministral", uses=_DECODER, is_fused=True),
+    Architecture(name="Ministral 3", model_type="ministral3", uses=_DECODER, is_fused=True),
+    Architecture(name="Ministral 3, bidirectional", model_type="ministral3", uses=_DECODER, is_fused=True),
     Architecture(name="Llama", model_type="llama", uses=_DECODER, is_fused=True),
     Architecture(name="Llama, bidirectional", model_type="llama", uses=_DECODER, is_fused=True),
     Architecture(name="Gemma", model_type="gemma", uses=_GENERATIVE, is_fused=True),
@@ -91,8 +93,9 @@ ARCHITECTURES = (
     Architecture(name="Static embeddings (model2vec)", model_type="", uses=(Use.EMBED,), transformers=""),
 )
 
-# Architectures without a row that the fused engine knows, too: rerankers whose authors have code of their own.
-FUSED_BESIDES = frozenset(("llama_bidirec", "xlm-roberta-flash"))
+# Architectures without a row that the fused engine knows, too: rerankers whose authors have code of their own, and one
+# that is a row's beside images.
+FUSED_BESIDES = frozenset(("llama_bidirec", "mistral3", "xlm-roberta-flash"))
 
 _TEXT_OF = {"embedding_gemma2": "embedding_gemma2_text"}  # models of more than texts -> the part that is served
 

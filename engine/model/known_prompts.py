@@ -22,6 +22,7 @@ _SENTENCE = "Represent this sentence for searching relevant passages: "
 _WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 _WIKIPEDIA = "Instruct: Given a question, retrieve Wikipedia passages that answer the question\nQuery: "
 _QUESTION = "Instruct: Given a question, retrieve passages that answer the question\nQuery: "
+_HELPFUL = "Instruct: Given a question, retrieve passages that can help answer the question.\nQuery: "
 _CODE = "Represent this query for searching relevant code: "
 _SIMILAR = "Instruct: Retrieve semantically similar text.\nQuery: "
 
@@ -73,6 +74,9 @@ _BY_NAME: tuple[tuple[str, dict[str, str]], ...] = (
     (r"nomic-embed-text-v1(\.5|-ablated|-unsupervised)?|nomic-embed-text-v2-moe|modernbert-embed-(base|large)", _NOMIC),
     (r"nomic-embed-code", _sides(_CODE)),
     (r"gte-qwen(1\.5|2)-[\d.]+b-instruct|inf-retriever-v1(-1\.5b)?|sfr-embedding-(mistral|2_r)", _sides(_WEB_SEARCH)),
+    (r"llama-embed-nemotron-8b", _sides(_QUESTION)),
+    (r"octen-embedding-(0\.6b|4b|8b)", _sides(_WEB_SEARCH.removesuffix(" "), " ")),
+    (r"f2llm-v2-(80m|160m|330m|0\.6b|1\.7b|4b|8b|14b)", _sides(_HELPFUL)),
     (r"linq-embed-mistral", _sides(_WIKIPEDIA)),
     (r"nv-embed-v[12]", _sides(_QUESTION)),
     (r"gritlm-(7b|8x7b)", _GRITLM),

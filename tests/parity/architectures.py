@@ -61,6 +61,9 @@ _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 _YARN = {"rope_type": "yarn", "factor": 4.0, **_FROM_16}
 _FACTORS = {"short_factor": [1.0, 1.5, 2.0, 3.0, 4.0], "long_factor": [4.0] * 5}
 _LONG = {"rope_type": "longrope", **_FACTORS, "rope_theta": 100.0, "original_max_position_embeddings": 48}
+_BETA = "llama_4_scaling_beta"  # by which queries grow with each 16 tokens of their place: so much that it shows
+_GROWING = {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, _BETA: 2.0}
+_MINISTRAL3 = {**_GQA, "rope_parameters": _GROWING}
 _TWO_SCALES = {_FULL: _LINEAR, _SLIDING: _PLAIN}
 _TWO_THETAS = {_FULL: _PLAIN, _SLIDING: {"rope_type": "default", "rope_theta": 10.0}}
 _MARKERS = {"cls_token_id": 2, "sep_token_id": 3}
@@ -78,6 +81,7 @@ _MASK = "mask direction"
 _TURNED = {_MASK: config(is_decoder=True)}  # sees earlier tokens alone
 _BOTH_WAYS = {_MASK: config(is_causal=False)}
 _ONE_WAY = {_MASK: config(is_causal=True)}
+_GROWTH = {"growth of queries": config(rope_parameters=_GROWING | {_BETA: 1e-9})}
 _POSITIONS = {"position offset": config(pad_token_id=0)}
 _DISTANCES = "relative positions"
 
@@ -112,7 +116,8 @@ class Own:
         if rope.keys() == {_FULL, _SLIDING}:
             found["RoPE of each kind of layer"] = config(rope_parameters=dict.fromkeys(rope, rope[_SLIDING]))
         elif rope:
-            found["RoPE scaling"] = config(rope_parameters=_PLAIN)
+            growth = {key: rope[key] for key in (_BETA, *_FROM_16) if _BETA in rope}  # another feature
+            found["RoPE scaling"] = config(rope_parameters=growth | _PLAIN)
         return found
 
 
@@ -147,6 +152,8 @@ OWN: dict[str, Own] = {
     "Qwen3": Own({**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),
     "Mistral": Own({**_GQA, "sliding_window": 6}, _BOTH_WAYS, "lasttoken"),
     "Ministral": Own({**_GQA, **_WINDOW}, _BOTH_WAYS),
+    "Ministral 3": Own(_MINISTRAL3, _BOTH_WAYS | _GROWTH, "lasttoken"),
+    "Ministral 3, bidirectional": Own({**_MINISTRAL3, "is_causal": False}, _ONE_WAY | _GROWTH),
     "Llama": Own({**_GQA, "rope_parameters": _LLAMA3}, _BOTH_WAYS, "weightedmean"),
     "Llama, bidirectional": Own({**_GQA, "is_causal": False, "rope_parameters": _LINEAR}, _ONE_WAY),
     "Gemma": Own({"num_key_value_heads": 1, "head_dim": 14}, _BOTH_WAYS, "lasttoken"),

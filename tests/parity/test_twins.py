@@ -51,12 +51,17 @@ NOT_OPENVINO = {
     "GPT-OSS": CONVERTS_NOT,
     "Mixtral": CONVERTS_NOT,
     "Qwen3 MoE": CONVERTS_NOT,
+    "DeepSeek V3, bidirectional": CONVERTS_NOT,
     "Recurrent Gemma": DIFFERS,
     "Longformer": DIFFERS,
     "Mamba": FAILS,
     "DeBERTa": FAILS,
 }
-NOT_FUSED = ("Mistral, bidirectional", "Qwen3, bidirectional")  # windows without causality
+NOT_FUSED = (
+    "Mistral, bidirectional",
+    "Ministral 3, bidirectional",
+    "Qwen3, bidirectional",
+)  # windows without causality
 
 Rows = NDArray[np.float32]
 

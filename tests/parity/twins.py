@@ -27,6 +27,29 @@ _EXPERTS = {**_GQA, "num_local_experts": 2, "num_experts": 2, "num_experts_per_t
 _GPT = {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 2, "n_positions": NUM_POSITIONS}
 _LLAMA4 = {**_GQA, "intermediate_size_mlp": 52, "no_rope_layers": [1, 0], "num_local_experts": 2}
 _BIDIRECTIONAL = {"is_causal": False}
+_LATENT = {  # whose queries are not compressed, as Giga's
+    **{"num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 16, "v_head_dim": 14},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "num_mtp_layers": 0},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    **{"moe_intermediate_size": 20, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0},
+}
+_TEXT = {
+    **SHARED,
+    **_GQA,
+    **_BIDIRECTIONAL,
+    **{"model_type": "ministral3", "max_position_embeddings": NUM_POSITIONS},
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": NUM_POSITIONS / SIZE},
+        **{"original_max_position_embeddings": SIZE, "llama_4_scaling_beta": 0.5},
+    },
+}
+_VISION = {
+    "hidden_size": 20,
+    "intermediate_size": 30,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
 _FFN = {"ffn_dim": 52, "ffn_hidden_size": 52, "word_embed_proj_dim": HIDDEN_SIZE}
 
 # Architectures that engine.model.coverage does not name, and bidirectional forms of those that it does.
@@ -35,7 +58,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 4 without scales": ("llama4_text", {**_LLAMA4, "attn_temperature_tuning": False}),
     "Mistral, bidirectional": ("mistral", {**_GQA, **_BIDIRECTIONAL}),
     "Qwen3, bidirectional": ("qwen3", {**_WINDOWED, **_BIDIRECTIONAL}),
-    "Ministral 3": ("ministral3", _GQA),
     "Cohere": ("cohere", _GQA),
     "Cohere 2": ("cohere2", _WINDOWED),
     "OLMo 2": ("olmo2", _GQA),
@@ -49,7 +71,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Helium": ("helium", _GQA),
     "Starcoder 2": ("starcoder2", {"num_key_value_heads": 2}),
     "Mixtral": ("mixtral", _EXPERTS),
+    "Mistral 3, its text, bidirectional": ("mistral3", {"text_config": _TEXT, "vision_config": _VISION}),
     "Qwen3 MoE": ("qwen3_moe", _EXPERTS),
+    "DeepSeek V3, bidirectional": ("deepseek_v3", {**_LATENT, **_BIDIRECTIONAL}),
     "GPT-NeoX": ("gpt_neox", {}),
     "GPT-Neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}),
     "BLOOM": ("bloom", {"n_head": 4, "n_layer": 2}),
@@ -88,7 +112,8 @@ def twin(name: str) -> Tiny:
         tiny = ARCHITECTURES[name]
         return Tiny(tiny.model_type, Own(_shrunk(tiny.model_type, tiny.own.settings), pooling="mean"))
     model_type, own = {**OTHERS, **LEAKING}[name]
-    return Tiny(model_type, Own(_shrunk(model_type, SHARED | own), pooling="mean"))
+    shared = {} if "text_config" in own else SHARED
+    return Tiny(model_type, Own(_shrunk(model_type, shared | own), pooling="mean"))
 
 
 def texts(longest: int) -> list[list[int]]:

@@ -24,7 +24,7 @@ from tests.structure.sources import Source, is_within, sources
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
     "server": (26_370, 238_200),
-    "engine": (18_790, 179_190),
+    "engine": (18_910, 180_450),
     "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_275, 22_030),
     "wire": (1_420, 13_180),
@@ -34,8 +34,8 @@ SIZES = {
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 100_900,
-    "files of the product": 392,
+    "lines of the tests": 101_980,
+    "files of the product": 393,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,
     "imports of features by the core": 0,

@@ -202,7 +202,7 @@ def _over_words(
 _ROBERTAS = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet", "jina_embeddings_v3")
 _ENCODERS = (*_ROBERTAS, "bert", "ernie", "electra", "albert", "distilbert", "nomic_bert", "gte")
 _CAPPED = ("gemma2", "gemma3_text")
-_DECODERS = ("llama", "mistral", "ministral", "qwen2", "qwen3", "phi3", "smollm3", "gemma", *_CAPPED)
+_DECODERS = ("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "phi3", "smollm3", "gemma", *_CAPPED)
 
 _OF_SEQUENCES: Mapping[str, Callable[[PretrainedConfig, int], AdaptedHead]] = {
     **dict.fromkeys((*_ROBERTAS, "xlm-roberta-flash"), _two_layers),

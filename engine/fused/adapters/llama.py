@@ -1,12 +1,14 @@
-"""Llama and similar models: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT; and Gemma.
+"""Llama and similar models: Mistral, Ministral, Ministral 3, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT; and Gemma.
 
 Of Gemma these are Gemma 1 and 2, and the text models of Gemma 3, including EmbeddingGemma. Their files hold norms'
 weights minus one, and word embeddings are multiplied by the root of the hidden size.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import (
@@ -39,6 +41,7 @@ LINEARS: Names = {
 NORMS: Names = {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)}
 HEAD_NORMS: Names = {"query_norm": ("self_attn.q_norm",), "key_norm": ("self_attn.k_norm",)}
 PREFIXES = ("model.",)
+_BESIDE_IMAGES = ("language_model.model.", "language_model.", "model.language_model.")
 _PACKED: Names = LINEARS | {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 _OF_ATTENTION = ("qkv", "o")
 _OF_MLP = ("gate_up", "down")
@@ -99,6 +102,37 @@ def _mistral(config: PretrainedConfig) -> Spec:
     return with_windows(_llama(config), [config.sliding_window] * config.num_hidden_layers)
 
 
+def _ministral3(config: PretrainedConfig) -> Spec:
+    _growth(config, num_positions=1)
+    return _mistral(config)
+
+
+def _text_of_mistral3(config: PretrainedConfig) -> Spec:
+    """config: of the text alone. Older ones' text is Mistral."""
+    require(config, model_type=("ministral3",))
+    return _ministral3(config)
+
+
+def _derive_growing(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
+    """Angles, and those of queries if some positions are so far that queries grow."""
+    derived, growth = derive_angles(config, tensors, num_positions), _growth(config, num_positions)
+    grows = bool((growth != 1).any())
+    return derived | ({"query_rope.0": derived["rope.0"] * growth[:, None]} if grows else {})
+
+
+def _growth(config: PretrainedConfig, num_positions: int) -> Tensor:
+    """float32 [num_positions], by which queries are multiplied: more with each stretch of the original positions.
+
+    Raises ModelError if config.json leaves out a part of it.
+    """
+    rope = config.rope_parameters
+    beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    if beta is None or not original:
+        raise NotForFused("rope_parameters in config.json lack the growth of queries (llama_4_scaling_beta)")
+    stretches = torch.floor(torch.arange(num_positions, dtype=torch.float32) / original)
+    return torch.log(1 + stretches) * float(beta) + 1
+
+
 def _phi3(config: PretrainedConfig) -> Spec:
     check_rope(config)
     spec = common_spec(config, activation=config.hidden_act)
@@ -131,6 +165,8 @@ _LLAMA = {
     "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive_angles),
     "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
     "ministral": Adapter(_by_layer_types, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
+    "ministral3": Adapter(_ministral3, (layout(LINEARS, NORMS),), PREFIXES, _derive_growing),
+    "mistral3": Adapter(_text_of_mistral3, (layout(LINEARS, NORMS),), _BESIDE_IMAGES, _derive_growing),
     "qwen2": Adapter(_by_layer_types, (layout(LINEARS, NORMS, biased=("qkv",)),), PREFIXES, derive_angles),
     "qwen3": Adapter(_by_layer_types, _layouts(NORMS | HEAD_NORMS, *_BIASES), PREFIXES, derive_angles),
     "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive_angles),

@@ -133,9 +133,14 @@ class Blocks:
         rope = self.spec.layers[layer].rope
         if rope is None and query_norm is None and key_norm is None:
             return
-        angles = None if rope is None else self._weights.tensors[f"rope.{rope}"]
-        heads = Heads(num_query, num_key, self.spec.head_dim, query_norm, key_norm)
-        self.ops.rotate(rows, positions, angles, heads)
+        tables, size = self._weights.tensors, self.spec.head_dim
+        angles = None if rope is None else tables[f"rope.{rope}"]
+        of_queries = tables.get(f"query_rope.{rope}")
+        if num_query and of_queries is not None:
+            self.ops.rotate(rows, positions, of_queries, Heads(num_query, 0, size, query_norm, None))
+            rows, num_query = rows[:, num_query * size :], 0
+        if num_query or num_key:
+            self.ops.rotate(rows, positions, angles, Heads(num_query, num_key, size, query_norm, key_norm))
 
     def _keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Views [T, H, D] of rows [T, 2 H D]."""

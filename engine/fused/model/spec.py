@@ -14,6 +14,7 @@ head, I intermediate size, V words, P positions, K token types, R buckets of dis
     layers.3.after_attention_norm, layers.3.after_mlp_norm: "llama" with `sandwich_norms`, of what is added
     final_norm.weight/bias [h]
     rope.0 [P, rotated]: float32, cosines then sines of half as many angles each; `LayerSpec.rope` is the number
+    query_rope.0 [P, rotated]: of queries alone, where they are scaled by their position (Ministral 3)
     relative_bias [N, 2 R + 1]: float32, added to scores by key's position - query's, clamped to -R … R
     head.0.weight [its size, h]   head.0.bias   head.0.norm.weight, .bias: float32; those of `ScoreHead.layers`
     vocabulary.dense.weight [E, h], .bias   vocabulary.norm.weight, .bias [E]: what precedes the scores of words

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.detection import library
-from engine.model.detection.config import check_agreement, check_keys, check_rope, check_values
+from engine.model.detection.config import check_agreement, check_keys, check_rope, check_values, layers_of
 from engine.model.json_files import Json, read_optional
 from engine.model.known_code import table
 from engine.model.known_code.known_code import TRUST, KnownCode, check_trusted, translated
@@ -51,7 +51,7 @@ def architecture_of(
             f"the installed transformers does not know the architecture {model_type!r} (model_type in config.json)"
             f"{instead and f'; {instead}'}"
         )
-    layers = (code and code.layers) or str(served["model_type"])
+    layers = (code and code.layers) or layers_of(served)
     if code:
         check_rope({**served, "model_type": layers}, library.keys_of(layers))
     if known:  # else the library is not installed, and what it reads is not known

@@ -80,20 +80,50 @@ def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
     said = {key: value for key, value in config.items() if value is not None}
     if _TEXT in said and _TEXT not in read:  # its keys would be taken for the model's
         raise ModelError(f"config.json has a {_TEXT}, which transformers' {model_type} does not read; take it out")
-    refusals = dict((*_refusals(model_type, said, read), *_of_layers(said, read), *passed_over(said, read)))
+    parts = _parts(said)
+    refusals = {key: (part[key], why) for part in parts for key, why in _all_refusals(part)}
     check_trusted(config, trusted, {*refusals, "auto_map"})
-    for key, why in refusals.items():
+    for key, (value, why) in refusals.items():
         if key not in trusted:
-            value = str(said[key])[:60]
             raise ModelError(
-                f"{key!r} in config.json is {value!r}, and {why}; if it changes nothing, say so by {TRUST} {key}"
+                f"{key!r} in config.json is {str(value)[:60]!r}, and {why}; if it changes nothing, say so by "
+                f"{TRUST} {key}"
             )
-    check_rope(said, read)
-    unread = sorted(
-        said.keys() - set(trusted) - read - library.keys_of_all() - COMMON - _CHANGES_ROWS.keys() - _HARMLESS
-    )
-    names = ", ".join(key[:40] for key in unread[:_MAX_NAMED]) + (" …" if len(unread) > _MAX_NAMED else "")
-    return (f"config.json has keys that transformers' {model_type} does not read: {names}",) if unread else ()
+    for part in parts:
+        check_rope(part, library.keys_of(str(part["model_type"])))
+    return tuple(note for part in parts for note in _note_on_unread(part, trusted))
+
+
+def layers_of(config: Json) -> str:
+    """The library's architecture of the layers that config.json describes: of its text, where it has other parts."""
+    return str(_parts(config)[-1]["model_type"])
+
+
+def _parts(config: Json) -> list[Json]:
+    """config.json; or what it says outside of text_config, and text_config, if that has an architecture of its own.
+
+    The keys of text_config are also on top, see engine.model.model_folder.
+    """
+    text = object_in(config, _TEXT)
+    if not text.get("model_type") or _TEXT not in library.keys_of(str(config["model_type"])):
+        return [config]
+    text = {key: value for key, value in text.items() if value is not None}
+    return [{key: value for key, value in config.items() if key == "model_type" or text.get(key) != value}, text]
+
+
+def _all_refusals(config: Json) -> Iterator[tuple[str, str]]:
+    model_type = str(config["model_type"])
+    if read := library.keys_of(model_type):
+        yield from (*_refusals(model_type, config, read), *_of_layers(config, read), *passed_over(config, read))
+
+
+def _note_on_unread(config: Json, trusted: Collection[str]) -> Iterator[str]:
+    model_type = str(config["model_type"])
+    read = library.keys_of(model_type)
+    known = {*trusted, *read, *library.keys_of_all(), *COMMON, *_CHANGES_ROWS, *_HARMLESS}
+    if read and (unread := sorted(config.keys() - known)):
+        names = ", ".join(key[:40] for key in unread[:_MAX_NAMED]) + (" …" if len(unread) > _MAX_NAMED else "")
+        yield f"config.json has keys that transformers' {model_type} does not read: {names}"
 
 
 def _refusals(model_type: str, config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]:

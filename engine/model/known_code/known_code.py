@@ -62,6 +62,7 @@ class KnownCode:
     renamed: Mapping[str, str] = field(default_factory=dict)  # the code's key -> the other's, where a dot leads inside
     fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # key -> the values that are computed
     without_effect: frozenset[str] = frozenset()  # keys that change no row
+    nulls: frozenset[str] = frozenset()  # of `same`: keys whose null is no default
     signs: frozenset[str] = frozenset()  # keys that only this code has: they tell it where auto_map was taken out
     defaults: Json = field(default_factory=dict)  # what the code takes for keys that config.json lacks
     # without modules.json: the mean of the rows of a text without its prompt, scaled to length 1
@@ -103,6 +104,7 @@ def translated(code: KnownCode, config: Json, trusted: Collection[str] = ()) -> 
     for key, other in code.renamed.items():
         if key in raw:
             made = _put(made, other, raw[key], key=key)
+    made |= {key: None for key in code.nulls & config.keys() if config[key] is None}
     names = [code.classes.get(name, name) for name in config.get("architectures") or ()]
     made = {**made, "model_type": code.architecture, "architectures": names}
     if code.pools_text_alone:

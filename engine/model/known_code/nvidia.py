@@ -1,4 +1,4 @@
-"""NVIDIA's bidirectional Llama and Mistral: llama-nemotron-embed and -rerank, NV-Embed."""
+"""NVIDIA's bidirectional Llama and Mistral: llama-nemotron-embed and -rerank, NV-Embed; and Nemotron-3.5-Rerank."""
 
 from engine.model.json_files import Json, number_in, object_in
 from engine.model.known_code.known_code import KnownCode
@@ -83,4 +83,12 @@ NV_EMBED = KnownCode(
     ),
     pools_text_alone=True,
     translate=_nv_embed,
+)
+
+MISTRAL3_RERANKER = KnownCode(
+    source="NVIDIA-NeMo/Automodel, reranker_export.py",
+    model_types=frozenset(("mistral3",)),
+    modules=frozenset(("model",)),
+    chosen_by=lambda config: "Mistral3ForSequenceClassification" in (config.get("architectures") or ()),
+    instead="of NVIDIA's rerankers llama-nemotron-rerank-1b-v2 is served",
 )

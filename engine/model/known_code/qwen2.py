@@ -22,7 +22,10 @@ REWARD = "Qwen2ForRewardModel"  # transformers lacks it; engine.tensorrt_llm.pla
 
 def _translate(raw: Json, config: Json) -> Json:
     if not isinstance(raw.get("is_causal"), bool):
-        raise ModelError("config.json has no 'is_causal', and versions of the model's own code differ without it")
+        raise ModelError(
+            "config.json has no 'is_causal', and versions of the model's own code differ without it; add "
+            '"is_causal": false where tokens see the whole text (stella_en_1.5B_v5), true where they see earlier ones'
+        )
     return config
 
 

@@ -7,6 +7,7 @@ files that it came from. GritLM is Mistral and Mixtral that see both ways when t
 from collections.abc import Sequence
 
 from engine.model.json_files import Json, object_in
+from engine.model.known_code.giga import GIGA_EXPERTS, GIGA_LATENT, GIGA_QWEN3
 from engine.model.known_code.gte import NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED
 from engine.model.known_code.jina import (
     JINA_ABSOLUTE,
@@ -19,7 +20,7 @@ from engine.model.known_code.jina import (
 from engine.model.known_code.known_code import KnownCode
 from engine.model.known_code.liquid import LFM2_BIDIREC
 from engine.model.known_code.nomic import NOMIC_BERT, NOMIC_MOE
-from engine.model.known_code.nvidia import LLAMA_BIDIREC, NV_EMBED
+from engine.model.known_code.nvidia import LLAMA_BIDIREC, MISTRAL3_RERANKER, NV_EMBED
 from engine.model.known_code.qwen2 import QWEN2_EMBEDDING, QWEN2_KALM, QWEN2_QZHOU, QWEN2_REWARD
 
 _TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")  # not the layers' code
@@ -69,6 +70,7 @@ KNOWN = (
     *(JINA_ROTARY, JINA_ABSOLUTE, JINA_ADAPTERS, EUROBERT, QWEN2_EMBEDDING, QWEN2_KALM),
     *(QWEN2_QZHOU, QWEN2_REWARD, LLAMA_BIDIREC, NV_EMBED, GRITLM),
     LFM2_BIDIREC,
+    *(GIGA_QWEN3, GIGA_EXPERTS, GIGA_LATENT, MISTRAL3_RERANKER),
 )
 
 

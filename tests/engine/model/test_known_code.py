@@ -14,6 +14,8 @@ from tests.engine.model.detection import shapes
 from tests.parity.repositories.models.families import published
 
 NOMIC: dict[str, Any] = published("nomic-embed-text-v1.5")
+_GIGA = {"model_type": "qwen3_bidirec", "auto_map": {"AutoModel": "modeling_gigarembed.Qwen3BidirectionalModel"}}
+_RERANKER = "Mistral3ForSequenceClassification"
 
 
 def folder(path: Path, **fields: Any) -> Path:
@@ -26,6 +28,15 @@ def folder(path: Path, **fields: Any) -> Path:
 
 def read(path: Path, **fields: Any) -> dict[str, Any]:
     return model_folder.read(folder(path, **fields)).config
+
+
+def read_code(path: Path, code: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    shapes.embedding(path)
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 1, "vocab_size": 100}
+    write(path / "config.json", {**sizes, "max_position_embeddings": 64, **code, **fields})
+    write(path / "d2" / "config.json", {"in_features": 768, "out_features": 4})
+    shapes.weights(path / "d2" / "model.safetensors", linear__weight=(4, 768), linear__bias=(4,))
+    return model_folder.read(path).config
 
 
 def test_known_code_is_served_in_the_words_of_the_library(tmp_path: Path) -> None:
@@ -111,6 +122,44 @@ def test_the_code_that_is_not_known_is_named(tmp_path: Path) -> None:
     codes = {**NOMIC["auto_map"], "AutoModel": "modeling_own.OwnModel"}
     with pytest.raises(ModelError, match=r"the code of modeling_own\.OwnModel"):
         read(tmp_path, auto_map=codes)
+
+
+def test_giga_is_served_without_causality_and_without_a_window(tmp_path: Path) -> None:
+    found = read_code(tmp_path, _GIGA, layer_types=["full_attention"], sliding_window=1024)
+    assert (found["model_type"], found["is_causal"]) == ("qwen3", False)
+    assert not {"layer_types", "sliding_window"} & found.keys()
+    with pytest.raises(ModelError, match="'layer_types'"):
+        read_code(tmp_path, _GIGA, layer_types=["full_attention", "sliding_attention"])
+    with pytest.raises(ModelError, match="'is_causal'"):
+        read_code(tmp_path, _GIGA, is_causal=True)
+
+
+def test_a_null_that_is_no_default_is_kept(tmp_path: Path) -> None:
+    found = read_code(tmp_path, {"model_type": "deepseek_v3_bidirec", "q_lora_rank": None}, kv_lora_rank=16)
+    assert (found["model_type"], found["q_lora_rank"]) == ("deepseek_v3", None)
+    assert "q_lora_rank" not in read_code(tmp_path, {"model_type": "deepseek_v3_bidirec"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "codes", "instead"),
+    [
+        ("gigarembed", "GigarEmbedModel", {"AutoModel": "modeling_gigarembed.GigarEmbedModel"}, "instruct-480M-0826"),
+        ("gigarembed", "GigarEmbedModel", {}, "instruct-480M-0826"),
+        ("mistral3", _RERANKER, {"AutoModelForSequenceClassification": f"model.{_RERANKER}"}, "nemotron-rerank-1b-v2"),
+    ],
+)
+def test_a_code_that_is_not_served_names_the_models_that_are(
+    model_type: str, architecture: str, codes: dict[str, str], instead: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=instead):
+        read_code(tmp_path, {"model_type": model_type, "architectures": [architecture], "auto_map": codes})
+
+
+def test_what_stella_s_tokens_see_is_asked_for_and_taken(tmp_path: Path) -> None:
+    stella = {"model_type": "qwen2", "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}
+    with pytest.raises(ModelError, match=r'add "is_causal": false .*stella_en_1\.5B_v5'):
+        read_code(tmp_path, stella)
+    assert read_code(tmp_path, stella, is_causal=False)["is_causal"] is False
 
 
 def test_each_architecture_of_ours_has_its_classes() -> None:

@@ -69,7 +69,7 @@ class Repository:
     expected: Served | Refused
     rows: tuple[Source, ...] = ()  # who says what `expected` says; none = unverified
     also: str = ""  # what it gives besides, and the test of that
-    doubt: str = ""  # why it is unverified, if sources differ
+    doubt: str = ""  # why it is unverified
     ids: Ids | None = None  # None = unverified
     is_pickled: bool = False  # whether there is pytorch_model.bin and no safetensors
     answers: tuple[str, str] | None = None  # of a generative reranker: the tokens for yes and no; "" = yes alone counts

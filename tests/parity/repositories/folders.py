@@ -124,6 +124,8 @@ def _small(key: str, value: Any) -> Any:
         return NUM_POSITIONS + (_OFFSET if value % 512 == _OFFSET else 0)
     if key == "num_key_value_heads" and value == 1:
         return 1
+    if key == "layer_types" and len(set(value)) == 1:
+        return value[:2]
     return _SMALL.get(key, value)
 
 
@@ -165,7 +167,7 @@ def library_config(own: Repository) -> Any:
     """The small model's configuration as transformers' class has it."""
     names = ("model_type", "architectures", "auto_map", "transformers_version")
     settings = own.library or {key: value for key, value in own.config.items() if key not in names}
-    return AutoConfig.for_model(own.config["model_type"], **settings)
+    return AutoConfig.for_model(**{"model_type": own.config["model_type"], **settings})
 
 
 def _save_dense(config: Path, content: Mapping[str, Any]) -> None:

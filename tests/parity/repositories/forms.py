@@ -58,7 +58,7 @@ def embedding(
 
     dense: size, bias and activation of each. more: see plain.
     """
-    said = {**family, **more}
+    said = {**family.get("text_config", {}), **family, **more}
     size = next(said[key] for key in ("hidden_size", "dim", "n_embd", "d_model") if key in said)
     served = Served(pooling=pooling, is_normalized=is_normalized, size=dense[-1][0] if dense else size, length=length)
     kinds = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if is_normalized else [])]

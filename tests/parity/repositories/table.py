@@ -6,6 +6,7 @@ from tests.parity.repositories.facts import Head, Refused, Repository, Served
 from tests.parity.repositories.models import (
     bert,
     decoders,
+    decoders_2026,
     encoders,
     encoders_2026,
     jina,
@@ -23,6 +24,7 @@ REPOSITORIES: tuple[Repository, ...] = (
     *others.REPOSITORIES,
     *modern.REPOSITORIES,
     *decoders.REPOSITORIES,
+    *decoders_2026.REPOSITORIES,
     *jina.REPOSITORIES,
     *encoders.REPOSITORIES,
     *encoders_2026.REPOSITORIES,

@@ -31,6 +31,8 @@ class Words(enum.StrEnum):
     GEMMA_FIRST = "SentencePiece, <bos> … "
     DEBERTA = "SentencePiece, [CLS] … [SEP]"
     T5 = "SentencePiece, … </s>"
+    MISTRAL3 = "bytes of Ministral 3, <s> … "
+    GIGA = "bytes of Giga, <s> … </s>"
     LLAMA3 = "bytes, <|begin_of_text|> … "
     JINA_COLBERT = "SentencePiece with markers, <s> … </s>"
     STATIC = "WordPiece, lower case, no special tokens"
@@ -61,6 +63,8 @@ _SPECIALS: Mapping[Words, dict[str, int]] = {
     Words.GEMMA_FIRST: _GEMMA,
     Words.DEBERTA: _DEBERTA,
     Words.T5: {"<pad>": 0, "</s>": 1, "<unk>": 2},
+    Words.MISTRAL3: _LLAMA,
+    Words.GIGA: _LLAMA,
     Words.LLAMA3: {"<|begin_of_text|>": 0, "<|end_of_text|>": 1},
     Words.JINA_COLBERT: {**_ROBERTA, "[QueryMarker]": 5, "[DocumentMarker]": 6},
     Words.STATIC: _BERT,

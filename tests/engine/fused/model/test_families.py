@@ -32,6 +32,10 @@ _TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 _SLIDING = {"sliding_window": 6, "layer_types": _TYPES}
 _WIDE = {"head_dim": 16}  # more numbers than hidden_size has
 _BIASED = {"attention_bias": True, "mlp_bias": True}
+_GROWING = {
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama_4_scaling_beta": 2.0,
+}
 _MODERN = {"local_attention": 12, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3}
 
 
@@ -50,6 +54,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 6}),
     "mistral without a window, bidirectional": ("mistral", {"sliding_window": None, "is_causal": False}),
     "ministral": ("ministral", _SLIDING),
+    "ministral3": ("ministral3", {"sliding_window": 6, "rope_parameters": _GROWING}),
+    "ministral3, bidirectional": ("ministral3", {"is_causal": False, "rope_parameters": _GROWING}),
     "qwen2": ("qwen2", {}),
     "qwen2, bidirectional": ("qwen2", {"is_causal": False}),
     "qwen2 with a window": ("qwen2", {**_SLIDING, "use_sliding_window": True}),
@@ -75,7 +81,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # whose rows tests/parity compares; pruned, these are as others here
-IN_PARITY = {"llama, bidirectional", "ministral", "qwen2", "qwen2, bidirectional", "qwen3", "eurobert", "gemma"}
+IN_PARITY = {
+    *("llama, bidirectional", "ministral", "ministral3, bidirectional", "qwen2", "qwen2, bidirectional", "qwen3"),
+    *("eurobert", "gemma"),
+}
 
 
 def config_of(variant: str, **differences: Any) -> PretrainedConfig:
@@ -229,6 +238,8 @@ def spec_of(config: PretrainedConfig) -> Spec:
         ("llama", {"hidden_act": "quick_gelu"}, "activation"),
         ("llama", _rope(rope_type="default", partial_rotary_factor=0.5), "partial_rotary_factor"),
         ("mistral", {"is_causal": False}, "sliding_window"),
+        ("ministral3", {"is_causal": False}, "sliding_window"),
+        ("ministral3", _rope(rope_type="default"), "llama_4_scaling_beta"),
         ("qwen2 with a window", {"is_causal": False}, "sliding_window"),
         ("smollm3 with a window", {"is_causal": False}, "sliding_window"),
         ("phi3", {"is_causal": False}, "sliding_window"),

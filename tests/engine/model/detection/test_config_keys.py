@@ -249,3 +249,35 @@ def test_layers_that_differ_in_more_than_their_sizes_are_refused(tmp_path: Path)
             check_keys({**config, "per_layer_config": {"05": layer}}, ())
     with pytest.raises(ModelError, match="'per_layer_config'"):
         check_keys({"model_type": "llama", "per_layer_config": {"05": {"head_dim": 8}}}, ())
+
+
+_YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.1}
+TEXT = {"hidden_size": 48, "num_attention_heads": 5, "head_dim": 16, "is_causal": False, "rope_parameters": _YARN}
+
+
+def beside_images(text: dict[str, Any], **others: Any) -> dict[str, Any]:
+    text = {"model_type": "ministral3", **TEXT, **text}
+    return {**text, "model_type": "mistral3", "text_config": text, **others}
+
+
+def test_the_keys_of_a_text_beside_images_are_those_of_its_own_architecture() -> None:
+    served = architecture_of(Path("/nowhere"), beside_images({"made_up": 1}, vision_config={}, pooling="avg"))
+    assert served.notes == tuple(
+        f"config.json has keys that transformers' {model_type} does not read: {key}"
+        for model_type, key in (("mistral3", "pooling"), ("ministral3", "made_up"))
+    )
+    assert check_keys(beside_images({"alibi": True}), ("alibi",)) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (beside_images({"alibi": True}), "'alibi' .* ministral3 does not compute"),
+        (beside_images({}, is_causal=True), "'is_causal' .* mistral3 does not compute"),
+        (beside_images({"rope_parameters": {**_YARN, "low_freq_factor": 1.0}}), "'low_freq_factor', which would be"),
+        (beside_images({"num_key_value_heads": 3}), "'num_key_value_heads' .* does not divide"),
+    ],
+)
+def test_a_wrong_key_of_a_text_beside_images_is_named(config: dict[str, Any], part: str) -> None:
+    with pytest.raises(ModelError, match=part):
+        architecture_of(Path("/nowhere"), config)

@@ -133,13 +133,9 @@ _QZHOU_LIBRARY = {
     "tie_word_embeddings": False,
     "vocab_size": vocabularies.SIZE,
 }
-_DOUBT = (
-    "vLLM's docs say that its code sees earlier tokens alone, whatever `is_causal` says; text-embeddings-inference "
-    "says that it was trained to see all"
-)
 
 
-def _gte(size: str, sizes: Mapping[str, int], rows: tuple[Source, ...], doubt: str = "") -> Repository:
+def _gte(size: str, sizes: Mapping[str, int], rows: tuple[Source, ...]) -> Repository:
     return embedding(
         f"Alibaba-NLP/gte-Qwen2-{size}-instruct",
         {**QWEN2_FAMILY, **sizes},
@@ -150,12 +146,11 @@ def _gte(size: str, sizes: Mapping[str, int], rows: tuple[Source, ...], doubt: s
         ids=_QWEN_ENDS,
         prompts={"query": SEARCH + " "},
         flags=_QWEN_TOKENIZER,
-        doubt=doubt,
     )
 
 
 _ON_QWEN2: tuple[Repository, ...] = (
-    _gte("1.5B", {}, (), _DOUBT),
+    _gte("1.5B", {}, (Source.VLLM_GTE_MASK, Source.TEI_GTE_QWEN)),
     _gte("7B", {**_WIDTHS_7B, "max_window_layers": 28}, (Source.TEI_QWEN, Source.MTEB)),
     embedding(
         "NovaSearch/stella_en_1.5B_v5",
@@ -165,13 +160,13 @@ _ON_QWEN2: tuple[Repository, ...] = (
         length=512,
         is_normalized=False,
         dense=((1024, True, IDENTITY),),
-        rows=(Source.STELLA,),
+        rows=(Source.STELLA, Source.CANDLE_STELLA),
         ids=_QWEN_ENDS,
         flags=_QWEN_TOKENIZER,
         refused=Refused(
             says="has no 'is_causal'",
             reason="`config.json` has no `is_causal`, and versions of its own code differ without it",
-            instead="add the `is_causal` that your copy of the code has",
+            instead='add `"is_causal": false`, as candle computes it, which was checked against its own code',
         ),
     ),
     embedding(
