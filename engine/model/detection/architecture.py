@@ -82,12 +82,19 @@ def _known_code(config: Json, trusted: Collection[str]) -> KnownCode | None:
     if names and code is None:
         raise ModelError(
             f"the model needs the code of {table.first_unknown(names)[:100]}, which auto_map in config.json names and "
-            "which is never run; it is not among the code that is known here for its model_type. If transformers' own "
-            f"class gives the same rows, say so by {TRUST} {_AUTO_MAP}"
+            f"which is never run; it is not among the code that is known here for its model_type. {_way_on(config)}"
         )
     if names and code and code.instead:
         raise ModelError(f"the model needs the code of {names[0][:100]}, which is never run; {code.instead}")
     return code
+
+
+def _way_on(config: Json) -> str:
+    """What is left where the code is not known: trust, if transformers has a class that it could be served by."""
+    model_type, known = config.get("model_type"), library.architectures(library.classes())
+    if known and isinstance(model_type, str) and model_type not in known:
+        return f"transformers has no class for {model_type!r} either, so the model can't be served here"
+    return f"If transformers' own class gives the same rows, say so by {TRUST} {_AUTO_MAP}"
 
 
 def _check_class(config: Json, code: KnownCode | None, classes: str, known_classes: Collection[str]) -> None:

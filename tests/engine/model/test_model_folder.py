@@ -412,6 +412,13 @@ def test_unknown_code_is_refused_by_its_name(folder: Path, model_type: str, code
     assert "never run" in message
 
 
+@pytest.mark.parametrize(("model_type", "has_way_on"), [("bert", True), ("no-such-thing", False)])
+def test_trust_is_offered_where_transformers_has_a_class(folder: Path, model_type: str, has_way_on: bool) -> None:
+    change(folder / "config.json", model_type=model_type, auto_map={"AutoModel": "modeling.Model"})
+    assert ("--trust-config-key auto_map" in refusal(folder)) == has_way_on
+    assert ("has no class for 'no-such-thing'" in refusal(folder)) != has_way_on
+
+
 def test_without_transformers_no_architecture_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(folder / "config.json", model_type="no-such-thing")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
