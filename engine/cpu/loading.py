@@ -243,7 +243,7 @@ def _cache_key(folder: ModelFolder, compile_options: CompileOptions) -> str:
         format_number=_FORMAT,
         packages=(*openvino.PACKAGES, *converters),
         choices={**dataclasses.asdict(compile_options), **read_as(folder), "cpu": host.cpu()},
-        others=step_files(folder.path, steps_of(folder)),
+        others=[*step_files(folder.path, steps_of(folder)), *folder.adapter_files],
     )
 
 

@@ -55,7 +55,9 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
     makers: dict[OutputKind, Maker] = {}
     if OutputKind.POOLED in folder.outputs:
         pooling = Pooling(folder.poolings, load_modules(folder.path, folder.steps))
-        makers |= {OutputKind.POOLED: PaddedPooling(pooling), OutputKind.TOKENS: tokens}
+        makers[OutputKind.POOLED] = PaddedPooling(pooling)
+    if OutputKind.TOKENS in folder.outputs:
+        makers[OutputKind.TOKENS] = tokens
     for head in folder.heads:
         match head:
             case SequenceScores() | AnswerScore():

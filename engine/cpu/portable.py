@@ -79,4 +79,4 @@ def _key_parts(folder: ModelFolder, compile_options: CompileOptions) -> Json:
 
 def _file_sums(folder: ModelFolder) -> dict[str, str]:
     """The SHA-256 of each of the model's files that count. Reads every byte. Raises OSError."""
-    return fingerprint.sums(folder.path, step_files(folder.path, steps_of(folder)))
+    return fingerprint.sums(folder.path, [*step_files(folder.path, steps_of(folder)), *folder.adapter_files])

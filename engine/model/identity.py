@@ -106,14 +106,15 @@ def _tensors(folder: ModelFolder) -> Iterator[tuple[str, list[object]]]:
 
 
 def files_beside(folder: ModelFolder) -> list[Path]:
-    """The files that have tensors of the model beside its own: of modules, of heads, of a table of queries."""
+    """The files that have tensors of the model beside its own: of modules, of heads, of a table of queries, of
+    adapters."""
     heads = [step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps]
     found = step_files(folder.path, (*folder.steps, *heads))
     if any(isinstance(head, TokenWeights) for head in folder.heads):
         found.append(folder.path / TOKEN_WEIGHTS_FILE)
     if folder.query_table is not None:
         found.append(folder.path / folder.query_table.folder / "model.safetensors")
-    return found
+    return found + folder.adapter_files
 
 
 def _tensors_in(file: Path, header: Header, *, is_small: bool) -> Iterator[tuple[str, list[object]]]:

@@ -22,8 +22,10 @@ from engine.model.detection.late_interaction import late_interaction, lengths_of
 from engine.model.detection.needed_files import check_placeholders
 from engine.model.detection.scores import generative, scores
 from engine.model.detection.sparse import masked_lm, side_heads, splade
-from engine.model.detection.vocabulary import surrounding_ids
+from engine.model.detection.vocabulary import Vocabulary, surrounding_ids
 from engine.model.json_files import MAX_DEPTH, Json, object_in, read_optional
+from engine.model.known_code.known_code import CHUNK_SEPARATOR, LINEAR
+from engine.model.lora import adapter_files, read_adapters
 from engine.model.modules import Chain, read_chain
 from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
 from engine.model.tasks import (
@@ -49,7 +51,8 @@ _SPARSE_HEADS = VocabularyWeights | TokenWeights
 AUTO = "auto"  # of --task
 _ENCODERS = frozenset(("t5", "mt5"))  # encoder-decoder architectures whose encoder can be served alone
 _NOT_IN_FLOAT16 = ("embedding_gemma2",)  # beginnings of architectures
-_WITH_ADAPTERS = "jina_adapters"
+_WITH_ADAPTERS = frozenset(("jina_adapters", "jina_v5"))
+_ADAPTERS_IN_FILES = "jina_v5"  # beside the weights: see engine.model.lora
 _READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
 
@@ -73,6 +76,8 @@ class ModelFolder:
     pooling_source: str  # the file or flag that says so
     steps: tuple[Step, ...]  # after the pooling
     normalize: bool  # whether the last module is Normalize
+    rounds: bool = False  # whether it makes whole numbers of a row: see engine.model.modules.ROUNDING
+    chunk_separator_id: int | None = None  # between the chunks of a document; None = nothing is
     prompts: dict[str, str]  # by name; put before a text
     default_prompt_name: str | None  # a key of prompts
     include_prompt: bool  # False = pooling leaves a prompt's tokens out
@@ -86,6 +91,7 @@ class ModelFolder:
     late: LateInteraction | None = None  # if the model is for late interaction
     query_table: TokenTable | None = None  # if queries are looked up in a table
     adapters: tuple[str, ...] = ()  # the tasks for which it has adapters; texts without a task have none
+    default_adapter: str | None = None  # for texts whose prompt is none of these; None = none computes them
     is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
     tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
     truncate_dim: int | None = None  # numbers of a pooled row where a request does not say how many; None = all
@@ -95,6 +101,8 @@ class ModelFolder:
     def outputs(self) -> OutputKind:
         """The outputs of the model."""
         found = OutputKind.POOLED | OutputKind.TOKENS if self.task is Task.EMBED else OutputKind(0)
+        if LINEAR in self.config:  # to its own code rows of tokens are those behind the layer, which is computed later
+            found &= ~OutputKind.TOKENS
         for head in self.heads:
             found |= head.output
         return found
@@ -130,6 +138,11 @@ class ModelFolder:
     def weights_folder(self) -> Path:
         """The folder of model.safetensors."""
         return self.path / self.tokenizer_folder
+
+    @property
+    def adapter_files(self) -> list[Path]:
+        """The files of its adapters, if they are not among its weights."""
+        return adapter_files(self.weights_folder, self.adapters) if self.architecture == _ADAPTERS_IN_FILES else []
 
     @property
     def default_prompt(self) -> str:
@@ -333,6 +346,10 @@ def _fits(found: Detected, wanted: Task) -> bool:
 
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
     sentence, prompts = files.sentence, read_prompts(files.folder)
+    has_adapters = backbone.architecture in _WITH_ADAPTERS
+    adapters = tuple(files.config.get("lora_adaptations") or ()) if has_adapters else ()
+    if backbone.architecture == _ADAPTERS_IN_FILES and files.needs_weights:
+        read_adapters(files.backbone_folder, adapters)
     truncate_dim, max_active_dims = read_cuts(files.folder)
     by_name = prompts.by_name if found.prompts is None else found.prompts
     # A template has its own default; a marker of queries or documents is no prompt.
@@ -357,6 +374,8 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         pooling_source=sentence.pooling_source,
         steps=sentence.steps,
         normalize=sentence.normalize,
+        rounds=sentence.rounds,
+        chunk_separator_id=_chunk_separator_id(files) if CHUNK_SEPARATOR in files.config else None,
         prompts=by_name,
         prompts_source=prompts.source if found.prompts is None else CONFIG,
         default_prompt_name=prompts.default_name if has_default else None,
@@ -375,12 +394,23 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         template=found.template,
         late=late,
         query_table=found.query_table,
-        adapters=tuple(files.config.get("lora_adaptations") or ()) if backbone.architecture == _WITH_ADAPTERS else (),
+        adapters=adapters,
+        default_adapter=files.config.get("default_adaptation") if has_adapters else None,
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
         truncate_dim=truncate_dim if found.task is Task.EMBED else None,
         max_active_dims=max_active_dims if found.task is Task.SPARSE else None,
     )
+
+
+def _chunk_separator_id(files: Files) -> int:
+    """Raises ModelError where every text has special tokens, which such a model's own code would not count."""
+    folder = files.backbone_folder
+    if surrounding_ids(folder):
+        raise ModelError(
+            "tokenizer.json puts tokens around texts, and this model's own code embeds the chunks of a document without"
+        )
+    return Vocabulary(folder).needed(files.config[CHUNK_SEPARATOR])
 
 
 def read_as(folder: ModelFolder) -> Json:

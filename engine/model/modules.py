@@ -51,6 +51,9 @@ _ROUTERS = ("Router", "Asym")
 _ROUTER_FILE = "router_config.json"
 _TABLE = "SparseStaticEmbedding"
 _AFTER_POOLING = frozenset(("Dense", "LayerNorm", "Normalize", "Dropout"))
+# The last module of a chain that makes whole numbers of rows, for cosines: 127 times the hyperbolic tangent, rounded to
+# the nearest, and to the even one of two that are as near. Only code has such a module, and no class this name.
+ROUNDING = "rounding to int8"
 _AFTER_TOKENS = frozenset(("Dense", "MultiVectorMask", "Normalize", "Dropout"))
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
 _CONFIG, _MODEL_TYPE, _USUAL = "config_sentence_transformers.json", "model_type", "SentenceTransformer"
@@ -75,7 +78,8 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ModelError("modules.json is not a list of objects")
     code = table.find(read_optional(folder / "config.json"))
-    known = {code.sentence_module: f"{_OWN[0]}Transformer"} if code else {}
+    named = {code.sentence_module: "Transformer", code.rounding_module: ROUNDING} if code else {}
+    known = {name: _OWN[0] + kind for name, kind in named.items()}
     renamed = [{**entry, "type": known.get(str(entry.get("type")), entry.get("type"))} for entry in entries]
     names = [str(entry["name"]) for entry in entries if "name" in entry]
     if len(set(names)) < len(names):  # the library keeps the last of them, in the place of the first
@@ -95,7 +99,8 @@ def read_pooling(folder: Path, module: Module, *, include_prompt: bool = True) -
 
 
 def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> tuple[Step, ...]:
-    """The steps for Dense, LayerNorm and Normalize; other modules do not change a row. row: the only allowed input."""
+    """The steps for Dense, LayerNorm and Normalize; other modules do not change a row, or do so at the very end
+    (ROUNDING). row: the only allowed input."""
     return tuple(step for module in modules if (step := _step(folder, module, row)) is not None)
 
 
@@ -200,10 +205,14 @@ class Chained:
 
 
 def read_chain(folder: Path) -> Chained:
-    """The chain of modules.json. Raises ModelError if it is not a supported one."""
+    """The chain of modules.json; none where its one module is code that pools by itself. Raises ModelError if it is not
+    a supported one."""
     if not (folder / "modules.json").is_file():
         return Chained()
     entries = read_entries(folder)
+    code = table.find(read_optional(folder / "config.json"))
+    if code and code.pools_last and [module.kind for module in entries] == ["Transformer"]:
+        return Chained()
     modules, query_table = _routed(folder, entries)
     kinds, kind = [module.kind for module in modules], model_kind(folder)
     chain = _chain(kinds, kind)
@@ -231,7 +240,8 @@ def _chain(kinds: list[str], model: str) -> Chain | None:
         return Chain.STATIC
     if not first or first[0] not in _TRANSFORMERS:
         return None
-    if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(rest[1:]) and first == ["Transformer"]:
+    after = rest[1:-1] if rest[-1:] == [ROUNDING] else rest[1:]
+    if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(after) and first == ["Transformer"]:
         return Chain.EMBED if model == _USUAL else None
     if rest == ["SpladePooling"]:
         return Chain.SPARSE

@@ -6,12 +6,22 @@ architectures and weights.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from engine.model.json_files import Json, check_known, flag_in, number_in, object_in, read_optional, unread_key_error
-from engine.model.known_code.known_code import POOLS_TEXT_ALONE
+from engine.model.json_files import (
+    Json,
+    check_known,
+    flag_in,
+    needed_number,
+    number_in,
+    object_in,
+    read_optional,
+    unread_key_error,
+)
+from engine.model.known_code.known_code import LINEAR, POOLS_LAST, POOLS_TEXT_ALONE, ROUNDS
 from engine.model.modules import (
+    ROUNDING,
     Chain,
     Module,
     known_pooling,
@@ -21,7 +31,7 @@ from engine.model.modules import (
     read_steps,
     transformer_refusal,
 )
-from engine.model.tasks import Normalize, Step
+from engine.model.tasks import Dense, Normalize, Step
 from engine.types import ModelError
 
 # Each is written under a new or an old name.
@@ -63,6 +73,7 @@ _CONFIG_KEYS = frozenset(  # keys of CONFIG, of all the library's classes and of
 )
 _MAX_NAMED = 12  # keys in a note
 _FLAG = "--pooling"
+_LINEAR_POOLINGS = (("cls",), ("mean",), ("last",))
 _MODEL2VEC = "model2vec"
 
 
@@ -77,6 +88,7 @@ class SentenceFiles:
     transformer: Json  # the Transformer module's options, often {}
     steps: tuple[Step, ...] = ()  # after the pooling
     normalize: bool = False  # whether the row is scaled to length 1 in the end
+    rounds: bool = False  # whether whole numbers are made of the row in the end: see engine.model.modules.ROUNDING
     include_prompt: bool = True
     do_lower_case: bool = False
     max_seqlen: int | None = None  # tokens; None = not said
@@ -107,6 +119,28 @@ class Prompts:
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
     """Read modules.json and the files it names. config: config.json. pooling: cls, mean or last-token overrides files.
     Raises ModelError if a module is not supported."""
+    found = _read_modules(folder, config, pooling=pooling)
+    return replace(found, steps=(_among_weights(config, found), *found.steps)) if LINEAR in config else found
+
+
+def _among_weights(config: Json, found: SentenceFiles) -> Step:
+    """A layer that the model's own code has behind the transformer, for every token. It has no bias, so it comes to the
+    same behind the pooling. Raises ModelError for a pooling with which it does not."""
+    if found.poolings not in _LINEAR_POOLINGS:
+        raise ModelError(
+            f"{found.pooling_source} asks for {'+'.join(found.poolings)} pooling, and the layer `linear` of this model "
+            "is computed behind one of cls, mean and last-token"
+        )
+    return Dense(
+        folder=str(PurePosixPath(found.tokenizer_folder, "model.safetensors")),
+        in_features=needed_number(config, "hidden_size"),
+        out_features=config[LINEAR],
+        has_bias=False,
+        activation="Identity",
+    )
+
+
+def _read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
     chosen = known_pooling(pooling, _FLAG) if pooling else None
     found = read_chain(folder)
     chain, modules = found.chain, found.modules
@@ -128,6 +162,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         transformer=transformer,
         steps=steps[:-1] if normalize else steps,
         normalize=normalize,
+        rounds=modules[-1].kind == ROUNDING,
         include_prompt=include_prompt,
         do_lower_case=flag_in(transformer, "do_lower_case", transformer_file, default=False),
         max_seqlen=_length_in(transformer, transformer_file),
@@ -230,10 +265,19 @@ def _without_modules(folder: Path, config: Json, chosen: str | None) -> Sentence
             include_prompt=False,
             note="no modules.json: the rows of a text without its prompt's are pooled, and Normalize, as the code does",
         )
+    if config.get(POOLS_LAST):
+        return SentenceFiles(
+            poolings=(chosen or "last",),
+            pooling_source=_FLAG if chosen else "no file: the model's own code",
+            transformer=transformer,
+            normalize=True,
+            note="the last token's row is pooled, and Normalize, as the model's own code does",
+        )
+    rounds = bool(config.get(ROUNDS))
     if chosen:
-        return SentenceFiles(poolings=(chosen,), pooling_source=_FLAG, transformer=transformer)
+        return SentenceFiles(poolings=(chosen,), pooling_source=_FLAG, transformer=transformer, rounds=rounds)
     pooling, source, note = _default_pooling(config)
-    return SentenceFiles(poolings=(pooling,), pooling_source=source, transformer=transformer, note=note)
+    return SentenceFiles(poolings=(pooling,), pooling_source=source, transformer=transformer, rounds=rounds, note=note)
 
 
 def _default_pooling(config: Json) -> tuple[str, str, str]:

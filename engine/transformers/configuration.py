@@ -49,6 +49,7 @@ class OwnModel:
 # architecture -> its classes. known_code gives a folder one of these names, or config.json's model_type is one.
 OWN = {
     "jina_adapters": OwnModel("xlm_roberta_flash", "JinaAdaptersConfig", "JinaAdaptersModel"),
+    "jina_v5": OwnModel("jina_v5", "JinaV5Config", "JinaV5Model"),
     "jina_bert": OwnModel("jina_bert", "JinaBertConfig", "JinaBertModel", "JinaBertForSequenceClassification"),
     "nomic_bert_moe": OwnModel("nomic_moe", "NomicMoeConfig", "NomicMoeModel"),
     "lfm2_bidirec": OwnModel("lfm2_bidirec", "Lfm2BidirecConfig", "Lfm2BidirecModel"),

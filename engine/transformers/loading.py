@@ -85,6 +85,8 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
         file = folder.weights_folder / "config.json"
         raise ModelError(f"transformers can't load the model of {file}: {one_line(error)}") from error
     check_found(folder, model, found, {})  # as before, but for what could not be told without the numbers
+    if load_adapters := getattr(model, "load_adapters", None) if folder.adapter_files else None:
+        load_adapters(folder)
     assert not model.training
     model.requires_grad_(False)
     return model

@@ -124,6 +124,7 @@ def _pooling_findings(folder: ModelFolder) -> list[Finding]:
     return [
         Finding("pooling", folder.pooling, folder.pooling_source),
         Finding("normalize", folder.normalize, "modules.json" if folder.normalize else "no Normalize module"),
+        *((Finding("rounding", "127 times tanh, as int8", "the model's own code"),) if folder.rounds else ()),
     ]
 
 
@@ -180,8 +181,8 @@ def _too_small(plan: ModelPlan, num_bytes: int) -> str:
 
 def _dimensions_source(folder: ModelFolder) -> str:
     """The last file that has a say in it."""
-    sized = [step.folder for step in folder.steps if isinstance(step, Dense | LayerNorm)]
-    return f"{sized[-1]}/config.json" if sized else "config.json"
+    sized = [step.source for step in folder.steps if isinstance(step, Dense | LayerNorm)]
+    return sized[-1] if sized else "config.json"
 
 
 def _tokenizer(plan: ModelPlan) -> str:

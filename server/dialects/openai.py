@@ -23,11 +23,12 @@ from server.dialects.fields.rows import (
     read_normalize,
 )
 from server.dialects.fields.texts import (
-    NO_PROMPT,
     PROMPT_FIELDS,
     ChunkingFields,
     PromptFields,
+    Prompts,
     SpecialTokensField,
+    read_adapter,
     read_chunking,
     read_cut,
     read_prompts,
@@ -80,9 +81,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     call.set_form(read_every_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
     allows_errors = read_allows_errors(fields, call)
     given = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
-    before = NO_PROMPT
+    name = call.models.asked_name(fields.model)
+    before: Prompts = {"adapter": read_adapter(PromptFields(), model, name=name)}
     if chat is None:
-        before = read_prompts(fields, model, name=call.models.asked_name(fields.model), are_ids=given.has_ids)
+        before = read_prompts(fields, model, name=name, are_ids=given.has_ids)
     return EmbedRequest(
         **call.common(model),
         **asdict(given),

@@ -3,7 +3,8 @@ fields.
 
 int8 and uint8 are best made with ranges: the lowest and the highest number of each dimension in embeddings of usual
 texts. Then each range is cut into 255 steps, as by sentence-transformers' `quantize_embeddings`. Without ranges each
-row is scaled by its own largest number. That keeps its direction, so cosines need no scale.
+row is scaled by its own largest number. That keeps its direction, so cosines need no scale. Some models make whole
+numbers of their rows; these have ranges from -128 to 127, so that int8 is what they are, and a bit is the sign.
 
 In msgpack lists of numbers have float32, which takes 5 bytes a number, or integers with 2. All that is of one size
 each, so that numpy writes it; msgspec would make a Python float of every number.
@@ -167,7 +168,7 @@ def packed(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = None
         return _to_fp8(rows, dtype)
     if dtype in SCALED:
         return _to_int8(rows, ranges, is_signed=dtype is DType.INT8)
-    bits = np.packbits(rows > 0, axis=-1)
+    bits = np.packbits(~np.signbit(rows) if are_whole(ranges) else rows > 0, axis=-1)
     return (bits ^ 128).view(np.int8) if dtype is DType.BINARY else bits  # to flip the highest bit is to subtract 128
 
 
@@ -185,6 +186,11 @@ def rounded(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = Non
     if dtype in _MANTISSAS:
         return np.take(_fp8_numbers(dtype), values)
     return values
+
+
+def are_whole(ranges: Ranges | None) -> bool:
+    """Whether rows have whole numbers that int8 can hold, so that nothing is left to scale."""
+    return ranges is not None and bool((ranges[0] == -128).all() and (ranges[1] == 127).all())
 
 
 def is_by_row(num_dimensions: int, ranges: Ranges | None) -> bool:

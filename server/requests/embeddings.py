@@ -6,7 +6,8 @@
   special tokens and the prompt of the whole text around it. Its row counts by its tokens of the text itself. Rows are
   averaged as the model pools them, and scaled afterwards.
 - With late chunking the texts of a request are the chunks of one, which is computed as a whole. Each chunk's row is the
-  mean of the rows of its tokens, so it knows of the chunks around it. Special tokens and the prompt are in no chunk.
+  mean of the rows of its tokens, so it knows of the chunks around it. Special tokens and the prompt are in no chunk. A
+  model that was trained on chunks has a token of its own between them.
   https://arxiv.org/abs/2409.04701
 """
 
@@ -319,16 +320,16 @@ def _around(text: Framed, of_cut: NDArray[Any], length: int) -> NDArray[Any]:
 async def embed_late_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """A row for each text. Raises RequestError; cancelling it drops the work everywhere."""
     together = InSequences.of(request, outputs=OutputKind.POOLED | OutputKind.TOKENS)
-    offsets: list[int] = []
-    computed = await pipeline.compute(together, trace, tokenize=partial(_tokenize_chunks, pipeline, together, offsets))
+    bounds: list[int] = []
+    computed = await pipeline.compute(together, trace, tokenize=partial(_tokenize_chunks, pipeline, together, bounds))
     of_tokens, row = computed.results[OutputKind.TOKENS].values, computed.results[OutputKind.POOLED].values[0]
     if not _is_mean(of_tokens, row):
         raise UnsupportedTask(
             "late_chunking is for models whose row of a text is the mean of its tokens' rows, and this one's is not",
             param="late_chunking",
         )
-    sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: offsets[-1]], offsets[:-1])
-    rows = sums / np.diff(offsets).astype(np.float32)[:, None]
+    sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: bounds[-1]], bounds[:-1])[::2]
+    rows = sums / np.diff(bounds)[::2].astype(np.float32)[:, None]
     return Embedded(finish(rows, request), computed.num_tokens, np.zeros(request.num_items, np.uint8))
 
 
@@ -342,9 +343,9 @@ def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
 
 
 async def _tokenize_chunks(
-    pipeline: Pipeline, request: InSequences, offsets: list[int], request_class: RequestClass
+    pipeline: Pipeline, request: InSequences, bounds: list[int], request_class: RequestClass
 ) -> TokenizedTexts:
-    """The ids of all chunks in one sequence. Where they begin, and where the last one ends, is added to `offsets`.
+    """The ids of all chunks in one sequence. Where each begins and ends is added to `bounds`.
 
     Raises InvalidRequest and TextRefused.
     """
@@ -354,13 +355,15 @@ async def _tokenize_chunks(
     lengths = [len(content) for content in contents]
     if not all(lengths):
         raise TextRefused(TextRefusal.EMPTY, lengths.index(0))
-    ids = np.concatenate((first.head, *contents, first.tail))
+    between = np.array([] if (own := request.model.chunk_separator_id) is None else [own], np.int32)
+    separated = [part for content in contents for part in (between, content)][1:]
+    ids = np.concatenate((first.head, *separated, first.tail))
     if len(ids) > request.max_seqlen:
         raise InvalidRequest(
             f"{request.field} has {len(ids)} tokens together, and late_chunking takes {request.max_seqlen} at most",
             param=request.field,
         )
-    offsets.extend((offsets_of(np.array(lengths)) + len(first.head)).tolist())
+    bounds.extend((np.cumsum(list(map(len, (first.head, *separated))))).tolist())
     request.item_of.append(-1)
     return TokenizedTexts(ids, np.array([0, len(ids)], np.int32), np.zeros(1, np.uint8))
 

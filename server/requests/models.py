@@ -42,6 +42,8 @@ class ServedModel:
     adapters: tuple[str, ...] = ()  # for texts of several tasks, by the names of these
     default_adapter: str | None = None  # one of them, for texts without a task; None = none
     truncate_dim: int | None = None  # of pooled rows where a request does not say, fewer than `dimensions`; None = all
+    chunk_separator_id: int | None = None  # between late chunks; None = nothing is
+    rounds: bool = False  # whether it makes whole numbers of a row: see engine.model.modules.ROUNDING
     max_active_dims: int | None = None  # the most entries of a sparse row; None = all
     ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see dialects/row_answers.py
     decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
@@ -151,6 +153,8 @@ def served_models(entries: list[dict[str, Any]], *, decodes_ids: bool = False) -
             adapters=tuple(entry.get("adapters", ())),
             default_adapter=entry.get("default_adapter"),
             truncate_dim=_fewer(entry.get("truncate_dim"), entry["info"]["dimensions"]),
+            chunk_separator_id=entry.get("chunk_separator_id"),
+            rounds=bool(entry.get("rounds")),
             max_active_dims=entry.get("max_active_dims"),
             ranges=_ranges(entry.get("int8_ranges")),
             decodes_ids=decodes_ids,

@@ -1,7 +1,8 @@
 """The prompt of a text by what it is for: one of the model's own prompts, and the adapter that computes it.
 
 Models name their prompts as they like. The names here are those of the well-known ones, in the order in which they are
-looked for. Some models, as jina-embeddings-v3, have an adapter for each of these purposes too, under the prompt's name.
+looked for. Some models, as jina-embeddings-v3, have an adapter for each of these purposes too, under the prompt's name;
+jina-embeddings-v5 has one for both sides of a search, and no prompts of other names than of these two.
 The number of an adapter is its place among ServedModel.adapters, from 1; 0 = none.
 """
 
@@ -29,6 +30,7 @@ class Purpose(enum.Enum):
     SIMILARITY = ("text-matching", "STS", "s2s_query", "sts_query")
 
 
+_SEARCH = "retrieval"  # an adapter for both sides of a search
 _OTHER_SIDE = {Purpose.QUERY: Purpose.DOCUMENT, Purpose.DOCUMENT: Purpose.QUERY}
 
 
@@ -42,6 +44,10 @@ class WithPrompts(Protocol):
     @property
     def default_prompt(self) -> str:
         """What is put before a text of which nothing is said."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The tasks for which it has adapters."""
 
 
 def prompt_for(model: WithPrompts, purpose: Purpose) -> str | None:
@@ -57,7 +63,7 @@ def prompt_for(model: WithPrompts, purpose: Purpose) -> str | None:
         return prompt
     other = _OTHER_SIDE.get(purpose)
     if other is None:
-        return None
+        return model.default_prompt if _adapter_for(model, purpose) else None
     return model.default_prompt if _named(model, other) is None else ""
 
 
@@ -112,10 +118,15 @@ def adapter_for(model: "ServedModel", purpose: Purpose, *, field: str) -> int:
 
     Raises InvalidRequest, naming the field, if it has none for this purpose.
     """
-    name = next((name for name in purpose.value if name in model.adapters), None)
+    name = _adapter_for(model, purpose)
     if name is None and model.adapters:
         raise no_adapter(model, purpose.value[0], field=field)
     return adapter_named(model, name) if name else 0
+
+
+def _adapter_for(model: WithPrompts, purpose: Purpose) -> str | None:
+    names = (*purpose.value, *([_SEARCH] if purpose in _OTHER_SIDE else ()))
+    return next((name for name in names if name in model.adapters), None)
 
 
 def no_adapter(model: "ServedModel", word: str, *, field: str) -> InvalidRequest:

@@ -23,7 +23,7 @@ from server.requests.limits import steps
 from server.requests.pipeline import Pipeline
 from server.requests.prompts import Purpose, adapter_for, prompt_for
 from server.requests.refusals import unsupported
-from server.requests.work import Computed, Request, TokenizeRequest, Trace, Work, bounded
+from server.requests.work import Computed, Request, TokenizeRequest, Trace, Work, bounded, whole_numbers
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
@@ -135,6 +135,7 @@ async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Tr
 async def _rank_by_cosine(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     computed = await _compute(pipeline, _queries_and_documents(request, OutputKind.POOLED), request, trace)
     rows = computed.results[OutputKind.POOLED].values[:, : request.model.truncate_dim]
+    rows = whole_numbers(rows, request.model)
     scores = await _cosines(rows, num_queries=len(request.queries))
     return Ranked(scores, computed.num_tokens, computed.tokens.truncated)
 

@@ -202,7 +202,8 @@ class EmbedRequest(Work):
     @property
     def ranges(self) -> NDArray[np.float32] | None:
         """The model's ranges for int8, which are of rows of the length that the model gives them; None for others."""
-        return self.model.ranges if self.normalize in (None, self.model.normalize) else None
+        ranges = self.model.ranges if self.normalize in (None, self.model.normalize) else None
+        return ranges[:, : self.width] if ranges is not None and self.model.rounds else ranges
 
 
 def no_rows(request: EmbedRequest) -> "Embedded":
@@ -372,12 +373,20 @@ def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str, is_part: boo
     return row_bytes + (pooled + of_tokens) * _ANSWER_BYTES.get(encoding, 0)
 
 
+def whole_numbers(rows: NDArray[np.float32], model: ServedModel) -> NDArray[np.float32]:
+    """Pooled rows of a model that makes whole numbers of them; those of others stay. Small numbers keep their sign, by
+    which `server.dialects.row_answers` makes bits."""
+    return np.rint(np.tanh(rows) * np.float32(127)) if model.rounds else rows
+
+
 def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
-    """Cut to the request's dimensions or the model's default, then scale to length 1 if the model does. Cutting comes
-    first, because a cut row no longer has length 1."""
+    """Cut to the request's dimensions or the model's default, then make whole numbers of them or scale them to length 1
+    if the model does. Cutting comes first, because a cut row no longer has length 1."""
     width = request.width
     if width is not None and width < rows.shape[1]:
         rows = rows[:, :width]
+    if OutputKind.POOLED in request.outputs:
+        rows = whole_numbers(rows, request.model)
     by_model = request.model.normalize and request.outputs is OutputKind.POOLED
     if by_model if request.normalize is None else request.normalize:
         norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))

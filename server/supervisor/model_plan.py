@@ -28,7 +28,7 @@ from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
-from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges
+from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges, whole_numbers
 from tokenizer_pool import special_tokens
 from tokenizer_pool.messages import Truncation
 from wire.dataclass_json import to_json
@@ -70,10 +70,16 @@ class ModelPlan:
         return self.folder.prompts
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The tasks for which the model has adapters."""
+        return self.folder.adapters
+
+    @property
     def default_adapter(self) -> str | None:
-        """The adapter for texts without a task: the one of the default prompt's name, if there is one."""
+        """The adapter for texts without a task: the one of the default prompt's name, or the model's own, if any."""
         name = self.settings.default_prompt_name or self.folder.default_prompt_name
-        return name if self.settings.default_prompt is None and name in self.folder.adapters else None
+        is_named = self.settings.default_prompt is None and name in self.folder.adapters
+        return name if is_named else self.folder.default_adapter
 
 
 def plan_models(settings: Settings, *, progress: Progress | None = None) -> list[ModelPlan]:
@@ -235,7 +241,9 @@ def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
 def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
     if OutputKind.POOLED in folder.outputs:
         whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
-        return find_int8_ranges(model.int8_ranges, folder.path, min(whole, folder.truncate_dim or whole))
+        shown = min(whole, folder.truncate_dim or whole)
+        found = find_int8_ranges(model.int8_ranges, folder.path, shown)
+        return whole_numbers(shown) if folder.rounds and found is None else found
     if model.int8_ranges is not None:
         raise SettingsError("--int8-ranges is of embeddings, and the model gives none")
     return None

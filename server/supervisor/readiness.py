@@ -174,6 +174,8 @@ class Readiness:
                         "default_adapter": model.default_adapter,
                         "truncate_dim": model.folder.truncate_dim,
                         "max_active_dims": model.folder.max_active_dims,
+                        "rounds": model.folder.rounds,
+                        "chunk_separator_id": model.folder.chunk_separator_id,
                         "int8_ranges": model.int8_ranges.as_json() if model.int8_ranges else None,
                         **_task(model.folder),
                         "truncation": model.truncation,

@@ -39,7 +39,13 @@ USUAL: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-POOLS_TEXT_ALONE = "embedline_pools_text_alone"  # in translated configurations: see KnownCode's field
+# in translated configurations: see KnownCode's fields of these names
+POOLS_TEXT_ALONE = "embedline_pools_text_alone"
+POOLS_LAST = "embedline_pools_last"
+ROUNDS = "embedline_rounds"
+# likewise, the numbers that a layer `linear` of the weights makes of each row, without a bias
+LINEAR = "embedline_linear"
+CHUNK_SEPARATOR = "embedline_chunk_separator"  # likewise, the token that stands between the chunks of a document
 TRUST = "--trust-config-key"
 _WITHOUT_CODE = frozenset(("auto_map", "architectures", "model_type"))
 
@@ -54,6 +60,7 @@ class KnownCode:
     repositories: frozenset[str] = frozenset()  # which hold them, where auto_map points to another repository
     chosen_by: Callable[[Json], bool] | None = None  # of config.json; if other code has the same files
     sentence_module: str = ""  # what modules.json calls its Transformer, if that is code too
+    rounding_module: str = ""  # likewise, the module that rounds rows: see engine.model.modules.ROUNDING
     architecture: str = ""  # which computes the same: transformers' model_type, or a module of ours
     is_ours: bool = False  # whether that is a module of engine.transformers.models
     layers: str = ""  # transformers' model_type with the same or similar layers; "" = there is none
@@ -67,6 +74,8 @@ class KnownCode:
     defaults: Json = field(default_factory=dict)  # what the code takes for keys that config.json lacks
     # without modules.json: the mean of the rows of a text without its prompt, scaled to length 1
     pools_text_alone: bool = False
+    pools_last: bool = False  # its Transformer alone gives the last token's row, scaled to length 1
+    rounds: bool = False  # without modules.json: rows are rounded, see engine.model.modules.ROUNDING
     # The last step: of config.json with the defaults (raw), and of what the fields above make of it (config). May raise
     # ModelError.
     translate: Callable[[Json, Json], Json] | None = None
@@ -107,8 +116,8 @@ def translated(code: KnownCode, config: Json, trusted: Collection[str] = ()) -> 
     made |= {key: None for key in code.nulls & config.keys() if config[key] is None}
     names = [code.classes.get(name, name) for name in config.get("architectures") or ()]
     made = {**made, "model_type": code.architecture, "architectures": names}
-    if code.pools_text_alone:
-        made = {**made, POOLS_TEXT_ALONE: True}
+    flags = {POOLS_TEXT_ALONE: code.pools_text_alone, POOLS_LAST: code.pools_last, ROUNDS: code.rounds}
+    made = {**made, **{flag: True for flag, is_set in flags.items() if is_set}}
     return code.translate(raw, made) if code.translate else made
 
 

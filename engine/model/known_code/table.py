@@ -17,11 +17,13 @@ from engine.model.known_code.jina import (
     JINA_BERT_QK,
     JINA_ROTARY,
 )
+from engine.model.known_code.jina_v5 import JINA_V5_NANO, JINA_V5_SMALL
 from engine.model.known_code.known_code import KnownCode
 from engine.model.known_code.liquid import LFM2_BIDIREC
 from engine.model.known_code.nomic import NOMIC_BERT, NOMIC_MOE
 from engine.model.known_code.nvidia import LLAMA_BIDIREC, MISTRAL3_RERANKER, NV_EMBED
 from engine.model.known_code.qwen2 import QWEN2_EMBEDDING, QWEN2_KALM, QWEN2_QZHOU, QWEN2_REWARD
+from engine.model.known_code.qwen3 import PPLX, VOYAGE
 
 _TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor")  # not the layers' code
 _NAMES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
@@ -40,7 +42,12 @@ EUROBERT = KnownCode(
         )
     ),
     renamed={"clf_pooling": "classifier_pooling"},
-    without_effect=frozenset(("hidden_dropout", "mask_token", "mask_token_id", "pad_token", "pretraining_tp")),
+    without_effect=frozenset(
+        (
+            *("hidden_dropout", "mask_token", "mask_token_id", "pad_token", "pretraining_tp"),
+            *("bos_token", "eos_token", "task_names"),  # of jina-embeddings-v5 with a task's adapter merged in
+        )
+    ),
 )
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
@@ -71,6 +78,7 @@ KNOWN = (
     *(QWEN2_QZHOU, QWEN2_REWARD, LLAMA_BIDIREC, NV_EMBED, GRITLM),
     LFM2_BIDIREC,
     *(GIGA_QWEN3, GIGA_EXPERTS, GIGA_LATENT, MISTRAL3_RERANKER),
+    *(VOYAGE, PPLX, JINA_V5_SMALL, JINA_V5_NANO),
 )
 
 

@@ -40,14 +40,16 @@ def in_heads(rows: Tensor, num_heads: int) -> Tensor:
     return rows.view(*rows.shape[:2], num_heads, -1).transpose(1, 2)
 
 
-def attended(module: nn.Module, config: PreTrainedConfig, *projected: Tensor, **others: Any) -> Tensor:
+def attended(
+    module: nn.Module, config: PreTrainedConfig, *projected: Tensor, is_causal: bool = False, **others: Any
+) -> Tensor:
     """Rows [B, S, N * D] of queries, keys and values [B, N, S, D], by the attention function that is set. Every token
-    sees all others that the mask does not hide.
+    sees all others that the mask does not hide; with is_causal those before it.
 
     others: attention_mask, and all arguments of the model's forward that it does not use itself.
     """
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, sdpa_attention_forward)
-    rows: Tensor = attend(module, *projected, is_causal=False, **others)[0]
+    rows: Tensor = attend(module, *projected, is_causal=is_causal, **others)[0]
     return rows.flatten(-2)
 
 
@@ -55,11 +57,11 @@ def angles(config: Any, rows: Tensor, position_ids: Tensor | None) -> tuple[Tens
     """The cosines and sines [B, 1, S, D] of rotary positions int64 [B, S] (Su et al. 2021, arXiv 2104.09864).
 
     Numbers i and i + D / 2 of a head are turned together, by an angle of position * theta ** (-2 i / D). config: has
-    hidden_size, num_attention_heads and rope_theta. rows: [B, S, N * D]. position_ids: None = from 0.
+    rope_theta, and head_dim or hidden_size and num_attention_heads. rows: [B, S, N * D]. position_ids: None = from 0.
     """
     if position_ids is None:
         position_ids = torch.arange(rows.shape[1], device=rows.device)[None]
-    head_size = config.hidden_size // config.num_attention_heads
+    head_size = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
     exponents = torch.arange(0, head_size, 2, device=rows.device, dtype=torch.float32) / head_size
     turned = position_ids[:, None, :, None].float() * config.rope_theta**-exponents
     turned = torch.cat((turned, turned), dim=-1)

@@ -202,7 +202,7 @@ _SkipSpecialTokens = passed_over(
 def _purpose_words(model: ServedModel) -> list[str]:
     """The words of a purpose where texts get a prompt."""
     by_purpose = (word for word, purpose in _PURPOSES.items() if prompt_for(model, purpose) is not None)
-    return list(dict.fromkeys([*model.prompts, *by_purpose]))
+    return list(dict.fromkeys([*model.prompts, *model.adapters, *by_purpose]))
 
 
 def _side_words(model: ServedModel) -> list[str]:
@@ -276,9 +276,6 @@ class Prompts(TypedDict, total=False):
     adapter: int
 
 
-NO_PROMPT: Prompts = {}
-
-
 def read_prompts(
     fields: PromptFields, model: ServedModel, *, name: str | None = None, are_ids: bool = False
 ) -> Prompts:
@@ -317,12 +314,15 @@ def read_adapter(fields: PromptFields, model: ServedModel, *, name: str | None =
         return 0
     field, word = _purpose_word(fields, model, name)
     purpose = _PURPOSES.get(word) if word else None
-    if fields.prompt_name is not None:
+    is_apart = model.prompts.keys().isdisjoint(model.adapters)  # no prompt's name says which adapter it is for
+    if fields.prompt_name is not None and not is_apart:
         field, word, purpose = "prompt_name", fields.prompt_name, None
     if word is None:
         return adapter_named(model, None)
     if adapter := adapter_named(model, word):
         return adapter
+    if purpose is None and is_apart and word in model.prompts:
+        return adapter_named(model, None)
     if purpose is None:
         raise no_adapter(model, word, field=field)
     return adapter_for(model, purpose, field=field)
@@ -357,8 +357,10 @@ def _for_word(word: str, model: ServedModel, field: str) -> str:
     purpose = _PURPOSES.get(word)
     if word in model.prompts and (purpose is None or has_prompts(model)):
         return model.prompts[word]
+    if word in model.adapters:
+        return model.default_prompt
     if purpose is None:
-        known = ", ".join(sorted(_PURPOSES.keys() | model.prompts.keys()))
+        known = ", ".join(sorted({*_PURPOSES, *model.prompts, *model.adapters}))
         raise InvalidRequest(f"{field} must name one of {known}", param=field)
     prompt = prompt_for(model, purpose)
     if prompt is None:

@@ -98,3 +98,9 @@ class Repository:
         """The prompts that its files hold; jina-embeddings-v3 has them in config.json."""
         found: Mapping[str, str] = self.files.get("config_sentence_transformers.json", {}).get("prompts", {})
         return found or self.config.get("task_instructions", {})
+
+    @property
+    def default_prompt(self) -> str:
+        """The one that is put before a text where none is asked for; "" = none."""
+        name = self.files.get("config_sentence_transformers.json", {}).get("default_prompt_name")
+        return self.prompts.get(name, "")

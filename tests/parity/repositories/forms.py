@@ -52,15 +52,18 @@ def embedding(
     first_module: str = "",
     model_max_length: int | None = None,
     refused: Refused | None = None,
+    gives: int | None = None,
     **more: Any,
 ) -> Repository:
     """A repository of sentence-transformers: modules.json and the files that it names.
 
-    dense: size, bias and activation of each. more: see plain.
+    dense: size, bias and activation of each. gives: the size of a row, if the model's own code makes another of it.
+    more: see plain.
     """
     said = {**family.get("text_config", {}), **family, **more}
     size = next(said[key] for key in ("hidden_size", "dim", "n_embd", "d_model") if key in said)
-    served = Served(pooling=pooling, is_normalized=is_normalized, size=dense[-1][0] if dense else size, length=length)
+    shown = gives or (dense[-1][0] if dense else size)
+    served = Served(pooling=pooling, is_normalized=is_normalized, size=shown, length=length)
     kinds = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if is_normalized else [])]
     modules = [
         {"idx": place, "name": str(place), "path": f"{place}_{kind}" if place else "", "type": _PACKAGE + kind}

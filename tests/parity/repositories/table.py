@@ -14,6 +14,7 @@ from tests.parity.repositories.models import (
     multilingual,
     other_outputs,
     others,
+    own_code_2026,
     rerankers,
 )
 from tests.parity.repositories.sources import Source
@@ -26,6 +27,7 @@ REPOSITORIES: tuple[Repository, ...] = (
     *decoders.REPOSITORIES,
     *decoders_2026.REPOSITORIES,
     *jina.REPOSITORIES,
+    *own_code_2026.REPOSITORIES,
     *encoders.REPOSITORIES,
     *encoders_2026.REPOSITORIES,
     *rerankers.REPOSITORIES,

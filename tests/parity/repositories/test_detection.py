@@ -41,7 +41,7 @@ def test_a_repository_is_read_as_its_authors_use_it(repository: Repository, tmp_
     assert found.activation is expected.activation
     assert found.prompts == repository.prompts
     assert found.prompts_source == ("config.json" if "task_instructions" in repository.config else CONFIG)
-    assert found.default_prompt == ""
+    assert found.default_prompt == repository.default_prompt
 
 
 @EACH

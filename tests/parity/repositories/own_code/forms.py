@@ -45,6 +45,7 @@ class Form:
     row: Row  # of a text by the reading: [D], or of all its tokens [S, D]
     modules: Mapping[str, str] = field(default_factory=dict)  # see save
     files: Mapping[str, Any] = field(default_factory=dict)  # further ones of JSON, by name; then there is a tokenizer
+    tokens: tuple[str, ...] = ()  # that the tokenizer has besides
     output: OutputKind = OutputKind.POOLED
     engines: tuple[str, ...] = (TRANSFORMERS, OPENVINO)
     refused: tuple[tuple[str, Any], ...] = ()  # keys of config.json, and values with which the code gives other rows
@@ -59,7 +60,7 @@ class Form:
     def save(self, folder: Path, **changes: Any) -> Path:
         """The model. changes: of config.json."""
         for name, content in self.files.items():
-            tokenizer(folder)
+            tokenizer(folder, added=self.tokens)
             write(folder / name, content)
         return save(folder, self.config | changes, self.weights, modules=self.modules)
 

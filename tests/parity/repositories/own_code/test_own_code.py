@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.model import model_folder
+from engine.model.identity import identify
 from engine.model.tasks import Task
 from engine.types import ModelError, OutputKind
 from tests.engine.engines import load
@@ -27,10 +29,12 @@ from tests.parity.repositories.own_code import (
     gte,
     jina_bert,
     jina_roberta,
+    jina_v5,
     lfm2_bidirec,
     llama_bidirec,
     nomic_moe,
     nv_embed,
+    qwen3,
     t5,
 )
 from tests.parity.repositories.own_code.forms import (
@@ -50,7 +54,9 @@ from wire.parts import EXPANSION_TOKEN
 
 FORMS: dict[str, Form] = {
     name: form
-    for module in (gritlm, gte, jina_bert, jina_roberta, lfm2_bidirec, llama_bidirec, nomic_moe, nv_embed, t5)
+    for module in (
+        *(gritlm, gte, jina_bert, jina_roberta, jina_v5, lfm2_bidirec, llama_bidirec, nomic_moe, nv_embed, qwen3, t5),
+    )
     for name, form in module.FORMS.items()
 }
 BOTH = pytest.mark.parametrize("engine", [TRANSFORMERS, *full(OPENVINO)])
@@ -132,6 +138,91 @@ def test_each_text_of_a_batch_has_its_own_adapter(engine: str, tmp_path: Path) -
     texts, tasks = sequences(form.config["vocab_size"]), (None, 0, 4, None, 2, 3)
     expected = [jina_roberta.mean(form.config, weights, ids, task=task) for ids, task in zip(texts, tasks, strict=True)]
     check(load(engine, folder), texts, expected, adapters=[[0 if task is None else task + 1] for task in tasks])
+
+
+@BOTH
+@pytest.mark.parametrize("name", jina_v5.FORMS)
+def test_each_text_of_a_batch_has_its_own_adapter_of_a_file(name: str, engine: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    folder, weights = form.save(tmp_path / "model"), form.weights
+    found = model_folder.read(folder)
+    assert (found.adapters, found.default_adapter) == (jina_v5.TASKS, "retrieval")
+    assert (found.poolings, found.normalize, found.default_prompt) == (("last",), True, "Document: ")
+    texts, tasks = sequences(form.config["vocab_size"]), (None, 0, 2, None, 3, 1)
+    expected = [jina_v5.last(form.config, weights, ids, task=task) for ids, task in zip(texts, tasks, strict=True)]
+    check(load(engine, folder), texts, expected, adapters=[[0 if task is None else task + 1] for task in tasks])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("use_dora", True), ("use_rslora", True), ("bias", "all"), ("peft_type", "IA3"), ("r", 4), ("r", None)),
+        *(("alpha_pattern", {"q_proj": 3}), ("modules_to_save", ["norm"]), ("lora_alpha", "high")),
+    ],
+)
+def test_an_adapter_that_peft_computes_otherwise_is_refused_by_its_key(key: str, value: Any, tmp_path: Path) -> None:
+    folder = jina_v5.save_adapters(jina_v5.NANO, FORMS["jina-embeddings-v5-text-nano"].save(tmp_path), **{key: value})
+    with pytest.raises(ModelError, match="of rank 4" if value == 4 else key):
+        model_folder.read(folder)
+
+
+def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = FORMS["jina-embeddings-v5-text-nano"].save(tmp_path)
+    (folder / "adapters" / "clustering" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"clustering/adapter_model\.safetensors is missing"):
+        model_folder.read(folder)
+
+
+def test_an_adapter_of_a_layer_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    form = FORMS["jina-embeddings-v5-text-nano"]
+    folder = form.save(tmp_path)
+    for task in jina_v5.TASKS:
+        file = folder / "adapters" / task / "adapter_model.safetensors"
+        tensors = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in load_file(file).items()}
+        save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"layers\.7\..* which the model in .* lacks"):
+        load(TRANSFORMERS, folder)
+
+
+def test_models_with_other_adapters_are_told_apart(tmp_path: Path) -> None:
+    form = FORMS["jina-embeddings-v5-text-nano"]
+    folders = [form.save(tmp_path / name) for name in ("one", "another")]
+    file = folders[1] / "adapters" / "clustering" / "adapter_model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(file).items()}, file)
+    one, another = (identify(model_folder.read(folder), flags={}) for folder in folders)
+    assert one.weights != another.weights
+
+
+@pytest.mark.parametrize(("tokens", "last_id"), [((), None), ((qwen3.SEPARATOR,), 3)])
+def test_a_model_of_chunks_without_its_token_or_with_others_around_texts_is_refused(
+    tokens: tuple[str, ...], last_id: int | None, tmp_path: Path
+) -> None:
+    folder = FORMS["pplx-embed-context-v1-0.6b"].save(tmp_path)
+    assert model_folder.read(folder).chunk_separator_id is not None
+    tokenizer(folder, added=tokens, last_id=last_id)
+    with pytest.raises(ModelError, match=r"tokenizer\.json (has no token|puts tokens around texts)"):
+        model_folder.read(folder)
+
+
+def test_pplx_rounds_by_its_module_and_its_context_model_without_one(tmp_path: Path) -> None:
+    plain = FORMS["pplx-embed-v1-0.6b"].save(tmp_path / "v1")
+    assert (model_folder.read(plain).rounds, model_folder.read(plain).normalize) == (True, False)
+    assert model_folder.read(FORMS["pplx-embed-context-v1-0.6b"].save(tmp_path / "context")).rounds
+    modules = json.loads((plain / "modules.json").read_text())
+    write(plain / "modules.json", modules[:-1])
+    assert not model_folder.read(plain).rounds
+    write(plain / "modules.json", [modules[0], modules[2], modules[1]])
+    with pytest.raises(ModelError, match=r"modules\.json lists Transformer, rounding to int8, Pooling"):
+        model_folder.read(plain)
+
+
+def test_voyages_layer_is_behind_a_pooling_that_comes_to_the_same(tmp_path: Path) -> None:
+    folder = FORMS["voyage-4-nano"].save(tmp_path)
+    found = model_folder.read(folder)
+    assert (found.outputs, found.dimensions) == (OutputKind.POOLED, 48)
+    write(folder / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
+    with pytest.raises(ModelError, match="asks for max pooling"):
+        model_folder.read(folder)
 
 
 def test_vectors_of_the_colbert_that_hides_the_tokens_that_fill_up_a_query(tmp_path: Path) -> None:

@@ -54,6 +54,48 @@ def test_the_default_prompts_adapter_is_for_texts_without_a_task() -> None:
     assert adapter_for(served_model(), Purpose.QUERY, field="task") == 0
 
 
+V5 = ("retrieval", "text-matching", "clustering", "classification")
+
+
+@pytest.mark.holds("Adapters")
+@pytest.mark.parametrize(
+    ("fields", "adapter", "prompt"),
+    [
+        ({}, "retrieval", "Document: "),
+        ({"task": "retrieval"}, "retrieval", "Document: "),
+        ({"task": "retrieval.query"}, "retrieval", "Query: "),
+        ({"task": "retrieval.passage"}, "retrieval", "Document: "),
+        ({"input_type": "query"}, "retrieval", "Query: "),
+        ({"prompt_name": "query"}, "retrieval", "Query: "),
+        ({"task": "clustering"}, "clustering", "Document: "),
+        ({"task": "separation"}, "clustering", "Document: "),
+        ({"task": "text-matching", "prompt_name": "query"}, "text-matching", "Query: "),
+        ({"input_type": "classification", "prompt": ""}, "classification", ""),
+        ({"model": "any-name:clustering"}, "clustering", "Document: "),
+    ],
+)
+def test_prompts_and_adapters_of_different_names(fields: dict[str, Any], adapter: str, prompt: str) -> None:
+    """As in jina-embeddings-v5, whose code takes a task and, beside it, the name of a prompt, by itself "document"."""
+    prompts = {"query": "Query: ", "document": "Document: "}
+    own = served_model(
+        facts={"prompts": prompts}, adapters=V5, default_adapter="retrieval", default_prompt="Document: "
+    )
+    found = decode(new_call(models=ModelTable([own])), json.dumps({"input": "a", **fields}).encode())
+    assert (V5[found.adapter - 1], found.prompt) == (adapter, prompt)
+    with pytest.raises(InvalidRequest, match=r"task must name one of .*retrieval, "):
+        decode(new_call(models=ModelTable([own])), b'{"input":"a","task":"poetry"}')
+
+
+def test_chats_have_the_default_adapter_and_no_prompt() -> None:
+    prompts = {"document": "Document: "}
+    own = served_model(
+        facts={"prompts": prompts}, adapters=V5, default_adapter="retrieval", default_prompt="Document: "
+    )
+    body = b'{"messages":[{"role":"user","content":"a"}]}'
+    found = decode(new_call(models=ModelTable([own])), body)
+    assert (found.adapter, found.prompt) == (1, "")
+
+
 def test_an_unknown_task_is_refused() -> None:
     call = new_call(models=ModelTable([model()]))
     with pytest.raises(InvalidRequest, match="task"):

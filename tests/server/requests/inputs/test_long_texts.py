@@ -209,6 +209,20 @@ def test_late_chunks_are_means_of_their_tokens_in_one_sequence(prompt: str) -> N
     assert embedded.num_truncated == 0
 
 
+@pytest.mark.holds("Long texts")
+def test_a_model_of_chunks_has_its_own_token_between_them() -> None:
+    """As PPLXQwen3ContextualModel of perplexity-ai/pplx-embed-context-v1-0.6b encodes: the token is in no mean."""
+    embedded, _, edge = run(Chunking.LATE, items=["ab", "c", "d"], model={"chunk_separator_id": 99})
+
+    (submission,) = edge.managers.submitted
+    ids = [FIRST, *ids_of("ab"), 99, *ids_of("c"), 99, *ids_of("d"), LAST]
+    assert np.frombuffer(submission.token_ids, np.int32).tolist() == ids
+    tokens = np.array([[i, i % 7, i % 5, at, 0] for at, i in enumerate(ids)], np.float64)
+    assert np.allclose(embedded.rows, [tokens[1:3].mean(axis=0), tokens[4], tokens[6]], rtol=1e-6)
+    with pytest.raises(InvalidRequest, match="9 tokens together, and late_chunking takes 8 at most"):
+        run(Chunking.LATE, items=["ab", "cd", "e"], model={"chunk_separator_id": 99})
+
+
 def test_chunks_of_more_tokens_than_the_model_takes_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="9 tokens together, and late_chunking takes 8 at most") as refused:
         run(Chunking.LATE, items=["abcd", "efg"])
