@@ -13,6 +13,7 @@ from engine.cpu import openvino
 from engine.cpu.outputs import TOKEN_ROWS, head_in_graph
 from engine.machine import host
 from engine.messages import LoadOptions
+from engine.model.known_code import kalm
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores
 from engine.offer import Note, ServingTarget
@@ -100,6 +101,8 @@ def check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
             f"the openvino engine wants the Transformer in the model's own folder, and this one is in "
             f"{folder.tokenizer_folder!r}; --engine transformers does not mind"
         )
+    if folder.architecture == kalm.ARCHITECTURE:
+        raise ModelError("the openvino engine has no form for an encoder and a decoder; --engine transformers has")
     head_in_graph(folder)
     embeds = OutputKind.POOLED | OutputKind.TOKENS
     if _quantization(options) != "none" and folder.outputs & ~embeds:

@@ -19,6 +19,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import (
     AnswerScore,
     Normalize,
+    PooledScores,
     SequenceScores,
     Step,
     TokenScores,
@@ -62,6 +63,10 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
         match head:
             case SequenceScores() | AnswerScore():
                 makers[OutputKind.LOGITS] = lambda rows, *_: rows.copy()  # [B, D]
+            case PooledScores():
+                makers[OutputKind.LOGITS] = PaddedPooling(
+                    Pooling(folder.poolings, load_modules(folder.path, folder.steps))
+                )
             case TokenScores():
                 makers[OutputKind.TOKEN_LOGITS] = tokens
             case VocabularyWeights():
@@ -88,6 +93,8 @@ def sizes_of(folder: ModelFolder, width: int) -> dict[OutputKind, int]:
     for head in folder.heads:
         if isinstance(head, TokenVectors):
             sizes[OutputKind.MULTI_VECTOR] = head.dimensions
+        elif isinstance(head, PooledScores):
+            sizes[OutputKind.LOGITS] = output_size(folder.steps, width * len(folder.poolings))
     return sizes
 
 
@@ -98,6 +105,8 @@ def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
         match head:
             case TokenVectors():
                 found += head.steps
+            case PooledScores():
+                found += folder.steps
             case TokenWeights():
                 found.append(head.step(folder.hidden_size))
             case SequenceScores() | TokenScores() | AnswerScore() | VocabularyWeights():

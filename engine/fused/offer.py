@@ -12,7 +12,7 @@ from engine import offer
 from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder, read_with
-from engine.model.tasks import VocabularyWeights
+from engine.model.tasks import PooledScores, VocabularyWeights
 from engine.registry import CPU, CUDA
 from engine.types import ModelError, OutputKind
 
@@ -58,7 +58,8 @@ def check_outputs(folder: ModelFolder) -> None:
         raise ModelError("the fused engine computes no static embeddings; --engine static does")
     if any(isinstance(head, VocabularyWeights) and head.pooling != "max" for head in folder.heads):
         raise NotForFused("this model adds a word's weights up (pooling sum), and the fused engine takes the largest")
-    if OutputKind.POOLED not in folder.outputs:
+    pools_scores = any(isinstance(head, PooledScores) for head in folder.heads)
+    if OutputKind.POOLED not in folder.outputs and not pools_scores:
         return
     if folder.poolings not in _POOLINGS:
         raise ModelError(

@@ -84,6 +84,8 @@ class ModelCompute:
                 if self._pooling == "mean":
                     hidden = scorer.before_mean(hidden)
                 return scorer(self._pooled(hidden, inputs, is_pruned=is_pruned))
+            case OutputKind.LOGITS:  # PooledScores
+                return self._modules.after_pooling(self._pooled(hidden, inputs, is_pruned=is_pruned))
             case OutputKind.TOKEN_LOGITS if self._scorer is not None:
                 return self._scorer(hidden)
             case OutputKind.MULTI_VECTOR if self._modules.vectors is not None:

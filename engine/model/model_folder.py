@@ -20,10 +20,11 @@ from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.late_interaction import late_interaction, lengths_of_roles
 from engine.model.detection.needed_files import check_placeholders
-from engine.model.detection.scores import generative, scores
+from engine.model.detection.scores import check_ranks_nothing, generative, names_of, scores
 from engine.model.detection.sparse import masked_lm, side_heads, splade
 from engine.model.detection.vocabulary import Vocabulary, surrounding_ids
 from engine.model.json_files import MAX_DEPTH, Json, object_in, read_optional
+from engine.model.known_code import kalm
 from engine.model.known_code.known_code import CHUNK_SEPARATOR, LINEAR
 from engine.model.lora import adapter_files, read_adapters
 from engine.model.modules import Chain, read_chain
@@ -33,6 +34,7 @@ from engine.model.tasks import (
     Head,
     LateInteraction,
     PairTemplate,
+    PooledScores,
     SequenceScores,
     Step,
     Task,
@@ -110,7 +112,7 @@ class ModelFolder:
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels, in the order of the scores."""
-        scored = [head.labels for head in self.heads if isinstance(head, SequenceScores | TokenScores)]
+        scored = [head.labels for head in self.heads if isinstance(head, SequenceScores | PooledScores | TokenScores)]
         return scored[0] if scored else ()
 
     @property
@@ -229,7 +231,10 @@ def _config(folder: Path) -> Json:
         if (place / "adapter_config.json").is_file():
             raise ModelError(f"{place} holds an adapter (adapter_config.json); merge it into its model to serve it")
     config = read_optional(transformer / "config.json")
-    if config.get("is_encoder_decoder"):
+    options = read_optional(folder / kalm.OPTIONS)
+    if kalm.is_reranker(config, names_of(folder, config), options):
+        config = kalm.flattened(config, options)
+    elif config.get("is_encoder_decoder"):
         _check_encoder(folder, config)
     config = {**object_in(config, "text_config", "config.json"), **config}
     names = config.get("architectures") or []
@@ -321,10 +326,14 @@ def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
         yield from _embeddings(files)
     yield from scores(files)
     yield from generative(files, wanted=wanted)
+    if wanted is None:
+        check_ranks_nothing(files)
     yield from _embeddings(files)
 
 
 def _embeddings(files: Files) -> Iterator[Detected]:
+    if files.chain is Chain.POOLED_SCORES or files.config.get("model_type") == kalm.ARCHITECTURE:
+        raise ModelError("the model is a cross-encoder: it gives a score of a pair, and no embeddings")
     yield from side_heads(files)
     others = [name for name in (files.config.get("architectures") or ())[1:] if name != files.architecture]
     notes = (f"embeddings alone: {', '.join(others)} in config.json is for other rows",) if others else ()

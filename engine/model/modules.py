@@ -7,7 +7,7 @@ sparse models whose queries are looked up in a table, which engine.model.detecti
 
 import enum
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -22,7 +22,7 @@ from engine.model.json_files import (
     read_object,
     read_optional,
 )
-from engine.model.known_code import table
+from engine.model.known_code import kalm, table
 from engine.model.tasks import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
@@ -45,8 +45,10 @@ _DENSE_KEYS = (
     *("module_input_name", "module_output_name"),
 )
 _ROW = "sentence_embedding"  # sentence-transformers' name of the pooled row
+_SCORES = "scores"  # its name of what a cross-encoder gives
 TOKEN_ROWS = "token_embeddings"  # its name of the rows of tokens
 _OWN = ("sentence_transformers.", "pylate.models.")  # for classes of these packages the class name is enough
+_TRANSFORMER = f"{_OWN[0]}Transformer"
 _ROUTERS = ("Router", "Asym")
 _ROUTER_FILE = "router_config.json"
 _TABLE = "SparseStaticEmbedding"
@@ -77,9 +79,10 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
     entries = read(folder / "modules.json")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ModelError("modules.json is not a list of objects")
-    code = table.find(read_optional(folder / "config.json"))
-    named = {code.sentence_module: "Transformer", code.rounding_module: ROUNDING} if code else {}
-    known = {name: _OWN[0] + kind for name, kind in named.items()}
+    config = read_optional(folder / "config.json")
+    code = table.find(config)
+    named = {code.sentence_module: _TRANSFORMER, code.rounding_module: _OWN[0] + ROUNDING} if code else {}
+    known = named | {name: _TRANSFORMER for entry in entries if kalm.is_module(config, name := str(entry.get("type")))}
     renamed = [{**entry, "type": known.get(str(entry.get("type")), entry.get("type"))} for entry in entries]
     names = [str(entry["name"]) for entry in entries if "name" in entry]
     if len(set(names)) < len(names):  # the library keeps the last of them, in the place of the first
@@ -102,6 +105,24 @@ def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> t
     """The steps for Dense, LayerNorm and Normalize; other modules do not change a row, or do so at the very end
     (ROUNDING). row: the only allowed input."""
     return tuple(step for module in modules if (step := _step(folder, module, row)) is not None)
+
+
+def read_scoring_steps(folder: Path, modules: Sequence[Module]) -> tuple[Step, ...]:
+    """Those of a cross-encoder. Its last module is a Dense that makes the score of the row before it. Raises
+    ModelError."""
+    last = modules[-1]
+    file = f"{last.path}/config.json"
+    config = read_object(folder / file) if last.kind == "Dense" else {}
+    if config.get("module_output_name") != _SCORES:
+        kinds = ", ".join(module.kind for module in modules)
+        raise ModelError(
+            f"modules.json lists {kinds} of a CrossEncoder ({_MODEL_TYPE} in {_CONFIG}), and no Dense in the end whose "
+            f"'module_output_name' is {_SCORES!r}"
+        )
+    dense = _dense(last.path, {**config, "module_output_name": config.get("module_input_name")}, _ROW)
+    if dense.out_features != 1:
+        raise ModelError(f"'out_features' in {file} is {dense.out_features}: one score of a pair is supported")
+    return *read_steps(folder, modules[:-1]), dense
 
 
 def known_pooling(mode: object, where: str) -> str:
@@ -186,6 +207,7 @@ class Chain(enum.StrEnum):
     SPARSE = "sparse"  # Transformer or MLMTransformer, SpladePooling
     LATE = "late"  # Transformer, Dense of each token, …
     SCORES = "scores"  # Transformer alone: …ForSequenceClassification
+    POOLED_SCORES = "pooled scores"  # Transformer, Pooling, …, Dense with one number: a cross-encoder
     ANSWER = "answer"  # Transformer, LogitScore: a generative reranker
 
 
@@ -242,7 +264,7 @@ def _chain(kinds: list[str], model: str) -> Chain | None:
         return None
     after = rest[1:-1] if rest[-1:] == [ROUNDING] else rest[1:]
     if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(after) and first == ["Transformer"]:
-        return Chain.EMBED if model == _USUAL else None
+        return {_USUAL: Chain.EMBED, "CrossEncoder": Chain.POOLED_SCORES}.get(model)
     if rest == ["SpladePooling"]:
         return Chain.SPARSE
     if model in _LATE_MODELS and _AFTER_TOKENS.issuperset(rest):
@@ -265,6 +287,8 @@ def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool
     modalities = object_in(config, "modality_config")
     if not modalities or (chain is Chain.ANSWER and "text" not in modalities):
         return ""
+    if chain is Chain.POOLED_SCORES and "message" in modalities:
+        return "'modality_config': pairs are put into a chat template, which is not supported with these modules"
     if modalities.get("text") != {"method": "forward", "method_output_name": output}:
         return "'modality_config': the Transformer module does not turn plain text into what the modules after it need"
     return ""

@@ -28,6 +28,7 @@ from engine.model.modules import (
     model_kind,
     read_chain,
     read_pooling,
+    read_scoring_steps,
     read_steps,
     transformer_refusal,
 )
@@ -152,7 +153,7 @@ def _read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentenc
     said = read_optional(folder / found.transformer_folder / "config.json")
     check_options(transformer, transformer_file, config=said, chain=chain)
     poolings, source, include_prompt = _pooling(folder, config, chain, modules)
-    steps = read_steps(folder, modules) if chain in (Chain.EMBED, Chain.STATIC) else ()
+    steps = _steps(folder, chain, modules)
     normalize = bool(steps) and isinstance(steps[-1], Normalize)
     return SentenceFiles(
         poolings=(chosen,) if chosen else poolings,
@@ -220,11 +221,17 @@ def read_notes(folder: Path) -> tuple[str, ...]:
     )
 
 
+def _steps(folder: Path, chain: Chain, modules: tuple[Module, ...]) -> tuple[Step, ...]:
+    if chain is Chain.POOLED_SCORES:
+        return read_scoring_steps(folder, modules)
+    return read_steps(folder, modules) if chain in (Chain.EMBED, Chain.STATIC) else ()
+
+
 def _pooling(
     folder: Path, config: Json, chain: Chain, modules: tuple[Module, ...]
 ) -> tuple[tuple[str, ...], str, bool]:
     """The poolings, their source, and whether a prompt's tokens count."""
-    if chain is Chain.EMBED:
+    if chain in (Chain.EMBED, Chain.POOLED_SCORES):
         poolings, include_prompt = read_pooling(folder, modules[1], include_prompt=not _is_instructor(folder, config))
         return poolings, str(modules[1].path / "config.json"), include_prompt
     if chain is Chain.STATIC:

@@ -128,6 +128,15 @@ class SequenceScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledScores:
+    """A cross-encoder of modules: the raw score is the pooled row after all steps, the last of which leaves one
+    number."""
+
+    output: ClassVar[OutputKind] = OutputKind.LOGITS
+    labels: ClassVar[tuple[str, ...]] = ("LABEL_0",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
     """transformers' …ForTokenClassification: one raw score for each label and token."""
 
@@ -207,7 +216,7 @@ class ScoreHead:
 TransformersHead = SequenceScores | TokenScores | AnswerScore | VocabularyWeights
 
 
-Head = TransformersHead | TokenVectors | TokenWeights
+Head = TransformersHead | PooledScores | TokenVectors | TokenWeights
 
 
 def head_in_words(head: Head) -> str:
@@ -215,6 +224,8 @@ def head_in_words(head: Head) -> str:
     match head:
         case SequenceScores(labels=labels):
             return f"a score for each of {len(labels)} labels" if len(labels) > 1 else "one score"
+        case PooledScores():
+            return "one score, of the pooled row"
         case TokenScores(labels=labels):
             return f"a score for each of {len(labels)} labels, of each token"
         case AnswerScore(yes_id=yes_id, no_id=no_id):

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
-from engine.model.tasks import SequenceScores, TransformersHead
+from engine.model.tasks import AnswerScore, SequenceScores, TransformersHead
 from engine.types import ModelError
 
 
@@ -28,6 +28,7 @@ class OwnModel:
     config: str  # a PretrainedConfig, whose model_type is the architecture
     model: str  # gives the rows of tokens
     scores: str = ""  # …ForSequenceClassification; "" = there is none
+    answers: str = ""  # …ForCausalLM; "" = there is none
 
     @property
     def config_class(self) -> Any:
@@ -37,7 +38,8 @@ class OwnModel:
     def class_for(self, folder: ModelFolder) -> Any:
         """The class of models for the folder's heads. Raises ModelError if there is none."""
         head = next((head for head in folder.heads if isinstance(head, TransformersHead)), None)
-        name = self.scores if isinstance(head, SequenceScores) else "" if head else self.model
+        named = {SequenceScores: self.scores, AnswerScore: self.answers}
+        name = named.get(type(head), "") if head else self.model
         if not name:
             raise ModelError(f"there is no {folder.architecture!r} model for {folder.task}")
         return self._named(name)
@@ -48,9 +50,14 @@ class OwnModel:
 
 # architecture -> its classes. known_code gives a folder one of these names, or config.json's model_type is one.
 OWN = {
+    "cost_wise_gemma": OwnModel("bge", "CostWiseGemmaConfig", "Gemma2Model", "CostWiseGemmaForSequenceClassification"),
     "jina_adapters": OwnModel("xlm_roberta_flash", "JinaAdaptersConfig", "JinaAdaptersModel"),
     "jina_v5": OwnModel("jina_v5", "JinaV5Config", "JinaV5Model"),
     "jina_bert": OwnModel("jina_bert", "JinaBertConfig", "JinaBertModel", "JinaBertForSequenceClassification"),
+    "kalm_reranker": OwnModel("kalm", "KaLMRerankerConfig", "KaLMRerankerModel", answers="KaLMRerankerForCausalLM"),
+    "layerwise_minicpm": OwnModel(
+        "bge", "LayerWiseMiniCPMConfig", "GraniteModel", "LayerWiseMiniCPMForSequenceClassification"
+    ),
     "nomic_bert_moe": OwnModel("nomic_moe", "NomicMoeConfig", "NomicMoeModel"),
     "lfm2_bidirec": OwnModel("lfm2_bidirec", "Lfm2BidirecConfig", "Lfm2BidirecModel"),
     "llama_bidirec": OwnModel("nvidia", "LlamaBidirecConfig", "LlamaModel", "LlamaBidirecForSequenceClassification"),

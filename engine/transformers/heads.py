@@ -17,6 +17,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import (
     AnswerScore,
     Head,
+    PooledScores,
     SequenceScores,
     TokenScores,
     TokenVectors,
@@ -61,13 +62,15 @@ def makers_of(folder: ModelFolder, whole: PreTrainedModel, reference: Reference)
 def embeddings(pooling: Pooling) -> dict[OutputKind, Maker]:
     """The makers of an embedding model: a row for each text, before a final Normalize, and one for each token."""
 
-    def pooled(token_rows: Tensor, batch: Batch) -> Rows:
-        return Rows(pooling(token_rows, batch).cpu().numpy())
-
     def of_tokens(token_rows: Tensor, batch: Batch) -> Rows:
         return Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
 
-    return {OutputKind.POOLED: pooled, OutputKind.TOKENS: of_tokens}
+    return {OutputKind.POOLED: _pooled(pooling), OutputKind.TOKENS: of_tokens}
+
+
+def _pooled(pooling: Pooling) -> Maker:
+    """Gives a row for each text."""
+    return lambda token_rows, batch: Rows(pooling(token_rows, batch).cpu().numpy())
 
 
 def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference: Reference) -> tuple[Maker, str]:
@@ -76,6 +79,9 @@ def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference:
             return sequence_scores(whole, head, reference)
         case AnswerScore():
             return next_token_score(whole, head)
+        case PooledScores():
+            note = f"scores: the modules after the pooling ({folder.pooling})"
+            return _pooled(Pooling(folder.poolings, load_modules(folder.path, folder.steps, device=whole.device))), note
         case TokenScores():
             return token_scores(whole, head, reference)
         case VocabularyWeights():

@@ -18,6 +18,11 @@ from engine.types import ModelError
 
 _ELSEWHERE = {REWARD: "--engine tensorrt-llm with --tensorrt-llm-model-class stock has one"}
 _AUTO_MAP = "auto_map"
+LISTWISE = "JinaForRanking"  # its class, in the model's own code
+INSTEAD_OF_LISTWISE = (
+    "it scores all documents of a query in one sequence, and here each pair is one of its own. Take a reranker of "
+    "pairs, such as jinaai/jina-reranker-v2-base-multilingual or Qwen/Qwen3-Reranker-0.6B"
+)
 _PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose head embeddings do not need
 
 
@@ -36,6 +41,8 @@ def architecture_of(
     """The architecture of the transformer in this folder. The others: see engine.model.model_folder.read. Raises
     ModelError if it can't be served."""
     check_values(config)
+    if LISTWISE in (config.get("architectures") or ()):
+        raise ModelError(f"{LISTWISE}: a listwise reranker, which is not supported: {INSTEAD_OF_LISTWISE}")
     model_type = config.get("model_type")
     code = _known_code(config, trusted)
     if code is None and (not isinstance(model_type, str) or not model_type):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from engine.model.json_files import object_in, read_object
+from engine.model.known_code import kalm
 from engine.model.modules import Module, read_chain, read_entries
 from engine.model.sentence_files import CONFIG, TRANSFORMER_FILES
 from engine.types import ModelError
@@ -25,7 +26,7 @@ WITH_WEIGHTS = (*_WITH_TOKENIZER, "Dense", "LayerNorm")
 _ROUTERS = ("Router", "Asym")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PLAIN = Module(kind=_TRANSFORMERS[0], path=PurePosixPath())  # without modules.json
-_OF_THE_MODEL = (MODULES, CONFIG, "artifact.metadata")
+_OF_THE_MODEL = (MODULES, CONFIG, kalm.OPTIONS, "artifact.metadata")
 _OF_MODULES = (
     *("config.json", "router_config.json", "adapter_config.json", "hf_quant_config.json", *TRANSFORMER_FILES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -7,13 +7,16 @@ whose it is. If nothing does and the class is one that such rerankers have, the 
 template scores are almost random (vllm issue 31538).
 """
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+from engine.model.detection.architecture import INSTEAD_OF_LISTWISE
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.templates import (
     FAMILIES,
+    KALM_RERANKER,
     NO_TEMPLATE,
     OF_CLASSES,
     Card,
@@ -25,9 +28,10 @@ from engine.model.detection.templates import (
 )
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, check_known, number_in, object_in, read_object, read_optional
+from engine.model.known_code import kalm
 from engine.model.modules import Chain
 from engine.model.sentence_files import CONFIG, read_prompts
-from engine.model.tasks import Activation, AnswerScore, PairTemplate, SequenceScores, Task, TokenScores
+from engine.model.tasks import Activation, AnswerScore, PairTemplate, PooledScores, SequenceScores, Task, TokenScores
 from engine.model.weights import checkpoint_files, shapes_in
 from engine.types import ModelError
 
@@ -48,7 +52,9 @@ TEMPLATE_KEY = "embedline_template"  # in config.json: {"parts": [...], "instruc
 _GENERATING, _SCORING = "CausalLM", "SequenceClassification"  # ends of classes
 _LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all documents of a query in one sequence
 _EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
+_RANKING_TAG, _RERANK = "text-ranking", "rerank"
 _TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
+_INSTRUCT = "\n\n<Instruct>"
 _LOGITS = "causal_logits"  # sentence-transformers' name of what a generative model gives
 REWARD = "reward"  # in names of models that score a chat, not a pair
 
@@ -56,7 +62,13 @@ REWARD = "reward"  # in names of models that score a chat, not a pair
 def scores(files: Files) -> Iterator[Detected]:
     """None or one head. Raises ModelError for wrong labels or a wrong activation."""
     name = files.architecture
-    if name.endswith("ForSequenceClassification"):
+    if files.config.get("model_type") == kalm.ARCHITECTURE:
+        yield _of_kalm(files)
+    elif files.chain is Chain.POOLED_SCORES:
+        activation, notes = activation_of(files, 1)
+        source = "modules.json: a cross-encoder with a Pooling"
+        yield Detected(task=Task.RERANK, source=source, heads=(PooledScores(),), activation=activation, notes=notes)
+    elif name.endswith("ForSequenceClassification"):
         labels = _labels(files)
         activation, notes = activation_of(files, len(labels))
         kind = f"{len(labels)} labels" if len(labels) > 1 else "1 label"
@@ -120,7 +132,7 @@ def check_head(folder: Path, num_labels: int) -> None:
 
 def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str, ...]]:
     """The activation, and a note if the files name one in the model's own code. Raises ModelError."""
-    is_cross_encoder = files.chain in (Chain.SCORES, Chain.ANSWER)
+    is_cross_encoder = files.chain in (Chain.SCORES, Chain.POOLED_SCORES, Chain.ANSWER)
     cross_encoder = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
     named = (
         cross_encoder.get("activation_fn")
@@ -146,7 +158,7 @@ def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
     if files.chain is Chain.ANSWER:
         yield _of_logit_score(files)
         return
-    if not files.architecture.endswith(_GENERATING) or files.chain is not None:
+    if not _is_generative(files):
         return
     if files.template == NO_TEMPLATE:
         raise ModelError(f"--template {NO_TEMPLATE} is for classifiers; a generative reranker needs one")
@@ -164,6 +176,22 @@ def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
             f"config.json: {files.architecture} is the class of embedding models and of rerankers, and nothing in the "
             f"folder says which this is: give --task embed, or --task rerank with --template ({_choices(files)}, or a "
             f"file)"
+        )
+
+
+def check_ranks_nothing(files: Files) -> None:
+    """Raises ModelError where nothing gives scores, and the card or the name says that the model is a reranker: such as
+    writes an order of documents, or has a head that is not known. Its rows would look like embeddings."""
+    if files.chain is not None or _embeds(files):
+        return
+    is_named = any(_RERANK in name for name in names_of(files.folder, files.config))
+    if is_named or _RANKING_TAG in read_card(files.folder).tags:
+        said = f"its name says {_RERANK!r}" if is_named else f"README.md says {_RANKING_TAG!r}"
+        asked = f" or --task rerank with --template ({_choices(files)}, or a file),"
+        asks = asked if _is_generative(files) else ""
+        raise ModelError(
+            f"{said}, and nothing in the folder says how the model gives scores: give --task embed if its rows are "
+            f"embeddings,{asks} or take a reranker of a known kind"
         )
 
 
@@ -204,7 +232,9 @@ def _is_a_pair_scorer(files: Files, card: Card) -> bool:
 def _told(files: Files) -> tuple[Family, str] | None:
     """The family that the folder's files name, and which file does. Raises ModelError for a listwise reranker."""
     if _families(files) and _LISTWISE in _special_words(files):
-        raise ModelError(f"the vocabulary has {_LISTWISE}: a listwise reranker, which is not supported")
+        raise ModelError(
+            f"the vocabulary has {_LISTWISE}: a listwise reranker, which is not supported: {INSTEAD_OF_LISTWISE}"
+        )
     chat, names, of_card = _chat_template(files), names_of(files.folder, files.config), read_card(files.folder).names
     for family in FAMILIES:
         if family.phrase is not None and family.phrase in chat:
@@ -215,6 +245,10 @@ def _told(files: Files) -> tuple[Family, str] | None:
         if _any_in(family.names, of_card):
             return family, f"README.md names {family.name}"
     return None
+
+
+def _is_generative(files: Files) -> bool:
+    return files.architecture.endswith(_GENERATING) and files.chain is None
 
 
 def _families(files: Files) -> list[Family]:
@@ -248,6 +282,28 @@ def _detected(files: Files, family: Family, source: str) -> Detected:
     )
 
 
+def _of_kalm(files: Files) -> Detected:
+    """Its document stands before the question: see engine.transformers.models.kalm."""
+    if files.template:
+        raise ModelError(f"--template {files.template}: a {KALM_RERANKER.name} has a template of its own")
+    words = KALM_RERANKER.template.parts[2]
+    asked = kalm.system_instruction(files.folder)
+    own = words if asked is None else f"user\n{asked}{words[words.index(_INSTRUCT) :]}"
+    if any(place in own.removesuffix(words[words.index(_INSTRUCT) :]) for place in ("{query}", "{document}")):
+        raise ModelError(f"'system_instruction' in {kalm.OPTIONS} has a place for a text")
+    before, start, _, end = KALM_RERANKER.template.parts
+    template = PairTemplate(parts=(before, start, own, end), instruction=_instruction(files, KALM_RERANKER.template))
+    found = _detected(files, KALM_RERANKER, f"{kalm.OPTIONS}, or its name")
+    activation, notes = activation_of(files, 1)
+    return dataclasses.replace(found, template=template, activation=activation, notes=notes)
+
+
+def _instruction(files: Files, template: PairTemplate) -> str:
+    """The default prompt is one, as sentence-transformers has it; else the template's."""
+    prompts = read_prompts(files.folder)
+    return prompts.by_name.get(prompts.default_name or "") or template.instruction
+
+
 def _of_logit_score(files: Files) -> Detected:
     """A CrossEncoder of sentence-transformers. Its chat template is a program and is never run."""
     where = f"{files.sentence.modules[1].path}/config.json"
@@ -260,14 +316,12 @@ def _of_logit_score(files: Files) -> Detected:
         raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")
     activation, notes = activation_of(files, 1)
     template = _of_chat(files)
-    prompts = read_prompts(files.folder)
-    said = prompts.by_name.get(prompts.default_name or "")
     return Detected(
         task=Task.RERANK,
         source=where,
         heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
         activation=activation,
-        template=PairTemplate(parts=template.parts, instruction=said or template.instruction),
+        template=PairTemplate(parts=template.parts, instruction=_instruction(files, template)),
         notes=notes,
     )
 

@@ -6,7 +6,8 @@ Such a reranker answers with a token whether a document fits a query. The templa
 - mxbai-rerank-v2: mxbai_rerank (mxbai_rerank_v2.py);
 - bge-reranker-v2-gemma: FlagEmbedding (inference/reranker/decoder_only/base.py);
 - zerank-1 and -2: their cards and 1_LogitScore/config.json (the raw score of "Yes", since May 2026 without a sigmoid);
-- ctxl-rerank-v2: its card (the raw score of token 0, which is "!").
+- ctxl-rerank-v2: its card (the raw score of token 0, which is "!");
+- KaLM-Reranker-V1: its card and kalm_reranker_utils.py.
 
 A card's front matter is YAML (huggingface_hub, repocard_data.py). Only lists and single values of the first level are
 read, which are all that is asked for here.
@@ -17,9 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.json_files import Json, read_object
+from engine.model.known_code.bge import COST_WISE_CLASS, LAYERWISE_CLASS
 from engine.model.tasks import Activation, PairTemplate
 from engine.types import ModelError
 
+_BGE = ("<bos>", "A: {query}", "\n", "B: {document}", "\n")
+_YES_OR_NO = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+    "prediction of either 'Yes' or 'No'."
+)
 NO_TEMPLATE = "none"  # of --template: pairs are put together as the tokenizer does it
 
 
@@ -85,15 +92,7 @@ FAMILIES = (
         names=("bge-reranker-v2-gemma",),
         yes="Yes",
         template=PairTemplate(
-            parts=(
-                "<bos>",
-                "A: {query}",
-                "\n",
-                "B: {document}",
-                "\n",
-                "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
-                "providing a prediction of either 'Yes' or 'No'.",
-            ),
+            parts=(*_BGE, _YES_OR_NO),
             instruction="",
         ),
     ),
@@ -133,18 +132,38 @@ FAMILIES = (
         ),
     ),
 )
-# Classifiers that score a pair as one text: class -> as on the card of nvidia/llama-nemotron-rerank-1b-v2
+KALM_RERANKER = Family(
+    name="KaLM-Reranker-V1",  # of one architecture that has no other; --template does not name it
+    yes="yes",
+    no="no",
+    template=PairTemplate(
+        parts=(
+            "<Document>: {document}",
+            "<bos><start_of_turn>",
+            "user\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+            'Note that the answer can only be "yes" or "no".\n\n<Instruct>: {instruction}\n<Query>: {query}',
+            "<end_of_turn>\n<start_of_turn>model\n\n\n\n",
+        ),
+        instruction="Given a query, retrieve documents that answer the query.",
+    ),
+)
+# Classifiers that score a pair as one text: class -> as on the card of nvidia/llama-nemotron-rerank-1b-v2, and as
+# FlagEmbedding asks BGE's (inference/reranker/decoder_only/lightweight.py, layerwise.py)
 OF_CLASSES = {
     "LlamaBidirectionalForSequenceClassification": PairTemplate(
         parts=("<|begin_of_text|>", "question:{query} \n \n passage:{document}"), instruction=""
-    )
+    ),
+    COST_WISE_CLASS: PairTemplate(
+        parts=(*_BGE, "Predict whether passage B contains an answer to query A."), instruction=""
+    ),
+    LAYERWISE_CLASS: PairTemplate(parts=("<s>", *_BGE[1:], _YES_OR_NO), instruction=""),
 }
 
 
 def template_name(template: PairTemplate | None) -> str | None:
     """The family's name, for people; None for a template of the model's own."""
     parts = template.parts if template else ()
-    return next((family.name for family in FAMILIES if family.template.parts == parts), None)
+    return next((family.name for family in (*FAMILIES, KALM_RERANKER) if family.template.parts == parts), None)
 
 
 def asked_for(value: str) -> Family:

@@ -7,6 +7,7 @@ files that it came from. GritLM is Mistral and Mixtral that see both ways when t
 from collections.abc import Sequence
 
 from engine.model.json_files import Json, object_in
+from engine.model.known_code.bge import COST_WISE, LAYERWISE
 from engine.model.known_code.giga import GIGA_EXPERTS, GIGA_LATENT, GIGA_QWEN3
 from engine.model.known_code.gte import NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED
 from engine.model.known_code.jina import (
@@ -18,6 +19,7 @@ from engine.model.known_code.jina import (
     JINA_ROTARY,
 )
 from engine.model.known_code.jina_v5 import JINA_V5_NANO, JINA_V5_SMALL
+from engine.model.known_code.kalm import KALM_RERANKER
 from engine.model.known_code.known_code import KnownCode
 from engine.model.known_code.liquid import LFM2_BIDIREC
 from engine.model.known_code.nomic import NOMIC_BERT, NOMIC_MOE
@@ -71,6 +73,18 @@ GRITLM = KnownCode(
     pools_text_alone=True,
     translate=_both_ways,
 )
+# Its code calls Qwen3's layers with a chat template, and gives the sigmoid of a fifth of the raw score of "Yes".
+ZERANK = KnownCode(
+    source="zeroentropy/zerank-1-small, modeling_zeranker.py, as three public projects describe it",
+    model_types=frozenset(("qwen3",)),
+    modules=frozenset(("modeling_zeranker",)),
+    repositories=frozenset(f"zeroentropy/zerank-{size}" for size in ("1", "1-small", "1-reranker", "1-small-reranker")),
+    architecture="qwen3",
+    classes={"Qwen3ForCausalLM": "Qwen3ForCausalLM"},
+    same=frozenset((*_SIZES, "attention_bias", "layer_types", "rope_scaling", "rope_parameters")),
+    fixed={"use_sliding_window": (False,)},
+    without_effect=frozenset(("use_sliding_window", "sliding_window", "max_window_layers")),
+)
 # The first that fits is taken.
 KNOWN = (
     *(NOMIC_MOE, NOMIC_BERT, NEW, SNOWFLAKE, SNOWFLAKE_UNNAMED, JINA_BERT, JINA_BERT_QK, JINA_BERT_FLASH),
@@ -79,6 +93,7 @@ KNOWN = (
     LFM2_BIDIREC,
     *(GIGA_QWEN3, GIGA_EXPERTS, GIGA_LATENT, MISTRAL3_RERANKER),
     *(VOYAGE, PPLX, JINA_V5_SMALL, JINA_V5_NANO),
+    *(COST_WISE, LAYERWISE, KALM_RERANKER, ZERANK),
 )
 
 

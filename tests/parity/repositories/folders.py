@@ -106,6 +106,9 @@ def small_files(repository: Repository) -> dict[str, Any]:
             widths = {key: content[key] for key in ("in_features", "out_features")}
             sizes = {key: INNER_SIZE if width == _WIDE else HIDDEN_SIZE for key, width in widths.items()}
             files[path] = {**content, **sizes}
+        elif path.endswith("LogitScore/config.json"):
+            ids = [vocabularies.special_ids(repository.words).get(answer) for answer in repository.answers or ()]
+            files[path] = dict(zip(("true_token_id", "false_token_id"), ids, strict=True))
         elif path == "artifact.metadata":
             files[path] = {**content, "dim": HIDDEN_SIZE}
         elif path in ("sentence_bert_config.json", "tokenizer_config.json"):

@@ -95,3 +95,13 @@ class Source(enum.StrEnum):
     VLLM_JINA = "vllm-project/vllm, vllm/model_executor/models/jina.py"
     JS_T5 = f"{_JS}/t5/test_tokenization_t5.js"
     JS_ROBERTA = f"{_JS}/roberta/test_tokenization_roberta.js"
+    FLAG_LIGHTWEIGHT = (
+        "FlagOpen/FlagEmbedding, inference/reranker/decoder_only/lightweight.py and models/gemma_model.py"
+    )
+    FLAG_LAYERWISE = (
+        "FlagOpen/FlagEmbedding, inference/reranker/decoder_only/layerwise.py and models/modeling_minicpm_reranker.py"
+    )
+    ETTIN = "the cards of ettin-reranker, as quoted in public: modules, lengths and raw scores"
+    KURE = "nlpai-lab/KURE, training/README.md: base models, template, and raw scores"
+    ZERANK = "notes of three public projects on modeling_zeranker.py, and zerank-2's card and 1_LogitScore/config.json"
+    KALM_RERANKER = "KaLM-Embedding/KaLM-Reranker-V1-Nano, kalm_reranker_utils.py"

@@ -1,5 +1,6 @@
 """All repositories, and the table of docs/models.md that is made of them."""
 
+from engine.model.known_code import kalm
 from engine.model.known_code.known_code import translated
 from engine.model.known_code.table import find
 from tests.parity.repositories.facts import Head, Refused, Repository, Served
@@ -16,6 +17,7 @@ from tests.parity.repositories.models import (
     others,
     own_code_2026,
     rerankers,
+    rerankers_2026,
 )
 from tests.parity.repositories.sources import Source
 
@@ -33,6 +35,7 @@ REPOSITORIES: tuple[Repository, ...] = (
     *rerankers.REPOSITORIES,
     *decoders.GENERATIVE,
     *other_outputs.REPOSITORIES,
+    *rerankers_2026.REPOSITORIES,
 )
 
 _UNVERIFIED = "unverified"
@@ -72,7 +75,9 @@ def architecture(repository: Repository) -> str:
     """Which the code that it names is translated into; without code, what config.json says."""
     if repository.table is not None:
         return str(repository.config.get("model_type", "static"))
-    config = dict(repository.config)
+    config, options = dict(repository.config), repository.files.get(kalm.OPTIONS, {})
+    if kalm.is_reranker(config, (), options):
+        config = kalm.flattened(config, options)
     code = find(config)
     return str((translated(code, config, ()) if code else config)["model_type"])
 

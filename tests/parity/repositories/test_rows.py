@@ -45,7 +45,9 @@ def form_of(repository: Repository) -> str:
         if path in ("config.json", "modules.json") or path.endswith(("Pooling/config.json", "Dense/config.json"))
     }
     assert isinstance(repository.expected, Served)
-    return json.dumps([files, repository.expected.head, repository.buffers, repository.table], sort_keys=True)
+    return json.dumps(
+        [files, repository.expected.head, repository.answers, repository.buffers, repository.table], sort_keys=True
+    )
 
 
 def forms() -> dict[str, list[Repository]]:

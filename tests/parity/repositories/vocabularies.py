@@ -44,8 +44,15 @@ class Words(enum.StrEnum):
 _BERT = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103, "[unused0]": 1, "[unused1]": 2}
 _ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
 _MODERN = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "[Q] ": 5, "[D] ": 6}
-_QWEN = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "yes": 3, "no": 4}  # answers are one token each
-_GEMMA = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "Yes": 4}
+_QWEN = {
+    "<|endoftext|>": 0,
+    "<|im_start|>": 1,
+    "<|im_end|>": 2,
+    "yes": 3,
+    "no": 4,
+    "Yes": 5,
+}  # answers are one token each
+_GEMMA = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "Yes": 4, "yes": 5, "no": 6}
 _LLAMA = {"<unk>": 0, "<s>": 1, "</s>": 2}
 _DEBERTA = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4}
 _SPECIALS: Mapping[Words, dict[str, int]] = {

@@ -127,6 +127,50 @@ def test_a_listwise_reranker_is_refused(tmp_path: Path) -> None:
     assert "a listwise reranker, which is not supported" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("more", "flags"),
+    [
+        ({"auto_map": {"AutoModel": "modeling.JinaForRanking"}}, {}),
+        ({"auto_map": {"AutoModel": "modeling.JinaForRanking"}}, {"trusted_keys": ["auto_map"]}),
+        ({}, {}),
+        ({}, {"task": "embed"}),
+    ],
+)
+def test_a_listwise_reranker_is_refused_by_its_class(
+    tmp_path: Path, more: dict[str, Any], flags: dict[str, Any]
+) -> None:
+    """Its rows are no embeddings either: a request's documents see each other."""
+    shapes.config(tmp_path, "qwen3", "JinaForRanking", **more)
+    shapes.weights(tmp_path / "model.safetensors")
+    assert "JinaForRanking: a listwise reranker, which is not supported: it scores all" in refusal(tmp_path, **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "part"),
+    [
+        (
+            "model",
+            "---\npipeline_tag: text-ranking\n---\n# Model\n",
+            "README.md says 'text-ranking', and nothing in the",
+        ),
+        ("org-rerank-LW", "", "its name says 'rerank', and nothing in the folder says how the model gives scores"),
+    ],
+)
+def test_a_reranker_without_scores_is_no_embedding_model(tmp_path: Path, name: str, card: str, part: str) -> None:
+    """Such as writes the order of its documents: LightOn-rerank-LW."""
+    folder = tmp_path / name
+    folder.mkdir()
+    reranker(folder, card, architecture="Qwen2ForConditionalGeneration")
+    assert part in refusal(folder)
+    assert "--template" not in refusal(folder)
+    change(folder / "config.json", architectures=["LlamaForCausalLM"], model_type="llama")
+    assert "or --task rerank with --template (Qwen3-Reranker, " in refusal(folder)
+    assert model_folder.read(folder, task="embed").task is Task.EMBED
+    assert model_folder.read(folder, pooling="mean").task is Task.EMBED
+    (folder / "README.md").write_text(EMBEDDING_CARD)
+    assert model_folder.read(folder).task is Task.EMBED
+
+
 def test_a_template_from_a_file(tmp_path: Path) -> None:
     folder, file = tmp_path / "m", tmp_path / "template.json"
     folder.mkdir()
@@ -233,7 +277,8 @@ def test_bge_reranker_gemma_is_asked_as_its_library_does(tmp_path: Path) -> None
 def test_zerank_has_the_query_in_the_systems_turn(tmp_path: Path, name: str) -> None:
     """As its chat template puts a system's and a user's message (zeroentropy/zerank-2, modeling_zeranker.py)."""
     shapes.qwen3_reranker(tmp_path)
-    change(tmp_path / "config.json", _name_or_path=f"zeroentropy/{name}")
+    code = {"AutoConfig": "modeling_zeranker.ZEConfig"}
+    change(tmp_path / "config.json", _name_or_path=f"zeroentropy/{name}", auto_map=code)
     write(tmp_path / "tokenizer_config.json", {"chat_template": "stock"})
     found = model_folder.read(tmp_path)
     assert (

@@ -264,9 +264,9 @@ def test_the_hubs_own_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_class_that_only_the_folders_code_has(tmp_path: Path) -> None:
-    shapes.config(tmp_path, "qwen3", "JinaForRanking", auto_map={"AutoModel": "modeling.JinaForRanking"})
+    shapes.config(tmp_path, "qwen3", "OtherForRanking", auto_map={"AutoModel": "modeling.OtherForRanking"})
     shapes.weights(tmp_path / "model.safetensors")
-    assert "needs the code of modeling.JinaForRanking" in refusal(tmp_path)
+    assert "needs the code of modeling.OtherForRanking" in refusal(tmp_path)
 
 
 def test_a_shard_elsewhere(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.engine.folder_files import write
 from tests.engine.model.detection.shapes import tokenizer
 from tests.parity.fuzzing import CONFIG, TRIAL, changed, drawn
 from tests.parity.repositories.own_code import (
+    bge,
     decoder,
     gritlm,
     gte,
@@ -55,7 +56,8 @@ from wire.parts import EXPANSION_TOKEN
 FORMS: dict[str, Form] = {
     name: form
     for module in (
-        *(gritlm, gte, jina_bert, jina_roberta, jina_v5, lfm2_bidirec, llama_bidirec, nomic_moe, nv_embed, qwen3, t5),
+        *(bge, gritlm, gte, jina_bert, jina_roberta, jina_v5, lfm2_bidirec, llama_bidirec, nomic_moe, nv_embed),
+        *(qwen3, t5),
     )
     for name, form in module.FORMS.items()
 }
