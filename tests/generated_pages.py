@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from engine.model.coverage import ARCHITECTURES, Use
+from server.dialects.fields.field import names_of
+from server.dialects.reading.inputs import ChatFields
 from server.dialects.reading.json_body import KNOWN_FIELDS, NOWHERE
 from server.dialects.table import ROUTES
 from tests.parity.repositories import table as repositories
@@ -162,7 +164,8 @@ def fields() -> str:
     by_body = {route.body: route for route in reversed(ROUTES) if route.path not in ("/", "/invocations")}
     honoured: dict[str, list[str]] = defaultdict(list)
     for route in reversed(by_body.values()):
-        for name in (field.encode_name for field in msgspec.structs.fields(route.body)):
+        chats = (body for body in route.more_bodies if issubclass(body, ChatFields))
+        for name in dict.fromkeys(names_of(route.body, *chats)):
             honoured[name].append(f"`{route.path}`")
     head = "| field | whose name it is | what it says | honoured by | elsewhere refused, unless it is null |"
     lines = [head, "|---|---|---|---|---|"]

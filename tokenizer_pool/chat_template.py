@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import CallBlock
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -43,17 +44,23 @@ class ChatTemplate:
         try:
             config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
             source = _source(folder, config)
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self._names = find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
             self._shows_content = "content" in source
             self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(TextRefusal.NO_TEMPLATE, -1) from error
 
     def render(self, chats: Sequence[Chat]) -> TextsPiece:
-        """The text of each conversation. Raises TextRefused (FAILED) for one that the template does not take."""
+        """The text of each conversation. Raises TextRefused: FAILED for one that the template does not take, UNUSED for
+        one with a name that would change nothing.
+        """
         start = time.perf_counter()
         texts = []
         for index, chat in enumerate(chats):
+            if not self._names.issuperset(json.loads(chat.template_kwargs)):
+                raise TextRefused(TextRefusal.UNUSED, index)
             try:
                 texts += self._render_each([chat])
             except Exception as error:  # a template can fail in every way that a program can
@@ -70,13 +77,9 @@ class ChatTemplate:
             if not self._shows_content:
                 raise ValueError("the template does not show what messages say")
             messages[-1]["content"] = last + _END
-        text = self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=chat.add_generation_prompt,
-            **self._tokens,
-        )
+        own = {"messages": messages, "add_generation_prompt": chat.add_generation_prompt}
+        usual = {"tools": None, "documents": None, **self._tokens}
+        text = self._template.render(usual | json.loads(chat.template_kwargs) | own)
         return _cut_after(last, text) if chat.continue_final_message else text
 
 

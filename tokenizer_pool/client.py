@@ -440,11 +440,11 @@ class TokenizerPool:
         """The text of each conversation, of which there is at least one.
 
         Raises TextRefused with the index in `chats`: NO_TEMPLATE, TOO_MUCH for more than MAX_DETAIL_CHARS in all,
-        FAILED for one that the template does not take.
+        FAILED for one that the template does not take, UNUSED for one with what it does not use.
         """
         conversations = [chat.messages for chat in chats]
         assert conversations, "a request without conversations is refused at the edge"
-        if sum(map(len, conversations)) > MAX_DETAIL_CHARS:
+        if sum(chat.num_chars for chat in chats) > MAX_DETAIL_CHARS:
             raise TextRefused(TextRefusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> ChatPiece:

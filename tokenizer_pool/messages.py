@@ -49,6 +49,7 @@ class TextRefusal(enum.IntEnum):
     NO_TEMPLATE = 6  # the model has no chat template
     TOO_LARGE = 7  # a text has not enough tokens as far as it is read
     UNCUT = 8  # a text has no place to cut for too long, and not enough tokens before
+    UNUSED = 9  # a chat comes with a name that the model's chat template does not use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,9 @@ _CLASSES, _TRUNCATIONS = tuple(RequestClass), tuple(Truncation)
 _DECODE = struct.Struct("<HBBI")
 _TEXTS = struct.Struct("<dI")  # seconds of work, number of texts; then the texts as `encode_texts` has them
 
-# model (u16), class (u8), number of chats (u32); then their messages as `encode_texts` has them, and for each chat
-# whether a generation prompt is added, and whether the last message is continued (u8 each)
+# model (u16), class (u8), number of chats (u32); then the messages of each and what the template gets besides, as
+# `encode_texts` has them, and for each chat whether a generation prompt is added, and whether the last message is
+# continued (u8 each)
 _CHAT = struct.Struct("<HBI")
 
 # model (u16), class (u8), whether the text ends here, is of a pair, and keeps its end (u8 each), tokens that were
@@ -411,6 +412,12 @@ class Chat:
     messages: str  # a JSON list of objects with `role` and `content`, both texts
     add_generation_prompt: bool = False  # what opens an answer stands at the end
     continue_final_message: bool = False  # the text ends with the last message, without what closes it
+    template_kwargs: str = "{}"  # a JSON object: what else the template gets, by the names that it uses
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all that the template gets."""
+        return len(self.messages) + len(self.template_kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,22 +436,24 @@ class ChatPiece:
     @property
     def num_chars(self) -> int:
         """Characters of all conversations."""
-        return sum(len(chat.messages) for chat in self.chats)
+        return sum(chat.num_chars for chat in self.chats)
 
 
 def encode_chat(piece: ChatPiece) -> list[Buffer]:
     """CHAT. Raises UnicodeEncodeError if a conversation holds a lone surrogate."""
     header = _CHAT.pack(piece.model, piece.request_class, piece.num_items)
+    texts = [*(chat.messages for chat in piece.chats), *(chat.template_kwargs for chat in piece.chats)]
     flags = [(chat.add_generation_prompt, chat.continue_final_message) for chat in piece.chats]
-    return [header, *encode_texts([chat.messages for chat in piece.chats]), bytes(chain.from_iterable(flags))]
+    return [header, *encode_texts(texts), bytes(chain.from_iterable(flags))]
 
 
 def decode_chat(payload: memoryview) -> ChatPiece:
     """The inverse of `encode_chat`."""
     model, request_class, num_chats = _CHAT.unpack_from(payload)
-    texts = decode_texts(payload, _CHAT.size, num_chats)[1]
+    texts = decode_texts(payload, _CHAT.size, 2 * num_chats)[1]
     flags = map(bool, payload[len(payload) - 2 * num_chats :])
-    return ChatPiece(model, RequestClass(request_class), [Chat(text, next(flags), next(flags)) for text in texts])
+    each = zip(texts[:num_chats], flags, flags, texts[num_chats:], strict=True)
+    return ChatPiece(model, RequestClass(request_class), [Chat(*parts) for parts in each])
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ ROUTES = tuple(
         body=ClassifyBody,
         answers=answers,
         raw_answer=ROWS,
-        more_bodies=(_BODY.chat_body,),
+        more_bodies=_BODY.chat_bodies,
     )
     for path, summary, answers in (
         ("/classify", f"{_SUMMARY}, or with Infinity's if `raw_scores` is given", (ClassesAnswer, PredictionsAnswer)),

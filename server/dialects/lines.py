@@ -12,7 +12,7 @@ import msgspec
 
 from server.dialects.answers import error_fields
 from server.dialects.fields.rows import ENCODING_FORMAT, ON_ERROR, wrong_on_error
-from server.dialects.fields.texts import LATE_CHUNKING
+from server.dialects.fields.texts import LATE_CHUNKING, LATE_CHUNKING_PARAMS
 from server.dialects.reading.json_body import parse
 from server.dialects.row_answers import Ranges, RowForm, row_values, scale_of
 from server.requests.errors import InvalidRequest, RequestError
@@ -103,6 +103,10 @@ def check_lines(lines: Sequence[Line], work: EmbedRequest, form: RowForm) -> Non
         raise InvalidRequest("encoding_format can't be bytes in lines; base64 can", param=ENCODING_FORMAT)
     if work.chunking is Chunking.LATE:
         raise InvalidRequest("late_chunking needs all chunks in one body, and a line has one text", param=LATE_CHUNKING)
+    if work.chunking is Chunking.FIXED:
+        raise InvalidRequest(
+            "late_chunking_params gives several rows, and a line of the answer has one", param=LATE_CHUNKING_PARAMS
+        )
 
 
 def answer_line(line: Line, content: bytes) -> bytes:

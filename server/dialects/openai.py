@@ -4,7 +4,9 @@ https://platform.openai.com/docs/api-reference/embeddings. A body may also be te
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,6 +17,7 @@ from server.dialects.answers import Answer, error_fields
 from server.dialects.fields.field import item_field
 from server.dialects.fields.request import ModelField, UserField
 from server.dialects.fields.rows import (
+    ENCODING_FORMAT,
     EveryRowFields,
     OnErrorField,
     read_allows_errors,
@@ -23,12 +26,15 @@ from server.dialects.fields.rows import (
     read_normalize,
 )
 from server.dialects.fields.texts import (
+    LATE_CHUNKING_PARAMS,
     PROMPT_FIELDS,
     ChunkingFields,
     PromptFields,
     Prompts,
     SpecialTokensField,
+    check_is_whole,
     read_adapter,
+    read_chunk_size,
     read_chunking,
     read_cut,
     read_prompts,
@@ -40,8 +46,10 @@ from server.dialects.row_answers import (
     ROWS,
     WITH_ROWS_ONLY,
     Container,
+    Encoding,
     RowForm,
     Usage,
+    as_json,
     as_msgpack,
     headers,
     list_head,
@@ -50,8 +58,8 @@ from server.dialects.row_answers import (
     row_values,
     rows_alone,
 )
-from server.requests.embeddings import embed_any
-from server.requests.errors import UnsupportedTask
+from server.requests.embeddings import Chunk, Chunked, embed_any
+from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.limits import in_steps
 from server.requests.work import Embedded, EmbedRequest
 
@@ -67,7 +75,7 @@ class EmbeddingsBody(
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
-_BODY = TextOrChatReader(EmbeddingsBody, field="input", without=PROMPT_FIELDS)
+_BODY = TextOrChatReader(EmbeddingsBody, field="input", without=PROMPT_FIELDS, takes_chats_as_input=True)
 _MSGPACK_HEAD = b"\x86" + as_msgpack("object") + as_msgpack("list") + as_msgpack("data")  # 0x86: six fields follow
 _MSGPACK_ITEM = b"\x83" + as_msgpack("object") + as_msgpack("embedding") + as_msgpack("index")
 _MSGPACK_ROW = as_msgpack("embedding")
@@ -78,7 +86,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     """The request of a body. Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    call.set_form(read_every_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
+    form, offers = read_every_form(fields), EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY
+    if chunk_size := read_chunk_size(fields):
+        offers = _of_chunks(fields, form)
+    call.set_form(form, offers=offers)
     allows_errors = read_allows_errors(fields, call)
     given = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
     name = call.models.asked_name(fields.model)
@@ -94,10 +105,24 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         normalize=read_normalize(fields),
         allows_errors=allows_errors,
         chunking=read_chunking(
-            fields, model=model, are_texts=chat is None and not given.has_ids, allows_errors=allows_errors
+            fields,
+            model=model,
+            are_texts=chat is None and not given.has_ids,
+            allows_errors=allows_errors,
+            chunk_size=chunk_size,
         ),
+        chunk_size=chunk_size,
         **before,
     )
+
+
+def _of_chunks(fields: EmbeddingsBody, form: RowForm) -> frozenset[Container]:
+    """Chunks are of whole texts, and have their ranges beside their rows, for which only lists of numbers in JSON leave
+    room. Raises InvalidRequest."""
+    check_is_whole(fields)
+    if form.encoding is not Encoding.FLOAT or form.several:
+        raise InvalidRequest(f"{ENCODING_FORMAT} must be float with {LATE_CHUNKING_PARAMS}", param=ENCODING_FORMAT)
+    return frozenset((Container.JSON,))
 
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
@@ -107,12 +132,16 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
         answer = await rows_alone(embedded, form, ranges)
         more = metadata_header(answer, embedded, form, model=name, request_id=call.trace.request_id)
         return Answer(200, [*answer.headers, *more], answer.body)
-    write = _in_msgpack if form.container is Container.MSGPACK else _in_json
-    content = await write(request, embedded, form, request_id=f"embd-{call.trace.request_id}")
+    request_id = f"embd-{call.trace.request_id}"
+    if isinstance(embedded, Chunked):
+        content = await _chunks_in_json(request, embedded, form, request_id=request_id)
+    else:
+        write = _in_msgpack if form.container is Container.MSGPACK else _in_json
+        content = await write(request, embedded, form, request_id=request_id)
     return Answer(200, headers(embedded, form, ranges), content)
 
 
-# Both write into one buffer, because the answer can be a hundred megabytes.
+# All write into one buffer, because the answer can be a hundred megabytes.
 
 
 async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
@@ -127,10 +156,27 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, 
             out += b"}"
 
     await in_steps(*_size(embedded), write)
+    out += _end_of_json(request, embedded, request_id)
+    return out
+
+
+async def _chunks_in_json(request: EmbedRequest, embedded: Chunked, form: RowForm, *, request_id: str) -> bytearray:
+    assert embedded.offsets is not None, "rows of chunks are ragged"
+    out, spans = bytearray(b'{"object":"list","data":['), pairwise(embedded.offsets.tolist())
+    for index, (chunks, (start, stop)) in enumerate(zip(embedded.chunks, spans, strict=True)):
+        out += b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index)
+        out += await as_json(embedded.rows[start:stop], form, request.ranges)
+        num_tokens = chunks[-1].token_range[1]
+        ranges = ChunkRanges(request.chunk_size, num_tokens, chunks, "fixed_tokens")
+        out += b',"late_chunking":%b}' % msgspec.json.encode(ranges)
+    out += _end_of_json(request, embedded, request_id)
+    return out
+
+
+def _end_of_json(request: EmbedRequest, embedded: Embedded, request_id: str) -> bytes:
     usage = msgspec.json.encode(_usage(embedded))
     name, own_id = orjson.dumps(request.model.name), request_id.encode()
-    out += b'],"model":%b,"id":"%b","created":%d,"usage":%b}' % (name, own_id, time.time(), usage)
-    return out
+    return b'],"model":%b,"id":"%b","created":%d,"usage":%b}' % (name, own_id, time.time(), usage)
 
 
 async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
@@ -162,10 +208,21 @@ def _size(embedded: Embedded) -> tuple[int, int]:
     return num_rows, max(width, _NUMBERS_AN_ITEM)
 
 
+class ChunkRanges(msgspec.Struct):
+    """Which tokens and characters the rows of a text stand for, as vLLM writes it."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: Sequence[Chunk]
+    strategy: Literal["fixed_tokens"]
+
+
 class _Embedding(msgspec.Struct):
     object: Literal["embedding", "embedding_dict"]  # a dict if encoding_format is a list
     index: int
-    embedding: list[float] | _Base64 | dict[str, list[float] | _Base64] | None
+    # one row for each chunk with `late_chunking_params`
+    embedding: list[float | list[float]] | _Base64 | dict[str, list[float] | _Base64] | None
+    late_chunking: ChunkRanges | msgspec.UnsetType = msgspec.UNSET
     error: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET  # only with `on_error: "null"`
 
 
@@ -189,7 +246,7 @@ ROUTES = tuple(
         body=EmbeddingsBody,
         answers=(EmbeddingsAnswer,),
         raw_answer=ROWS,
-        more_bodies=(_BODY.chat_body,),
+        more_bodies=_BODY.chat_bodies,
         takes_lines=True,
     )
     for path in EMBEDDINGS_PATHS

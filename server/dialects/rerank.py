@@ -19,10 +19,10 @@ import orjson
 from numpy.typing import NDArray
 
 from server.dialects.answers import Answer, ErrorShape, openai_error, text_error
-from server.dialects.fields.field import item_field, option
+from server.dialects.fields.field import item_field, names_of, option
 from server.dialects.fields.request import ModelField, RankFields, read_instruction, read_raw_scores, read_top_n
 from server.dialects.fields.rows import read_one, read_score_form
-from server.dialects.fields.texts import TRUNCATION, TruncationFields, read_cut
+from server.dialects.fields.texts import TRUNCATION, PairLengthFields, TruncationFields, read_cut, read_pair_lengths
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
 from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, given_members, is_given, parse
 from server.dialects.route import Call, Route, Stages
@@ -31,7 +31,6 @@ from server.dialects.tei import tei_error, tei_error_for_all, timing_headers
 from server.dialects.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.limits import in_slices
-from server.requests.models import ServedModel
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.work import Embedded
 from wire.records import light_dataclass
@@ -90,7 +89,7 @@ _RankFields = option("the parts of a document that are ranked", by="Cohere, Mixe
 _RETURNED = "whether results repeat their documents"
 
 
-class RerankBody(TruncationFields, ModelField, RankFields, kw_only=True):
+class RerankBody(TruncationFields, PairLengthFields, ModelField, RankFields, kw_only=True):
     """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
 
     query: Annotated[
@@ -102,9 +101,6 @@ class RerankBody(TruncationFields, ModelField, RankFields, kw_only=True):
     return_text: Annotated[bool | None, option(_RETURNED, by="TEI", neutral=(False,))] = None
     return_documents: Annotated[bool | None, option(_RETURNED, by="Cohere, Jina, Voyage", neutral=(False,))] = None
     return_input: Annotated[bool | None, option(_RETURNED, by="Mixedbread", neutral=(False,))] = None
-    max_tokens_per_doc: Annotated[
-        int | None, option("the length to which documents are cut", by="Cohere, vLLM", least=0)
-    ] = None  # 0 = all, as vLLM has it
     max_chunks_per_doc: Annotated[
         int | None, option("the chunks of a document that are ranked", by="Cohere", neutral=(1,), least=1)
     ] = None  # a document is one chunk here, which is never too many
@@ -115,6 +111,7 @@ class RerankBody(TruncationFields, ModelField, RankFields, kw_only=True):
 
 
 _BODY = FieldsReader(RerankBody)
+_LENGTHS = names_of(PairLengthFields)
 _MARKS = ("texts", "documents", "input", "top_k", TRUNCATION, PROPERTY)
 
 
@@ -144,7 +141,8 @@ def _decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
     if has_texts is None and family is Family.RESULTS:
         has_texts = habits.repeats_documents and fields.raw_scores is None
     instruction, instruction_field = read_instruction(fields)
-    is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
+    _check_max_chunks(fields)
+    others = fields.top_n, fields.raw_scores, fields.max_chunks_per_doc, *(getattr(fields, name) for name in _LENGTHS)
     return FamilyRequest(
         **call.common(model),
         queries=[fields.query],
@@ -153,7 +151,7 @@ def _decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
         instruction=instruction,
         **read_cut(fields, model),
-        max_document_tokens=_read_max_document_tokens(fields, model),
+        **read_pair_lengths(fields, model),
         field=field,
         instruction_field=instruction_field,
         family=family,
@@ -162,7 +160,7 @@ def _decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
         has_texts=bool(has_texts),
         # Infinity's client always sends raw_scores, and wants texts
         has_documents_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
-        has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
+        has_data=family is Family.RESULTS and habits.is_also_voyages and set(others) == {None},
         has_texts_in_data=asks_for_texts is True,
     )
 
@@ -191,16 +189,10 @@ def _check_is_one_kind(fields: RerankBody) -> None:
         raise InvalidRequest(f"{given[1]} can't be given with {given[0]}", param=given[1])
 
 
-def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:
-    """The most tokens of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
-    for name, number, least in (
-        ("max_tokens_per_doc", fields.max_tokens_per_doc, 0),
-        ("max_chunks_per_doc", fields.max_chunks_per_doc, 1),
-    ):
-        if number is not None and number < least:
-            raise InvalidRequest(f"{name} must be at least {least}", param=name)
-    limit = fields.max_tokens_per_doc or model.max_seqlen
-    return limit if limit < model.max_seqlen else None
+def _check_max_chunks(fields: RerankBody) -> None:
+    """Raises InvalidRequest."""
+    if fields.max_chunks_per_doc is not None and fields.max_chunks_per_doc < 1:
+        raise InvalidRequest("max_chunks_per_doc must be at least 1", param="max_chunks_per_doc")
 
 
 def _read_documents(fields: RerankBody, field: str, *, max_items: int) -> list[str]:

@@ -11,6 +11,7 @@ from server.dialects import (
     sparse,
     tei,
     vllm,
+    voyage,
     weaviate,
 )
 from server.dialects.answers import ErrorShape, openai_error, text_error
@@ -34,6 +35,7 @@ _ROUTES: tuple[Route, ...] = (
     *rerank.ROUTES,
     *cohere.ROUTES,
     *vllm.ROUTES,
+    *voyage.ROUTES,
     *ollama.ROUTES,
     *weaviate.ROUTES,
 )

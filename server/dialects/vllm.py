@@ -24,7 +24,7 @@ from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
 from server.dialects.answers import Answer, error_fields, json_answer, not_ready_answer, openai_error
 from server.dialects.fields.field import item_field, option, passed_over
-from server.dialects.fields.request import InstructionField, ModelField, VllmRequestFields
+from server.dialects.fields.request import InstructionField, ModelField, VllmRequestFields, read_instruction
 from server.dialects.fields.rows import (
     ENCODING_FORMAT,
     ActivationField,
@@ -36,11 +36,13 @@ from server.dialects.fields.rows import (
 )
 from server.dialects.fields.texts import (
     KeepSpecialTokensField,
+    PairLengthFields,
     PromptFields,
     SpecialTokensField,
     TruncationFields,
     read_adapter,
     read_cut,
+    read_pair_lengths,
     read_prompt,
 )
 from server.dialects.reading.inputs import (
@@ -127,7 +129,7 @@ _PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), 
 _Side = Annotated[msgspec.Raw, item_field("one side of the pairs", TEXTS)]
 
 
-class ScoreBody(TruncationFields, VllmRequestFields, ActivationField, InstructionField, kw_only=True):
+class ScoreBody(TruncationFields, PairLengthFields, VllmRequestFields, ActivationField, InstructionField, kw_only=True):
     """The body of POST /score: queries with documents or items, data_1 with data_2, or text_1 with text_2."""
 
     queries: _Side = NOT_GIVEN
@@ -148,13 +150,16 @@ def _decode_score(call: Call, fields: ScoreBody) -> RerankRequest:
     if len(queries) not in (1, len(documents)):
         raise InvalidRequest(f"{first} must be one text, or as many as {second} has", param=first)
     call.set_form()
+    instruction, instruction_field = read_instruction(fields)
     return RerankRequest(
         **call.common(model),
         queries=queries,
         documents=documents,
         raw_scores=fields.use_activation is False,
-        instruction=fields.instruction,
+        instruction=instruction,
+        instruction_field=instruction_field,
         **read_cut(fields, model),
+        **read_pair_lengths(fields, model),
         first_field=first,
         field=second,
     )
@@ -482,7 +487,7 @@ TOKENIZE = _route(
     summary="Show the token ids of a text or of a chat with vLLM's API",
     body=PromptBody,
     answers=(TokenIds,),
-    more_bodies=(_TOKENIZE.chat_body,),
+    more_bodies=_TOKENIZE.chat_bodies,
 )
 ROUTES = (
     *(
@@ -506,7 +511,7 @@ ROUTES = (
         body=PoolingBody,
         answers=(PoolingAnswer,),
         raw_answer="rows one after the other, of float32 or of the type that is asked for",
-        more_bodies=(_POOLING.chat_body,),
+        more_bodies=_POOLING.chat_bodies,
     ),
     _route(
         path="/detokenize",

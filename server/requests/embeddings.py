@@ -7,8 +7,10 @@
   averaged as the model pools them, and scaled afterwards.
 - With late chunking the texts of a request are the chunks of one, which is computed as a whole. Each chunk's row is the
   mean of the rows of its tokens, so it knows of the chunks around it. Special tokens and the prompt are in no chunk. A
-  model that was trained on chunks has a token of its own between them.
-  https://arxiv.org/abs/2409.04701
+  model that was trained on chunks has a token of its own between them. https://arxiv.org/abs/2409.04701. The texts may
+  also be those of several documents: then each document is computed as a whole, and one of a single text has the row
+  that the model gives it.
+- With chunks of a fixed size a text is cut after every so many tokens, and its special tokens and its prompt count too.
 """
 
 import secrets
@@ -28,7 +30,7 @@ from server.requests.late_interaction import rows_that_count
 from server.requests.limits import TimeSlice
 from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error, text_error
-from server.requests.work import Chunking, Embedded, EmbedRequest, TokenizeRequest, Trace, finish, text_of
+from server.requests.work import Chunking, Computed, Embedded, EmbedRequest, TokenizeRequest, Trace, finish, text_of
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token, TokenizedTexts, offsets_of
 from tokenizer_pool.token_ids import SLICE_IDS, join
@@ -51,8 +53,10 @@ def embed_any(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaita
     """
     if request.chunking is Chunking.WINDOWS:
         return embed_in_windows(pipeline, request, trace)
-    if request.chunking is Chunking.LATE:
+    if request.chunking is Chunking.LATE or request.chunking is Chunking.DOCUMENTS:
         return embed_late_chunks(pipeline, request, trace)
+    if request.chunking is Chunking.FIXED:
+        return embed_fixed_chunks(pipeline, request, trace)
     if request.outputs is OutputKind.MULTI_VECTOR:
         return _embed_for_late_interaction(pipeline, request, trace)
     return _embed_what_can_be(pipeline, request, trace) if request.allows_errors else pipeline.embed(request, trace)
@@ -319,18 +323,31 @@ def _around(text: Framed, of_cut: NDArray[Any], length: int) -> NDArray[Any]:
 
 async def embed_late_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """A row for each text. Raises RequestError; cancelling it drops the work everywhere."""
-    together = InSequences.of(request, outputs=OutputKind.POOLED | OutputKind.TOKENS)
-    bounds: list[int] = []
+    together = InSequences.of(request, outputs=OutputKind.POOLED | OutputKind.TOKENS, truncation=Truncation.NONE)
+    bounds: list[NDArray[np.int32]] = []
     computed = await pipeline.compute(together, trace, tokenize=partial(_tokenize_chunks, pipeline, together, bounds))
-    of_tokens, row = computed.results[OutputKind.TOKENS].values, computed.results[OutputKind.POOLED].values[0]
-    if not _is_mean(of_tokens, row):
-        raise UnsupportedTask(
-            "late_chunking is for models whose row of a text is the mean of its tokens' rows, and this one's is not",
-            param="late_chunking",
-        )
-    sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: bounds[-1]], bounds[:-1])[::2]
-    rows = sums / np.diff(bounds)[::2].astype(np.float32)[:, None]
+    rows = await _means(computed, bounds, request.field if request.document_sizes else "late_chunking")
     return Embedded(finish(rows, request), computed.num_tokens, np.zeros(request.num_items, np.uint8))
+
+
+async def _means(computed: Computed, bounds: Sequence[NDArray[np.int32]], field: str) -> NDArray[np.float32]:
+    """The means of the rows of tokens in each chunk, float32 [chunks, D]. For each sequence `bounds` are where each of
+    its chunks begins and ends among all tokens; a sequence without any has its own row. Raises UnsupportedTask."""
+    of_tokens, rows = computed.results[OutputKind.TOKENS].values, computed.results[OutputKind.POOLED].values
+    means, time_slice = list[NDArray[np.float32]](), TimeSlice()
+    for row, (start, stop), own in zip(rows, pairwise(computed.tokens.offsets.tolist()), bounds, strict=True):
+        if not len(own):
+            means.append(row[None])
+            continue
+        if not _is_mean(of_tokens[start:stop], row):
+            raise UnsupportedTask(
+                f"this model has no chunks for {field}: its row of a text is not the mean of its tokens' rows",
+                param=field,
+            )
+        sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: own[-1]], own[:-1])[::2]
+        means.append(sums / np.diff(own)[::2].astype(np.float32)[:, None])
+        await time_slice.end_if_over()
+    return np.concatenate(means)
 
 
 def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
@@ -343,46 +360,161 @@ def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
 
 
 async def _tokenize_chunks(
-    pipeline: Pipeline, request: InSequences, bounds: list[int], request_class: RequestClass
+    pipeline: Pipeline, request: InSequences, bounds: list[NDArray[np.int32]], request_class: RequestClass
 ) -> TokenizedTexts:
-    """The ids of all chunks in one sequence. Where each begins and ends is added to `bounds`.
+    """The ids of each document in a sequence; where its chunks are is added to `bounds`. A document of one text is
+    tokenized as any text is, and has no chunks.
 
     Raises InvalidRequest and TextRefused.
     """
-    chunks = await _chunks(pipeline, request, request_class)
-    first = chunks[0]
-    contents = [chunk.content for chunk in chunks]
-    lengths = [len(content) for content in contents]
+    sizes = request.document_sizes or [request.num_items]
+    spans = [range(stop - size, stop) for size, stop in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+    alone = [at for at, span in enumerate(spans) if request.document_sizes and len(span) == 1]
+    several = [at for at, span in enumerate(spans) if not request.document_sizes or len(span) > 1]
+    chunks = await _framed_chunks(pipeline, request, [spans[at] for at in several], request_class)
+    sequences, edges = list[TokenizedTexts](), dict[int, NDArray[np.int32]]()
+    for at in several:
+        sequence, edges[at] = _in_sequence(request, at, spans[at], chunks)
+        sequences.append(sequence)
+    if alone:
+        places = [spans[at][0] for at in alone]
+        try:
+            asked = replace(request, items=[request.items[place] for place in places])
+            sequences.append(await pipeline.token_ids(asked, request_class))
+        except TextRefused as refused:
+            raise refused.moved(places) from None
+    tokens = join(sequences).taken(np.argsort([*several, *alone]))
+    for at, start in enumerate(tokens.offsets[:-1]):
+        bounds.append(start + edges.get(at, np.empty(0, np.int32)))
+        request.item_of.append(spans[at][0] if request.document_sizes else -1)
+    return tokens
+
+
+def _in_sequence(
+    request: InSequences, document: int, places: range, chunks: dict[int, Framed]
+) -> tuple[TokenizedTexts, NDArray[np.int32]]:
+    """The chunks at these places in one sequence, with what is around the first of them; and where each begins and ends
+    in it, one after the other. Raises InvalidRequest and TextRefused."""
+    first, contents = chunks[places[0]], [chunks[place].content for place in places]
+    lengths = list(map(len, contents))
     if not all(lengths):
-        raise TextRefused(TextRefusal.EMPTY, lengths.index(0))
+        raise TextRefused(TextRefusal.EMPTY, places[lengths.index(0)])
     between = np.array([] if (own := request.model.chunk_separator_id) is None else [own], np.int32)
     separated = [part for content in contents for part in (between, content)][1:]
     ids = np.concatenate((first.head, *separated, first.tail))
     if len(ids) > request.max_seqlen:
+        param, taker = request.field, "late_chunking takes"
+        if request.document_sizes:
+            param, taker = f"{param}[{document}]", "a document may have"
         raise InvalidRequest(
-            f"{request.field} has {len(ids)} tokens together, and late_chunking takes {request.max_seqlen} at most",
-            param=request.field,
+            f"{param} has {len(ids)} tokens together, and {taker} {request.max_seqlen} at most", param=param
         )
-    bounds.extend((np.cumsum(list(map(len, (first.head, *separated))))).tolist())
-    request.item_of.append(-1)
-    return TokenizedTexts(ids, np.array([0, len(ids)], np.int32), np.zeros(1, np.uint8))
+    whole = TokenizedTexts(ids, np.array([0, len(ids)], np.int32), np.zeros(1, np.uint8))
+    return whole, np.cumsum(list(map(len, (first.head, *separated))), dtype=np.int32)
 
 
-async def _chunks(pipeline: Pipeline, request: InSequences, request_class: RequestClass) -> list[Framed]:
-    """The chunks of all texts; the first one has the prompt before it. Raises TextRefused."""
-    found: list[Framed] = []
-    for texts, prompt in ((request.texts[:1], request.prompt), (request.texts[1:], "")):
-        if texts:
-            asked = TokenizeRequest(
-                model=request.model,
-                items=texts,
-                prompt=prompt,
-                add_special_tokens=request.add_special_tokens,
-                context=request.context,
-            )
-            try:
-                tokens = await pipeline.token_details(asked, request_class)
-            except TextRefused as refused:
-                raise refused.moved(range(len(found), request.num_items)) from None
-            found += await framed(tokens, num_prompt_chars=len(prompt))
+async def _framed_chunks(
+    pipeline: Pipeline, request: InSequences, documents: Sequence[range], request_class: RequestClass
+) -> dict[int, Framed]:
+    """The chunks at the places of these documents; the first one of each has the prompt before it.
+
+    Raises TextRefused.
+    """
+    found, texts = dict[int, Framed](), request.texts
+    firsts = [places[0] for places in documents]
+    others = [place for places in documents for place in places[1:]]
+    groups = [(firsts, request.prompt), (others, "")] if request.prompt else [(firsts + others, "")]
+    for places, prompt in groups:
+        if not places:
+            continue
+        asked = TokenizeRequest(
+            model=request.model,
+            items=[texts[place] for place in places],
+            prompt=prompt,
+            add_special_tokens=request.add_special_tokens,
+            context=request.context,
+        )
+        try:
+            tokens = await pipeline.token_details(asked, request_class)
+        except TextRefused as refused:
+            raise refused.moved(places) from None
+        found |= zip(places, await framed(tokens, num_prompt_chars=len(prompt)), strict=True)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk of a text: its tokens, special ones and the prompt's included, and its characters in the text alone, None
+    if it has none. Both are the first one and the one behind the last."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Chunked(Embedded):
+    """Rows of chunks, with offsets."""
+
+    chunks: Sequence[Sequence[Chunk]]  # of each text
+
+
+async def embed_fixed_chunks(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Chunked:
+    """A row for so many tokens of each text at a time, counted as vLLM does.
+
+    Raises RequestError; cancelling it drops the work everywhere.
+    """
+    whole = replace(request, outputs=OutputKind.POOLED | OutputKind.TOKENS, truncation=Truncation.NONE)
+    size, chunks = min(request.chunk_size, request.max_seqlen), list[list[Chunk]]()
+    computed = await pipeline.compute(
+        whole, trace, tokenize=partial(_tokenize_with_chunks, pipeline, whole, size, chunks)
+    )
+    spans = pairwise(computed.tokens.offsets.tolist())
+    bounds = [np.array([*range(start, stop, size), stop], np.int32).repeat(2)[1:-1] for start, stop in spans]
+    rows = await _means(computed, bounds, "late_chunking_params")
+    return Chunked(
+        rows=finish(rows, request),
+        num_tokens=computed.num_tokens,
+        truncated=computed.tokens.truncated,
+        offsets=offsets_of(np.fromiter(map(len, chunks), np.int32, len(chunks))),
+        chunks=chunks,
+    )
+
+
+async def _tokenize_with_chunks(
+    pipeline: Pipeline, request: EmbedRequest, size: int, chunks: list[list[Chunk]], request_class: RequestClass
+) -> TokenizedTexts:
+    """The ids of each text; its chunks are added to the list. Raises RequestError and TextRefused."""
+    tokens = await pipeline.token_ids(request, request_class)
+    asked = TokenizeRequest(
+        model=request.model,
+        items=request.texts,
+        prompt=request.prompt,
+        add_special_tokens=request.add_special_tokens,
+        field=request.field,
+        is_single=request.is_single,
+        context=request.context,
+    )
+    try:
+        details = await pipeline.token_details(asked, request_class)
+    except TextRefused as refused:
+        raise details_error(refused, asked) from None
+    time_slice = TimeSlice()
+    for each, seqlen in zip(details, np.diff(tokens.offsets).tolist(), strict=True):
+        assert len(each) == seqlen, "a text has the same tokens whoever asks"
+        own = list[Chunk]()
+        for start in range(0, seqlen, size):
+            stop = min(start + size, seqlen)
+            own.append(Chunk((start, stop), _characters(each[start:stop], len(request.prompt))))
+            await time_slice.end_if_over()
+        chunks.append(own)
+    return tokens
+
+
+def _characters(tokens: Sequence[Token], num_prompt_chars: int) -> tuple[int, int] | None:
+    """The characters that these tokens stand for, of the text without the prompt before it."""
+    places = [
+        (max(token.start - num_prompt_chars, 0), token.stop - num_prompt_chars)
+        for token in tokens
+        if token.start is not None and token.stop is not None and token.stop > max(token.start, num_prompt_chars)
+    ]
+    return (min(start for start, _ in places), max(stop for _, stop in places)) if places else None

@@ -53,6 +53,8 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
             problem = _too_much(refused.max_chars, is_pair=is_pair)
         case TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
+        case TextRefusal.UNUSED:
+            return _unused()
         case TextRefusal.TOO_LARGE:
             problem = (
                 f"has not enough tokens for the limit of {refused.max_tokens} in its first {MAX_TEXT_BYTES} bytes in "
@@ -74,6 +76,12 @@ def _too_much(max_chars: int, *, is_pair: bool) -> str:
     return f"is too large for one request, which may have {max_chars} characters together{counted}; send fewer items"
 
 
+def _unused() -> InvalidRequest:
+    """The error for a name that a chat template would pass over."""
+    name = "chat_template_kwargs"
+    return InvalidRequest(f"{name} has a name that this model's chat template does not use", param=name)
+
+
 def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest) -> RequestError:
     """A text that gave no tokens to show, or ids that gave no text."""
     param = request.name_of(refused.index)
@@ -86,6 +94,8 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
             problem = "has an id that the tokenizer has no token for"
         case TextRefusal.NO_TEMPLATE:
             problem = _NO_TEMPLATE
+        case TextRefusal.UNUSED:
+            return _unused()
         case _:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
             return NotTokenizable(f"{param} can't be {verb}", param=param)

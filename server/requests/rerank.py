@@ -1,8 +1,8 @@
 """Ranks documents for a query with what the model gives: scores of pairs, embeddings or late interaction.
 
-Documents may be cut to a number of tokens of their own, before a query or a template is put around them. The tokenizer
-pool cuts what is too long for the model as a whole. Here it is asked for the tokens of the documents that may have too
-many, and a document's text ends where the last token ends that may stay.
+Queries and documents may be cut to a number of tokens of their own, before they are put together or into a template.
+The tokenizer pool cuts what is too long for the model as a whole. Here it is asked for the tokens of the texts that may
+have too many, and a text ends where the last token ends that may stay.
 
 Knows texts and models; nothing of HTTP, JSON or any dialect.
 """
@@ -45,7 +45,8 @@ class RerankRequest(Request):
     instruction: str | None = None  # of a generative reranker; None = the model's own
     truncation: Truncation = Truncation.RIGHT
     max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
-    max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
+    max_query_tokens: int | None = None  # of a query's own text; None = as many as fit
+    max_document_tokens: int | None = None  # the same of a document
     field: str = "documents"  # what the dialect calls these, for error messages, as the next two
     first_field: str = "query"
     instruction_field: str = "instruction"
@@ -153,8 +154,8 @@ async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 
 async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace: Trace) -> Computed:
-    max_tokens = request.max_document_tokens
-    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens)
+    limits = request.max_query_tokens, request.max_document_tokens
+    tokenize = None if limits == (None, None) else partial(tokenize_cut, pipeline, work, limits)
     return await pipeline.compute(work, trace, tokenize=tokenize)
 
 
@@ -214,55 +215,79 @@ def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 async def tokenize_cut(
-    pipeline: Pipeline, request: Work, max_tokens: int, request_class: RequestClass
+    pipeline: Pipeline, request: Work, limits: tuple[int | None, int | None], request_class: RequestClass
 ) -> TokenizedTexts:
-    """Makes ids of pairs, or of queries and documents, each document with at most `max_tokens` tokens of its text.
+    """Makes ids of pairs, or of queries and documents, with at most so many tokens of each query's text, and of each
+    document's; None = as many as it has.
 
     Raises TextRefused with the index in the request.
     """
-    texts = list(request.texts)
+    texts, of_query, of_document = list(request.texts), *limits
     first = 0 if request.pair_texts else request.num_queries  # the place of the first document
-    documents = list(request.pair_texts) or texts[first:]
-    is_cut = np.zeros(len(documents), np.uint8)
-    shortened = await _shortened(pipeline, request, documents, first, max_tokens, request_class)
-    for places in _groups(documents, shortened, max_tokens):
+    queries, documents = (texts, list(request.pair_texts)) if request.pair_texts else (texts[:first], texts[first:])
+    queries, are_cut = await _cut_texts(pipeline, request, queries, of_query, request_class, first=0)
+    documents, is_cut = await _cut_texts(pipeline, request, documents, of_document, request_class, first=first)
+    if request.pair_texts:
+        request, is_cut = replace(request, items=queries, pair_texts=documents), are_cut | is_cut
+    else:
+        request, is_cut = replace(request, items=queries + documents), np.concatenate((are_cut, is_cut))
+    tokens = await pipeline.token_ids(request, request_class)
+    return replace(tokens, truncated=tokens.truncated | is_cut)
+
+
+async def _cut_texts(
+    pipeline: Pipeline,
+    request: Work,
+    texts: list[str],
+    max_tokens: int | None,
+    request_class: RequestClass,
+    *,
+    first: int,
+) -> tuple[list[str], NDArray[np.uint8]]:
+    """The texts, and 1 where one was cut. One that is there several times, as the query of pairs is, is cut once.
+
+    `first` is the place of the first in the request. Raises TextRefused with the index there.
+    """
+    if max_tokens is None:
+        return texts, np.zeros(len(texts), np.uint8)
+    places = dict[str, int]()
+    for place, text in enumerate(texts, first):
+        places.setdefault(text, place)
+    try:
+        kept = await _cut_each(pipeline, request, list(places), max_tokens, request_class)
+    except TextRefused as refused:
+        raise refused.moved(list(places.values())) from None
+    left = dict(zip(places, kept, strict=True))
+    is_cut = [len(left[text]) < len(text) for text in texts]
+    return [left[text] for text in texts], np.array(is_cut, np.uint8)
+
+
+async def _cut_each(
+    pipeline: Pipeline, request: Work, texts: Sequence[str], max_tokens: int, request_class: RequestClass
+) -> list[str]:
+    """The part that stays of each text. Raises TextRefused with the index in `texts`."""
+    shortened, left = await pipeline.shorten(request, texts, max_tokens, request_class), list(texts)
+    for places in _groups(texts, shortened, max_tokens):
         try:
             kept = await _cut(pipeline, request, [shortened[place] for place in places], max_tokens, request_class)
         except TextRefused as refused:
             is_one = refused.index >= 0 or len(places) == 1
-            refused.index = first + places[max(refused.index, 0)] if is_one else -1
+            refused.index = places[max(refused.index, 0)] if is_one else -1
             raise
         for place, text in zip(places, kept, strict=True):
-            is_cut[place], documents[place] = len(text) < len(documents[place]), text
-    if request.pair_texts:
-        request = replace(request, pair_texts=documents)
-    else:
-        request = replace(request, items=[*texts[:first], *documents])
-    tokens = await pipeline.token_ids(request, request_class)
-    truncated = tokens.truncated.copy()
-    truncated[first:] |= is_cut
-    return replace(tokens, truncated=truncated)
+            left[place] = text
+    return left
 
 
-async def _shortened(
-    pipeline: Pipeline, request: Work, documents: list[str], first: int, max_tokens: int, request_class: RequestClass
-) -> Sequence[str]:
-    """Cut long documents that have too many tokens down to a few more. Raises TextRefused."""
-    try:
-        return await pipeline.shorten(request, documents, max_tokens, request_class)
-    except TextRefused as refused:
-        raise refused.moved(range(first, first + len(documents))) from None
-
-
-def _groups(documents: Sequence[str], shortened: Sequence[str], max_tokens: int) -> Iterator[list[int]]:
-    """Places of documents that may have too many tokens, in groups that the tokenizer pool takes at once.
+def _groups(texts: Sequence[str], shortened: Sequence[str], max_tokens: int) -> Iterator[list[int]]:
+    """Places of texts that may have too many tokens, in groups that the tokenizer pool takes at once.
 
     A character that is not ASCII may become several tokens.
     """
     group: list[int] = []
     num_chars = 0
     for place, text in enumerate(shortened):
-        is_counted = len(text) > LONG_TEXT_CHARS and len(text) == len(documents[place])
+        is_counted = len(text) > LONG_TEXT_CHARS and len(text) == len(texts[place])
         if is_counted or (len(text) < max_tokens and text.isascii()):
             continue
         if group and num_chars + len(text) > MAX_DETAIL_CHARS:
@@ -275,13 +300,13 @@ def _groups(documents: Sequence[str], shortened: Sequence[str], max_tokens: int)
 
 
 async def _cut(
-    pipeline: Pipeline, request: Work, documents: Sequence[str], max_tokens: int, request_class: RequestClass
+    pipeline: Pipeline, request: Work, texts: Sequence[str], max_tokens: int, request_class: RequestClass
 ) -> list[str]:
-    """The part that stays of each document. Raises TextRefused with the index in `documents`."""
-    asked = TokenizeRequest(model=request.model, items=documents, add_special_tokens=False, context=request.context)
+    """The same of texts that are not too many characters together."""
+    asked = TokenizeRequest(model=request.model, items=texts, add_special_tokens=False, context=request.context)
     found = await pipeline.token_details(asked, request_class)
     is_left = request.truncation is Truncation.LEFT
-    return [_kept(text, tokens, max_tokens, is_left=is_left) for text, tokens in zip(documents, found, strict=True)]
+    return [_kept(text, tokens, max_tokens, is_left=is_left) for text, tokens in zip(texts, found, strict=True)]
 
 
 def _kept(text: str, tokens: Sequence[Token], max_tokens: int, *, is_left: bool) -> str:

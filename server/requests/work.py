@@ -181,6 +181,8 @@ class Chunking(enum.Enum):
     NONE = "one of each, cut where it is too long"
     WINDOWS = "of a text that is too long several, of which the rows are averaged"
     LATE = "one of all, in which each text is a chunk"
+    DOCUMENTS = "of the texts of each document one, in which each is a chunk"
+    FIXED = "one of each, in which always so many tokens are a chunk"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,16 @@ class EmbedRequest(Work):
     normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
     allows_errors: bool = False  # whether an item that can't be embedded fails alone; for POOLED and TOKENS
     chunking: Chunking = Chunking.NONE  # other than NONE only for texts, with POOLED and without allows_errors
+    document_sizes: Sequence[int] = ()  # if the items are texts of documents, how many each has, one after the other
+    chunk_size: int = 0  # the tokens of a chunk, with FIXED
+
+    def name_of(self, index: int) -> str:
+        """As of all requests; of a text of a document with the places of both."""
+        for document, size in enumerate(self.document_sizes if index >= 0 else ()):
+            if index < size:
+                return f"{self.field}[{document}][{index}]"
+            index -= size
+        return Request.name_of(self, index)
 
     @property
     def width(self) -> int | None:

@@ -111,6 +111,10 @@ def check_value(case: str, value: Any) -> None:
             assert np.array_equal(unsigned, signs())
             assert np.array_equal(signed, signs().astype(np.int16) - 128)
             assert widths == [64] * len(TEXTS)
+        case "embed_documents":
+            rows, signed = value
+            assert np.allclose(rows, rows_of(DOCUMENTS), atol=1e-4)
+            assert np.array_equal(np.uint8(np.array(signed) + 128), np.packbits(rows_of(DOCUMENTS) > 0, axis=1))
         case "models":
             assert len(value) == 1
         case "state":

@@ -170,3 +170,41 @@ def test_late_chunks_are_means_of_rows_of_tokens(server: Server) -> None:
 
     assert np.abs(answered - by_hand).max() <= 1e-5
     assert np.abs(answered - embed(server, chunks)).max() > 0.01, "each knows of the others"
+
+
+@pytest.mark.holds("Long texts")
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_chunks_of_a_fixed_size_are_means_of_rows_of_tokens(server: Server, size: int) -> None:
+    """vLLM's late_chunking_params, with the places that the tokenizer tells of each token."""
+    texts = ["The ferry leaves at seven 😀 café.", "Short."]
+    body = {"input": texts, "late_chunking_params": {"chunk_size": size}}
+    answered = server.request("POST", "/v1/embeddings", body).json()["data"]
+    all_rows = server.request("POST", "/embed_all", {"inputs": texts}).json()
+    all_tokens = server.request("POST", "/tokenize", {"inputs": texts}).json()
+
+    for text, item, rows, tokens in zip(texts, answered, all_rows, all_tokens, strict=True):
+        starts = range(0, len(rows), size)
+        by_hand = unit(np.array([np.mean(rows[at : at + size], axis=0) for at in starts], np.float32))
+        assert np.abs(np.array(item["embedding"], np.float32) - by_hand).max() <= 1e-5
+        told = item["late_chunking"]
+        assert (told["chunk_size"], told["input_tokens"], told["strategy"]) == (size, len(rows), "fixed_tokens")
+        assert [chunk["token_range"] for chunk in told["chunks"]] == [[at, min(at + size, len(rows))] for at in starts]
+        for at, chunk in zip(starts, told["chunks"], strict=True):
+            places = [(one["start"], one["stop"]) for one in tokens[at : at + size] if not one["special"]]
+            assert chunk["char_range"] == ([places[0][0], places[-1][1]] if places else None)
+        if size == 100:
+            assert told["chunks"][0]["char_range"] == [0, len(text)]
+
+
+@pytest.mark.holds("Voyage's documents")
+def test_documents_in_chunks_are_computed_each_as_a_whole(server: Server) -> None:
+    documents = [["The ferry leaves at seven.", "It arrives at nine."], ["Bicycles are free."], ["a", "b", "c"]]
+    reply = server.request("POST", "/v1/contextualizedembeddings", {"inputs": documents})
+    found = [[chunk["embedding"] for chunk in document["data"]] for document in reply.json()["data"]]
+
+    for rows, texts in zip(found, documents, strict=True):
+        expected = embed(server, texts, late_chunking=True) if len(texts) > 1 else embed(server, texts)
+        assert np.abs(np.array(rows, np.float32) - expected).max() <= 1e-5
+    assert reply.json()["usage"]["total_tokens"] == sum(
+        2 + sum(len(content_ids(server, text)) for text in texts) for texts in documents
+    )

@@ -23,19 +23,19 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_370, 238_200),
+    "server": (26_830, 242_950),
     "engine": (19_750, 188_460),
     "batch_manager": (2_265, 22_180),
-    "tokenizer_pool": (2_275, 22_030),
+    "tokenizer_pool": (2_300, 22_250),
     "wire": (1_420, 13_180),
     "embedline": (3_890, 35_040),
-    "core": (36_270, 341_940),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (36_690, 346_260),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 103_440,
-    "files of the product": 401,
+    "lines of the tests": 104_030,
+    "files of the product": 402,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,
     "imports of features by the core": 0,

@@ -32,6 +32,8 @@ def test_a_dialect_is_a_file_a_row_a_test_and_a_line() -> None:
 
 # Names of fields that stand in another file too.
 ELSEWHERE = {
+    "chat_template_kwargs": "what the template of chats gets, and that of a reranker",
+    "chunk_size": "what vLLM's late_chunking_params has in it, and a field of Voyage's",
     "dimensions": "what Weaviate is told of a model",
     "images": "a word of an error",
     "input_type": "Cohere's example",

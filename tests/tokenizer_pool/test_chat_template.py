@@ -72,6 +72,44 @@ def test_the_text_is_transformers(tmp_path: Path, name: str, chat: Chat) -> None
     assert own.render([asked]).texts == [expected]
 
 
+WITH_KWARGS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    "{% for name, value in (more or {}).items() %}{{ name }}={{ value }};{% endfor %}"
+)
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"enable_thinking": False},
+        {"enable_thinking": True, "more": {"a": 1, "é": None}},
+        {"tools": [{"type": "function", "function": {"name": "find"}}]},
+        {"bos_token": "<s>"},
+    ],
+    ids=str,
+)
+def test_what_the_template_gets_besides_is_transformers(tmp_path: Path, kwargs: dict[str, Any]) -> None:
+    folder = folder_with(tmp_path, WITH_KWARGS)
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    expected = theirs.apply_chat_template(TALK, tokenize=False, **kwargs)
+    asked = Chat(json.dumps(TALK), template_kwargs=json.dumps(kwargs))
+    assert ChatTemplate(folder).render([asked]).texts == [expected]
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize("name", ["enable_thinkin", "range", "raise_exception", "chat_template", "tokenize", "self"])
+def test_a_name_that_the_template_does_not_use_is_refused(tmp_path: Path, name: str) -> None:
+    template = WITH_KWARGS + "{% if messages | length > 9 %}{{ raise_exception('no') }}{{ range(2) }}{% endif %}"
+    own = ChatTemplate(folder_with(tmp_path, template))
+    chats = [Chat(json.dumps(TALK)), Chat(json.dumps(TALK), template_kwargs=json.dumps({name: 1}))]
+    with pytest.raises(TextRefused) as refused:
+        own.render(chats)
+    assert (refused.value.reason, refused.value.index) == (TextRefusal.UNUSED, 1)
+
+
 def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].role }}"}]
     folder = folder_with(tmp_path, several)

@@ -64,7 +64,9 @@ def fields(piece: Any) -> dict[str, Any]:
         DetailPiece(3, BULK, ["one"]),
         DetailPiece(3, BULK, ODD, "prömpt: ", False),
         DecodePiece(3, BULK, array(7, 8, 9), array(0, 2, 2, 3), False),
-        ChatPiece(3, BULK, [Chat('[{"role":"user","content":"é"}]', True, False), Chat("[]", False, True)]),
+        ChatPiece(
+            3, BULK, [Chat('[{"role":"user","content":"é"}]', True, False, '{"a": "é"}'), Chat("[]", False, True)]
+        ),
         *(
             ScanPiece(3, BULK, "é 👍", 7, flag == "end", flag == "pair", flag == "keep", 2)
             for flag in ("end", "pair", "keep")

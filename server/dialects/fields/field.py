@@ -84,13 +84,14 @@ class _Merging(msgspec.StructMeta):
             own = names_of(bases[0])
             every = {field.name: field for base in reversed(bases[1:]) for field in msgspec.structs.fields(base)}
             added = [field for field in every.values() if field.encode_name not in own]
-            merged: dict[str, Any] = {field.name: _with_default(field) for field in added}
+            merged: dict[str, Any] = {field.name: with_default(field) for field in added}
             merged["__annotations__"] = {field.name: field.type for field in added}
             bases = (super().__new__(mcs, name, bases[:1], merged, kw_only=True),)
         return super().__new__(mcs, name, bases, namespace, **options)
 
 
-def _with_default(field: Any) -> Any:
+def with_default(field: Any) -> Any:
+    """The default of a struct's field, also one that is made, for a field of another struct."""
     make: Any = msgspec.field  # its types do not know that either may be NODEFAULT
     return make(default=field.default, default_factory=field.default_factory, name=field.encode_name)
 
@@ -112,7 +113,7 @@ def _form(body: type[msgspec.Struct], required: Collection[str], *, without: Col
     fields = [
         (field.name, _without_null(field.type), msgspec.field(name=field.encode_name))
         if field.name in required
-        else (field.name, field.type, _with_default(field))
+        else (field.name, field.type, with_default(field))
         for field in own
     ]
     more: Any = {"kw_only": True, "module": body.__module__, "namespace": {"__doc__": body.__doc__}}

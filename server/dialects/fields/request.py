@@ -1,12 +1,13 @@
 """The request as a whole: its model, its place in the order of work, and which scores of texts and pairs it wants."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.dialects.fields.field import Fields, option, passed_over
 from server.dialects.fields.rows import ActivationField, ScoreFormField, read_one
+from server.dialects.reading.json_body import NOT_GIVEN, is_given, parse
 from server.dialects.route import Call
 from server.requests.classify import Aggregation
 from server.requests.errors import InvalidRequest
@@ -89,14 +90,41 @@ class TopKField(Fields, kw_only=True):
     top_k: Annotated[int | None, _TopK] = None
 
 
+_TOLD = "what a reranker is told to do"
+
+
+class TemplateInstruction(Fields, kw_only=True, forbid_unknown_fields=True):
+    """All that the template of a reranker takes beside its two texts."""
+
+    instruction: Annotated[str | None, option(_TOLD, by="vLLM")] = None
+
+
+_TEMPLATE_KWARGS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"instruction": {"type": ["string", "null"]}},
+    "additionalProperties": False,
+}
+_TEMPLATE_INSTRUCTION = msgspec.json.Decoder(TemplateInstruction)
+
+
 class InstructionField(Fields, kw_only=True):
     """What a reranker is told to do."""
 
-    instruction: Annotated[str | None, option("what a reranker is told to do", by="vLLM")] = None
+    instruction: Annotated[str | None, option(_TOLD, by="vLLM")] = None
+    chat_template_kwargs: Annotated[
+        msgspec.Raw,
+        option(
+            "what the model's template gets besides",
+            by="vLLM",
+            neutral=({},),
+            schema=_TEMPLATE_KWARGS,
+            inner=TemplateInstruction,
+        ),
+    ] = NOT_GIVEN
 
 
 class _InstructionFields(InstructionField, kw_only=True):
-    instruct: Annotated[str | None, option("what a reranker is told to do", by="SGLang")] = None
+    instruct: Annotated[str | None, option(_TOLD, by="SGLang")] = None
 
 
 class RankFields(ScoreFormField, ActivationField, RawScoresField, _InstructionFields, kw_only=True):
@@ -121,10 +149,14 @@ def read_top_n(fields: RankFields) -> int | None:
     return read_one(top_n=fields.top_n or None, top_k=fields.top_k or None)
 
 
-def read_instruction(fields: RankFields) -> tuple[str | None, str]:
+def read_instruction(fields: InstructionField) -> tuple[str | None, str]:
     """The instruction and the name of its field. Raises InvalidRequest if two differ."""
-    instruction = read_one(instruction=fields.instruction, instruct=fields.instruct)
-    return instruction, "instruct" if fields.instruction is None else "instruction"
+    given = {"instruction": fields.instruction, "instruct": getattr(fields, "instruct", None)}
+    if is_given(fields.chat_template_kwargs):
+        name = "chat_template_kwargs"
+        given[name] = parse(_TEMPLATE_INSTRUCTION, fields.chat_template_kwargs, name).instruction
+    name = next((name for name, value in given.items() if value is not None), "instruction")
+    return read_one(**given), name
 
 
 class AggregationField(Fields, kw_only=True):

@@ -2,16 +2,19 @@
 
 `prompt_name` is one of the model's own prompts, `prompt` a text. `input_type` and `task` say what the text is for. So
 does a word behind the model's name (`model:query`), for clients that can send nothing else. `truncate` is a switch, or
-one of Cohere's words NONE, START and END. `long_text` and `late_chunking` embed a long text in chunks instead of
-cutting it.
+one of Cohere's words NONE, START and END. `long_text`, `late_chunking` and `late_chunking_params` embed a long text in
+chunks instead of cutting it.
 """
 
 from functools import partial
-from typing import Annotated, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from engine.types import OutputKind
 from server.dialects.fields.field import Fields, names_of, option, passed_over
-from server.dialects.reading.json_body import WORDS
+from server.dialects.reading.json_body import WORDS, LosslessDecoder, is_given, parse
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
 from server.requests.prompts import Purpose, adapter_for, adapter_named, has_prompts, no_adapter, prompt_for
@@ -24,6 +27,8 @@ _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RI
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
 _CHUNKINGS = {"truncate": Chunking.NONE, "chunk_average": Chunking.WINDOWS}
 LATE_CHUNKING = "late_chunking"
+LATE_CHUNKING_PARAMS = "late_chunking_params"
+_MAX_CHUNK_SIZE = 2**63 - 1  # vLLM's
 TRUNCATION = "truncation"
 _Truncate = option(
     "whether long texts are cut or refused, or at which end they are cut",
@@ -65,6 +70,41 @@ class TruncationFields(TeisTruncationFields, kw_only=True):
         ),
     ] = None
     max_tokens: Annotated[int | None, option("the length from which texts are too long", by="Cohere", least=1)] = None
+
+
+class PairLengthFields(Fields, kw_only=True):
+    """The lengths of a query and of a document, before anything is put around them; 0 = all, as vLLM has it."""
+
+    max_tokens_per_query: Annotated[
+        int | None, option("the length to which queries are cut", by="vLLM", neutral=(0,), least=0)
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None, option("the length to which documents are cut", by="Cohere, vLLM", least=0)
+    ] = None
+
+
+class PairLengths(TypedDict):
+    """The way in which a request for scores of pairs says that its texts are cut."""
+
+    max_query_tokens: int | None
+    max_document_tokens: int | None
+
+
+def read_pair_lengths(fields: PairLengthFields, model: ServedModel) -> PairLengths:
+    """The most tokens of a query's and of a document's own text; None = as many as the model takes. Raises
+    InvalidRequest."""
+    for name in names_of(PairLengthFields):
+        if (number := getattr(fields, name)) is not None and number < 0:
+            raise InvalidRequest(f"{name} must be at least 0", param=name)
+    return {
+        "max_query_tokens": _below(model.max_seqlen, fields.max_tokens_per_query),
+        "max_document_tokens": _below(model.max_seqlen, fields.max_tokens_per_doc),
+    }
+
+
+def _below(most: int, limit: int | None) -> int | None:
+    """The limit if it can matter."""
+    return limit if limit and limit < most else None
 
 
 class Cut(TypedDict):
@@ -146,34 +186,88 @@ class LongTextField(Fields, kw_only=True):
     ] = None
 
 
+class LateChunkingParams(Fields, kw_only=True, forbid_unknown_fields=True):
+    """How each text is cut into chunks."""
+
+    chunk_size: Annotated[
+        int, option("its tokens", by="vLLM", least=1, of_model=lambda _: {"maximum": _MAX_CHUNK_SIZE})
+    ]
+
+
+_PARAMS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"chunk_size": {"type": "integer"}},
+    "required": ["chunk_size"],
+    "additionalProperties": False,
+}
+_PARAMS_DECODER = LosslessDecoder[LateChunkingParams](LateChunkingParams)
+
+
 class ChunkingFields(LongTextField, kw_only=True):
     """How a long text, or all texts of a body, are embedded in chunks."""
 
     late_chunking: Annotated[bool | None, option("all texts as chunks of one", by="Jina", neutral=(False,))] = None
+    late_chunking_params: Annotated[
+        msgspec.Raw | UnsetType,
+        option("each text in chunks of so many tokens", by="vLLM", schema=_PARAMS, inner=LateChunkingParams),
+    ] = UNSET
 
 
 def read_chunking(
-    fields: LongTextField | ChunkingFields, *, model: ServedModel, are_texts: bool, allows_errors: bool
+    fields: LongTextField | ChunkingFields,
+    *,
+    model: ServedModel,
+    are_texts: bool,
+    allows_errors: bool,
+    chunk_size: int = 0,
 ) -> Chunking:
-    """How sequences are made of the texts. `are_texts` is False for token ids and chats. Raises InvalidRequest and
-    UnsupportedTask, naming the field."""
-    word, is_late = fields.long_text, getattr(fields, LATE_CHUNKING, None)
-    if word is None and not is_late:
+    """How sequences are made of the texts. `are_texts` is False for token ids and chats, and `chunk_size` is what
+    read_chunk_size reads. Raises InvalidRequest and UnsupportedTask, naming the field."""
+    word, is_late = fields.long_text, bool(getattr(fields, LATE_CHUNKING, None))
+    if word is None and not is_late and not chunk_size:
         return Chunking.NONE  # nearly always
-    field, chunking = (LATE_CHUNKING, Chunking.LATE) if is_late else ("long_text", _CHUNKINGS.get(word or ""))
+    field, chunking = "long_text", _CHUNKINGS.get(word or "")
+    if is_late or chunk_size:
+        field, chunking = (LATE_CHUNKING_PARAMS, Chunking.FIXED) if chunk_size else (LATE_CHUNKING, Chunking.LATE)
     if chunking is None:
         raise InvalidRequest(f"long_text must be {' or '.join(_CHUNKINGS)}", param=field)
     if chunking is Chunking.NONE:
         return chunking
-    if is_late and word is not None:
-        raise InvalidRequest("long_text can't be given with late_chunking", param="long_text")
+    for other, is_asked in (("long_text", word is not None), (LATE_CHUNKING, is_late)):
+        if is_asked and other != field:
+            raise InvalidRequest(f"{other} can't be given with {field}", param=other)
     if not are_texts:
         raise InvalidRequest(f"{field} is for texts, not for token ids or chats", param=field)
     if allows_errors:
         raise InvalidRequest(f"{field} can't be given with on_error", param=field)
-    if is_late and OutputKind.TOKENS not in model.outputs:
-        raise UnsupportedTask("late_chunking needs rows of single tokens, which this model does not give", param=field)
+    if chunking is not Chunking.WINDOWS:
+        check_gives_token_rows(model, field)
     return chunking
+
+
+def check_gives_token_rows(model: ServedModel, field: str) -> None:
+    """Raises UnsupportedTask for a model that has none, of which chunks could be made."""
+    if OutputKind.TOKENS not in model.outputs:
+        raise UnsupportedTask(f"{field} needs rows of single tokens, which this model does not give", param=field)
+
+
+def read_chunk_size(fields: ChunkingFields) -> int:
+    """The tokens of each chunk of a text; 0 = it has none of this kind. Raises InvalidRequest."""
+    given = fields.late_chunking_params
+    if given is UNSET or not is_given(given):
+        return 0
+    size = parse(_PARAMS_DECODER, given, LATE_CHUNKING_PARAMS).chunk_size
+    if not 1 <= size <= _MAX_CHUNK_SIZE:
+        place = f"{LATE_CHUNKING_PARAMS}.chunk_size"
+        raise InvalidRequest(f"{place} must be from 1 to {_MAX_CHUNK_SIZE}", param=place)
+    return size
+
+
+def check_is_whole(fields: TruncationFields) -> None:
+    """Raises InvalidRequest for a field that asks for texts to be cut, beside one whose texts are whole."""
+    for field in ("truncate", TRUNCATION, "truncate_prompt_tokens", "max_tokens"):
+        if getattr(fields, field) not in (None, False, "NONE", "false"):
+            raise InvalidRequest(f"{field} can't be given with {LATE_CHUNKING_PARAMS}: texts are whole", param=field)
 
 
 _MAX_CHARS_PER_TOKEN = 8  # of a literal prompt; more would leave no room for the text
@@ -219,12 +313,19 @@ class PromptNameField(Fields, kw_only=True):
     prompt_name: Annotated[str | None, _PromptName] = None
 
 
+_InputType = option("what the texts are for", by="Cohere, Voyage", words=_purpose_words)
+
+
+class InputTypeField(Fields, kw_only=True):
+    """What the texts are for."""
+
+    input_type: Annotated[str | None, _InputType] = None
+
+
 class PromptFields(TruncationFields, kw_only=True):
     """How texts become tokens."""
 
-    input_type: Annotated[str | None, option("what the texts are for", by="Cohere, Voyage", words=_purpose_words)] = (
-        None
-    )
+    input_type: Annotated[str | None, _InputType] = None
     task: Annotated[str | None, option("what the texts are for", by="Jina", words=_purpose_words)] = None
     prompt_name: Annotated[str | None, _PromptName] = None
     prompt: Annotated[

@@ -5,19 +5,20 @@ A list may mix texts and lists of ids, as with TEI, and texts may be objects wit
 counted before the value is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte. Of lists
 of lists decoding checks that an inner list has at least one text, so there are never many more lists than quotes.
 
-Chats may stand in the place of texts: `messages`, as vLLM takes them. The model's own template makes texts of them. A
-body has either `input` or `messages`, so a route that takes both has a type for each.
+Chats may stand in the place of texts: as `messages`, or as `input`, as vLLM takes them. The model's own template makes
+texts of them. A route has a type for each of these bodies.
 """
 
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from types import new_class
 from typing import Annotated, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.dialects.fields.field import SEND_TEXTS, item_field, passed_over
+from server.dialects.fields.field import SEND_TEXTS, item_field, names_of, option, passed_over, with_default
 from server.dialects.fields.texts import ChatSpecialTokensField
 from server.dialects.reading.json_body import NOT_GIVEN, FieldsReader, LosslessDecoder, is_given, parse
 from server.requests.errors import EmptyInput, InvalidRequest
@@ -72,7 +73,7 @@ _MESSAGE = {
     "required": ["role"],
 }
 _CHAT = {"type": "array", "items": _MESSAGE, "minItems": 1}
-_MARK = b'"messages"'
+_MARK, _ROLE = b'"messages"', b'"role"'
 _BATCH = re.compile(rb"\[\s*\[")
 _MARKS_AN_ITEM = 32  # strings, and also lists and objects, that an object may have; for each 32 more it counts twice
 _MAX_IDS = 1 << 22  # of one request: 2,048 lists of 2,048. OpenAI takes 300,000 tokens
@@ -312,24 +313,34 @@ def _texts_or_pairs(lists: list[list[str]], field: str, *, is_single: bool) -> T
 
 
 class ChatFields(ChatSpecialTokensField, kw_only=True):
-    """The fields of a request for a chat, or a list of chats."""
+    """How the model's template is used for a chat, or a list of chats."""
 
-    messages: Annotated[
-        msgspec.Raw,
-        item_field(
-            "chats in the place of texts",
-            {"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "minItems": 1}]},
-            by="vLLM",
-            neutral=(),
-            hint=SEND_TEXTS,
-        ),
-    ]
+    chat_template_kwargs: Annotated[
+        msgspec.Raw, option("what the template gets besides", by="vLLM", neutral=({},), schema={"type": "object"})
+    ] = NOT_GIVEN
     add_generation_prompt: Annotated[
         bool | None, passed_over("whether the answer is opened", by="vLLM", changes_result=True)
     ] = None
     continue_final_message: Annotated[
         bool | None, passed_over("whether the last message is open", by="vLLM", changes_result=True)
     ] = None
+
+
+_CHATS = {"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "minItems": 1}]}
+
+
+class MessagesFields(ChatFields, kw_only=True):
+    """A body with chats in a field of their own."""
+
+    messages: Annotated[
+        msgspec.Raw, item_field("chats in the place of texts", _CHATS, by="vLLM", neutral=(), hint=SEND_TEXTS)
+    ]
+
+
+class InputChatFields(ChatFields, kw_only=True):
+    """A body with chats where others have texts."""
+
+    input: Annotated[msgspec.Raw, item_field("chats in the place of texts", _CHATS)]
 
 
 class _Part(msgspec.Struct):
@@ -343,6 +354,15 @@ class _Message(msgspec.Struct):
     tool_calls: msgspec.Raw = NOT_GIVEN
 
 
+class _Role(msgspec.Struct):
+    role: str
+    text: msgspec.Raw | UnsetType = UNSET
+
+
+_ROLES = msgspec.json.Decoder(list[_Role])
+_ROLE_LISTS = msgspec.json.Decoder(list[list[_Role]])
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OF_THE_BODY = frozenset(("messages", "add_generation_prompt", "continue_final_message"))
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _BATCHES = msgspec.json.Decoder(list[list[_Message]])
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -351,31 +371,60 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 class TextOrChatReader(Generic[_Body]):
     """Reads the JSON bodies of a route that takes texts, and chats in their place."""
 
-    def __init__(self, body: type[_Body], *, field: str, without: Collection[str] = ()) -> None:
+    def __init__(
+        self, body: type[_Body], *, field: str, without: Collection[str] = (), takes_chats_as_input: bool = False
+    ) -> None:
         """`field` is where the texts are. Chats come without it, and without other fields that say what goes before."""
         self._field = field
         marks = [(name, msgspec.Raw, NOT_GIVEN) for name in ("messages", field)]
         self._marks = msgspec.json.Decoder(msgspec.defstruct("Marks", marks))
-        names = {field, *without, *(own.name for own in msgspec.structs.fields(ChatFields))}
-        others = [own for own in msgspec.structs.fields(body) if own.name not in names]
-        extra = [(own.name, own.type, own.default) for own in others]  # none has a default that is made
-        name = f"Chat{body.__name__}"
-        bases = (ChatFields, msgspec.defstruct(name, extra, kw_only=True))
+        lacks = {field, *without, *names_of(MessagesFields)}
+        chat = _with_fields(MessagesFields, f"Chat{body.__name__}", body, lacks)
         #: for the OpenAPI page
-        self.chat_body = cast(type[ChatFields], new_class(name, bases, {"kw_only": True}))
-        self._texts, self._chat = FieldsReader(body), FieldsReader(self.chat_body)
+        self.chat_bodies: tuple[type[ChatFields], ...] = (chat,)
+        self._texts, self._messages = FieldsReader(body), FieldsReader(chat)
+        self._input_chat: FieldsReader[ChatFields] | None = None
+        if takes_chats_as_input:
+            input_chat = _with_fields(InputChatFields, f"InputChat{body.__name__}", body, lacks)
+            self.chat_bodies = (chat, input_chat)
+            self._input_chat = FieldsReader(input_chat)
 
     def read(self, body: bytes) -> tuple[_Body, ChatFields | None]:
         """The fields, and the chats if there are any: then the fields lack some. Raises what FieldsReader raises."""
-        if _MARK not in body:
+        if _MARK not in body and (self._input_chat is None or _ROLE not in body):
             return self._texts.read(body), None
-        has_messages, has_texts = map(is_given, msgspec.structs.astuple(parse(self._marks, body)))
-        if not has_messages:
+        messages, given = msgspec.structs.astuple(parse(self._marks, body))
+        if is_given(messages):
+            if is_given(given):
+                raise InvalidRequest(f"messages can't be given with {self._field}", param="messages")
+            chat = self._messages.read(body)
+        elif self._input_chat is not None and _are_chats(bytes(given)):
+            chat = self._input_chat.read(body)
+        else:
             return self._texts.read(body), None
-        if has_texts:
-            raise InvalidRequest(f"messages can't be given with {self._field}", param="messages")
-        chat = self._chat.read(body)
         return cast(_Body, chat), chat
+
+
+def _with_fields(
+    chat: type[ChatFields], name: str, body: type[msgspec.Struct], lacks: Collection[str]
+) -> type[ChatFields]:
+    """A body with the fields of chats, and those of a body of texts that it does not lack."""
+    others = [own for own in msgspec.structs.fields(body) if own.name not in lacks]
+    extra = [(own.name, own.type, with_default(own)) for own in others]
+    bases = (chat, msgspec.defstruct(name, extra, kw_only=True))
+    return cast(type[ChatFields], new_class(name, bases, {"kw_only": True}))
+
+
+def _are_chats(raw: bytes) -> bool:
+    """Whether all items are messages, or lists of them. An object with a `text` is a text, whatever else it has."""
+    if len(raw) > MAX_DETAIL_CHARS:  # too large for a chat, and so refused as a text without `text`
+        return False
+    try:
+        given = chain.from_iterable(_ROLE_LISTS.decode(raw)) if _BATCH.match(raw) else _ROLES.decode(raw)
+        found = [item.text is UNSET for item in given]
+    except msgspec.DecodeError:
+        return False
+    return bool(found) and all(found)
 
 
 def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False) -> Inputs[Chat]:
@@ -388,17 +437,29 @@ def read_chats(fields: ChatFields, *, max_items: int, opens_answer: bool = False
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",  # vLLM's words
             param="continue_final_message",
         )
-    raw = bytes(fields.messages)
+    field = "input" if isinstance(fields, InputChatFields) else "messages"
+    raw, template_kwargs = bytes(getattr(fields, field)), _template_kwargs(fields)
     if len(raw) > MAX_DETAIL_CHARS:
-        raise InvalidRequest(f"messages has more than {MAX_DETAIL_CHARS} bytes", param="messages")
+        raise InvalidRequest(f"{field} has more than {MAX_DETAIL_CHARS} bytes", param=field)
     is_single = _BATCH.match(raw) is None
-    chats = [parse(_MESSAGES, raw, "messages")] if is_single else parse(_BATCHES, raw, "messages")
-    check_num_items(len(chats), "messages", max_items=max_items)
-    conversations = (
-        _conversation(chat, "messages" if is_single else f"messages[{at}]") for at, chat in enumerate(chats)
-    )
-    items = [Chat(each, opens and not continues, continues) for each in conversations]
-    return Inputs(items, "messages", is_single)
+    chats = [parse(_MESSAGES, raw, field)] if is_single else parse(_BATCHES, raw, field)
+    check_num_items(len(chats), field, max_items=max_items)
+    conversations = (_conversation(chat, field if is_single else f"{field}[{at}]") for at, chat in enumerate(chats))
+    items = [Chat(each, opens and not continues, continues, template_kwargs) for each in conversations]
+    return Inputs(items, field, is_single)
+
+
+def _template_kwargs(fields: ChatFields) -> str:
+    """What the template gets besides, a JSON object. Raises InvalidRequest."""
+    name = "chat_template_kwargs"
+    if not is_given(fields.chat_template_kwargs):
+        return "{}"
+    raw = bytes(fields.chat_template_kwargs)
+    if len(raw) > MAX_DETAIL_CHARS:
+        raise InvalidRequest(f"{name} has more than {MAX_DETAIL_CHARS} bytes", param=name)
+    if given := _OF_THE_BODY.intersection(parse(_MEMBERS, raw, name)):
+        raise InvalidRequest(f"{name} can't have {min(given)}, which is a field of the body", param=name)
+    return raw.decode()
 
 
 class _InputFields(Protocol):

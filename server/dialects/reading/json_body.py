@@ -39,6 +39,7 @@ _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 beside two 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _VALUE = re.compile(r"^(Invalid (?:enum )?value) .*", re.DOTALL)  # the only message that repeats a value
+_UNKNOWN = re.compile(r"^Object contains unknown field `.*`$", re.DOTALL)  # and only this one a name of the client's
 _BYTE = re.compile(r"\(byte \d+\)$")  # in its message about what is no JSON
 _MAX_VALUES = 1 << 12  # of a body that is no JSON, among which `parse_body` looks for the wrong one
 _MAX_PROBLEM = 200  # characters: the name of a field that is not known is the client's
@@ -129,6 +130,7 @@ def parse(
         param = _joined(param, missing[1])
         raise InvalidRequest(f"{param} is missing", param=param)
     problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
+    problem = _UNKNOWN.sub("has a field that is not known here", problem)
     raise InvalidRequest(f"{param or 'the body'}: {problem[:_MAX_PROBLEM].lower()}", param=param)
 
 
@@ -295,20 +297,21 @@ def _members(value: bytes, kind: _Fields) -> Iterable[tuple[str, msgspec.Raw, in
             yield name, member, each
 
 
+_SEND_CHUNKS = "send the chunks of each document"
 # The fields that no route has.
 NOWHERE: dict[str, Row] = {
     "outputDimensionality": Row(
         by="Vertex AI", says="only the first numbers of each row", neutral=(), hint="its name here is dimensions"
     ),
-    "late_chunking_params": Row(by="vLLM", says="how texts are cut into chunks", neutral=()),
+    "enable_auto_chunking": Row(by="Voyage", says="the server cuts documents", neutral=(False,), hint=_SEND_CHUNKS),
+    "chunk_size": Row(by="Voyage", says="the tokens of a chunk", neutral=(), hint=_SEND_CHUNKS),
+    "chunk_overlap": Row(by="Voyage", says="the tokens that chunks have in common", neutral=(0,)),
     "return_multivector": Row(by="Jina", says="rows of tokens", neutral=(False,)),
     "lora_path": Row(by="SGLang", says="an adapter", neutral=()),
     "chat_template": Row(by="vLLM", says="another template for chats", neutral=()),
-    "chat_template_kwargs": Row(by="vLLM", says="what the template gets", neutral=()),
     "padding": Row(by="vLLM", says="how batches are filled up", neutral=(True, False, "do_not_pad", "longest")),
     "truncation_strategy": Row(by="Hugging Face", says="which text of a pair is cut", neutral=()),
     "autoTruncate": Row(by="Vertex AI", says="long texts are cut", neutral=(), hint="its name here is truncate"),
-    "max_tokens_per_query": Row(by="vLLM", says="the length to which a query is cut", neutral=()),
     "candidate_labels": Row(by="Hugging Face", says="labels to choose among", neutral=([],)),
     "labels": Row(by="Jina", says="labels to choose among", neutral=([],)),
     "classifier_id": Row(by="Jina", says="a classifier that was trained before", neutral=()),

@@ -16,12 +16,15 @@ _CONTRADICTION = re.compile(
     # two fields
     r"can't be given (with|beside)|can't both be given|Cannot set both|can't be null with|differs? from"
     r"|asks? for (another|different)|names another end|as many as|query. cannot be empty"
-    r"|query must not be an empty string|is for texts, not for|late_chunking takes"
+    r"|query must not be an empty string|is for texts, not for|late_chunking takes|a document may have"
+    r"|must be float with"
     # objects with very many strings count as several items, and instances have items of their own
     r"|has more items than"
     # a field and the model, or the form of the answer
     r"|is longer than|has no tokens|has no room|has ids without|this model does not take|on this route|bits|\.npy"
-    r"|must not be bytes here|raw scores or raw bytes"
+    r"|must not be bytes here|raw scores or raw bytes|has no chunks for"
+    # names that only a template knows
+    r"|chat template does not use|which is a field of the body"
     # documents have a text, or what rank_fields names
     r"|text is missing|has none of rank_fields"
     # 1.0 is an integer in a schema

@@ -21,10 +21,21 @@ def embed_signs(task: Any) -> Result:
     return {"value": [signs, unsigned, [len(row) for row in int8]]}
 
 
+def embed_documents(task: Any) -> Result:
+    """Each of one text, which is embedded as any text is."""
+    client, documents = client_of(task), task.documents
+    answer = client.contextualized_embed([[text] for text in documents], model="m", input_type="document")
+    assert [len(result.embeddings) for result in answer.results] == [1] * len(documents)
+    assert answer.total_tokens > 0
+    queries = client.contextualized_embed(documents, model="m", input_type="query", output_dtype="binary")
+    found = ([result.embeddings[0] for result in each.results] for each in (answer, queries))
+    return {"value": list(found)}
+
+
 def rerank(task: Any) -> Result:
     answer = client_of(task).rerank(task.query, task.documents, model="m")
     assert [item.document for item in answer.results] == [task.documents[item.index] for item in answer.results]
     return ranked((item.index, item.relevance_score) for item in answer.results)
 
 
-run(embed, embed_signs, rerank)
+run(embed, embed_signs, embed_documents, rerank)

@@ -124,6 +124,11 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         Fields(
             "/v1/embeddings", "input model input_type truncation output_dimension output_dtype encoding_format"
         ),
+        Fields(
+            "/v1/contextualizedembeddings",
+            "inputs model input_type output_dimension output_dtype encoding_format enable_auto_chunking chunk_size "
+            "chunk_overlap",
+        ),
         Fields("/v1/rerank", "query documents model top_k return_documents truncation"),
     ),
     "mixedbread": (

@@ -79,6 +79,49 @@ def test_late_interaction() -> None:
     assert scores(one)[1] == pytest.approx(best[0], rel=1e-5)
 
 
+@pytest.mark.holds("vLLM's own routes")
+@pytest.mark.parametrize("path", ["/score", "/rerank"])
+def test_queries_and_documents_have_limits_of_their_own(path: str) -> None:
+    texts = {"queries": "abcd"} if path == "/score" else {"query": "abcd"}
+    body = {**texts, "documents": ["efgh", "i"], "use_activation": False}
+
+    def lengths(**fields: int) -> tuple[list[float], Any]:
+        called = score({**body, **fields}, PAIRS, path=path)
+        answer = json.loads(called.body)
+        found = answer.get("data") or sorted(answer["results"], key=lambda result: result["index"])
+        return [item.get("score", item.get("relevance_score")) for item in found], answer["usage"]["truncated_inputs"]
+
+    assert lengths() == ([8, 5], 0)
+    assert lengths(max_tokens_per_query=0, max_tokens_per_doc=16) == ([8, 5], 0)
+    assert lengths(max_tokens_per_query=2) == ([6, 3], 2)
+    assert lengths(max_tokens_per_query=2, max_tokens_per_doc=3) == ([5, 3], 2)
+    assert lengths(max_tokens_per_doc=3) == ([7, 5], 1)
+
+
+@pytest.mark.holds("vLLM's own routes")
+@pytest.mark.parametrize("path", ["/score", "/rerank"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instruction": "c"},
+        {"chat_template_kwargs": {"instruction": "c"}},
+        {"instruction": "c", "chat_template_kwargs": {"instruction": "c"}},
+        {"instruction": "c", "chat_template_kwargs": {}},
+    ],
+    ids=str,
+)
+def test_an_instruction_may_come_as_the_templates(path: str, fields: dict[str, Any]) -> None:
+    asked: list[str] = []
+    texts = {"queries": "a"} if path == "/score" else {"query": "a"}
+    called = score(
+        {**texts, "documents": ["b"], **fields},
+        {**PAIRS, "instruction": "the model's"},
+        path=path,
+        look=lambda edge: asked.extend(how["prompt"] for _, how in edge.tokenizers.asked),
+    )
+    assert (called.status, asked) == (200, ["c"]), called.body
+
+
 def test_raw_bytes() -> None:
     called = score({"queries": "a", "documents": ["b", "c"]}, rows=[[1.0, 0], [1, 0], [0, 1]], headers=RAW)
 
@@ -103,6 +146,17 @@ def test_raw_bytes() -> None:
         ({"queries": "a", "documents": "b", "cache_salt": ""}, "cache_salt"),
         ({"queries": "a", "documents": "b", "dimensions": 4}, "dimensions"),
         ({"queries": "a", "documents": "b", "instruction": "c"}, "instruction"),
+        ({"queries": "a", "documents": "b", "chat_template_kwargs": {"instruction": "c"}}, "chat_template_kwargs"),
+        (
+            {"queries": "a", "documents": "b", "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs",
+        ),
+        ({"queries": "a", "documents": "b", "max_tokens_per_query": -1}, "max_tokens_per_query"),
+        ({"queries": "a", "documents": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+        (
+            {"queries": "a", "documents": "b", "instruction": "c", "chat_template_kwargs": {"instruction": "d"}},
+            "chat_template_kwargs",
+        ),
     ],
 )
 def test_what_is_refused_is_named_in_vllms_shape(body: dict[str, Any], param: str) -> None:

@@ -13,6 +13,7 @@ from tokenizer_pool.messages import TextRefusal, TextRefused
 from tokenizer_pool.tasks import Chat
 
 decode_tokenize = route_of("/tokenize").decode
+decode_embeddings = route_of("/v1/embeddings").decode
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -131,11 +132,81 @@ def test_chats_become_plain_messages() -> None:
             "continue_final_message",
         ),
         ({"messages": [{"role": "user", "content": "a" * 2_000_000}]}, "messages"),
+        ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": HELLO, "chat_template_kwargs": {"add_generation_prompt": True}}, "chat_template_kwargs"),
+        ({"messages": HELLO, "chat_template_kwargs": {"a": "b" * 2_000_000}}, "chat_template_kwargs"),
+        ({"messages": HELLO, "chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"prompt": "hi", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"prompt": HELLO}, "prompt[0].text"),
     ],
 )
 def test_chats_that_are_refused(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as refused:
         decoded(body)
+    assert refused.value.param == param
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize(("kwargs", "is_given"), [({"enable_thinking": False}, True), ({}, True), (None, False)])
+def test_what_the_template_gets_besides_goes_with_each_chat(kwargs: Any, is_given: bool) -> None:
+    request = decoded({"messages": [HELLO, HELLO], "chat_template_kwargs": kwargs})
+    assert [json.loads(chat.template_kwargs) for chat in request.items] == [kwargs if is_given else {}] * 2
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings"])
+def test_a_name_that_changes_nothing_is_refused(path: str) -> None:
+    async def render(*_: Any, **__: Any) -> list[str]:
+        raise TextRefused(TextRefusal.UNUSED, 0)
+
+    def prepare(edge: Edge) -> None:
+        edge.tokenizers.render = render  # type: ignore[method-assign]
+
+    body = {"messages": HELLO, "chat_template_kwargs": {"enable_thinkin": False}}
+    error = ask(path, body, OutputKind.POOLED, before=prepare).error()
+    assert (error["param"], "template does not use" in error["message"]) == ("chat_template_kwargs", True)
+
+
+def embedded(body: dict[str, Any]) -> Any:
+    return decode_embeddings(new_call(), json.dumps(body).encode())
+
+
+@pytest.mark.holds("Chats")
+def test_chats_as_input_are_those_of_messages() -> None:
+    fields = {"dimensions": 4, "add_generation_prompt": True, "chat_template_kwargs": {"a": 1}}
+    for chats in (HELLO, [HELLO], [HELLO, [*HELLO, {"role": "assistant", "content": PARTS}]]):
+        by_input, by_messages = (embedded({name: chats, **fields}) for name in ("input", "messages"))
+        assert (by_input.items, by_input.is_single) == (by_messages.items, by_messages.is_single)
+        assert (by_input.dimensions, by_input.add_special_tokens) == (4, False)
+        assert (by_input.field, by_messages.field) == ("input", "messages")
+
+
+@pytest.mark.parametrize(
+    "items", ['a "role"', ["role", '"role"'], [{"text": "a", "role": "user"}], [{"text": '"role"'}, "b"]], ids=str
+)
+def test_texts_with_the_word_are_no_chats(items: Any) -> None:
+    request = embedded({"input": items})
+    assert all(isinstance(item, str) for item in request.items)
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": HELLO, "messages": HELLO}, "messages"),
+        ({"input": [*HELLO, "a"]}, "input[0].text"),
+        ({"input": [HELLO, []]}, "input[1]"),
+        ({"input": [{"role": "user", "content": [{"type": "image_url"}]}]}, "input[0].content[0]"),
+        ({"input": [HELLO] * 5}, "input"),
+        ({"input": HELLO, "prompt_name": "query"}, "prompt_name"),
+        ({"input": HELLO, "chat_template": "a"}, "chat_template"),
+        ({"input": "a", "chat_template_kwargs": {"b": 1}}, "chat_template_kwargs"),
+        ({"input": [{"role": "user", "content": "a" * 2_000_000}]}, "input[0].text"),
+    ],
+)
+def test_chats_as_input_that_are_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        embedded(body)
     assert refused.value.param == param
 
 

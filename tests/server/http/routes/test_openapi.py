@@ -1,12 +1,14 @@
 """The OpenAPI page: valid, and every route in it."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.openapi.models import OpenAPI
 
+from server.dialects.fields.field import structs_in
 from server.dialects.table import ROUTES
 from server.http.access import HEALTH_PATHS, METRICS_PATHS
 from server.settings.api_keys import ApiKey, digest
@@ -59,14 +61,14 @@ def test_every_route_is_there_once(schema: Any) -> None:
 
 def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     operation = schema["paths"]["/v1/embeddings"]["post"]
-    texts, chat = operation["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
-    body = schema["components"]["schemas"][texts["$ref"].rpartition("/")[2]]
-    assert schema["components"]["schemas"][chat["$ref"].rpartition("/")[2]]["required"] == ["messages"]
+    forms = operation["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+    body, messages, chat = (schema["components"]["schemas"][form["$ref"].rpartition("/")[2]] for form in forms)
+    assert (messages["required"], chat["required"]) == (["messages"], ["input"])
 
     properties = set(body["properties"])
     assert {"input", "model", "encoding_format", "dimensions", "user", "prompt_name", "truncate"} <= properties
     assert {"embed_dtype", "output_dtype", "embedding_type", "endianness"} <= properties
-    assert not {"late_chunking_params", "messages"} & properties  # these are refused
+    assert not {"chat_template_kwargs", "messages"} & properties  # these are refused
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
     kinds = {"application/json", "application/octet-stream", "application/x-ndjson"}
@@ -151,3 +153,12 @@ async def test_the_page_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None
     plain, of_tei, prefixed = first
     assert plain == of_tei
     assert json.loads(prefixed) == {**json.loads(plain), "servers": [{"url": "/here"}]}
+
+
+def test_two_structs_of_the_page_have_no_common_name() -> None:
+    """A component of the page has the name of its struct: of two that have one, the page would show one for both."""
+    kinds = [kind for route in all_routes() for kind in (*route.bodies, *route.answers)]
+    found = defaultdict[str, set[type]](set)
+    for struct in (struct for kind in kinds for struct in structs_in(kind)):
+        found[struct.__name__].add(struct)
+    assert {name: structs for name, structs in found.items() if len(structs) > 1} == {}

@@ -1,4 +1,4 @@
-"""Documents that may have only so many tokens of their own, before queries and templates are put around them."""
+"""Queries and documents that may have only so many tokens of their own, before they are put together."""
 
 import asyncio
 from typing import Any
@@ -103,3 +103,45 @@ def test_a_character_of_several_tokens_is_not_split(is_left: bool, kept: str) ->
     tokens = [Token(at, "", False, start, start + 1) for at, start in enumerate((0, 1, 1, 1, 2))]
     assert rerank._kept(text, tokens, 3, is_left=is_left) == kept
     assert rerank._kept(text, tokens, 5, is_left=is_left) == text
+
+
+@pytest.mark.holds("Reranking")
+def test_queries_of_pairs_are_cut_and_one_of_many_documents_only_once() -> None:
+    found, edge = ranked(PAIRS, queries=["a query"], max_query_tokens=3)
+    of_query, _, (texts, how) = edge.tokenizers.asked
+    assert of_query[0] == ["a query"]
+    assert (list(texts), list(how["pair_texts"])) == (["a q"] * 4, ["abc", "abc", "é", "ghi"])
+    assert found.truncated.tolist() == [1, 1, 1, 1]
+
+
+def test_a_query_alone_is_cut() -> None:
+    found, edge = ranked(PAIRS, queries=["a query"], max_query_tokens=3, max_document_tokens=None)
+    assert list(edge.tokenizers.asked[1][1]["pair_texts"]) == DOCUMENTS
+    assert found.truncated.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.holds("Reranking")
+def test_queries_that_are_embedded_are_cut() -> None:
+    queries = ["long one", "b", "long one", "c"]
+    found, edge = ranked({}, queries=queries, max_query_tokens=2)
+    assert list(edge.tokenizers.asked[-1][0]) == ["lo", "b", "lo", "c", "abc", "abc", "é", "ghi"]
+    assert found.truncated.tolist() == [1, 0, 1, 0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("model", [PAIRS, {}])
+def test_a_query_that_is_refused_is_named(model: dict[str, Any]) -> None:
+    async def run() -> None:
+        edge = Edge()
+        edge.tokenizers.error = TextRefused(TextRefusal.FAILED, 0)
+        request = RerankRequest(
+            model=served_model(**model),
+            queries=["a long query"],
+            documents=DOCUMENTS,
+            max_query_tokens=3,
+            context=RequestContext(),
+        )
+        await rank(edge.pipeline, request, Trace())
+
+    with pytest.raises(NotTokenizable) as refused:
+        asyncio.run(run())
+    assert refused.value.param == ("documents[0]" if model else "query")  # of a pair the document stands for both

@@ -11,12 +11,13 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
+from server.requests.embeddings import _characters as characters_of
 from server.requests.embeddings import averages, embed_any
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.work import Chunking, Embedded, Trace
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
 from tests.server.requests.embed_requests import a_request
-from tokenizer_pool.messages import TextRefusal, TextRefused
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token, TokenizedTexts
 from wire.parts import PROMPT_TOKEN, Part
 
@@ -85,14 +86,21 @@ class Computing(Managers):
         return RequestResults({kind: results[kind] for kind in submission.outputs}, 0.0, 0.0)
 
 
-def run(chunking: Chunking, *, is_mean: bool = True, error: Exception | None = None, **fields: Any) -> Any:
+def run(
+    chunking: Chunking,
+    *,
+    is_mean: bool = True,
+    error: Exception | None = None,
+    tokenizers: Tokenizers | None = None,
+    **fields: Any,
+) -> Any:
     """The embedded rows, the trace and the edge."""
 
     async def test() -> tuple[Embedded, Trace, Edge]:
         edge, trace = Edge(), Trace()
-        tokenizers, managers = Framing(), Computing(error=error)
+        managers = Computing(error=error)
         managers.is_mean = is_mean
-        edge.tokenizers = edge.pipeline._tokenizers = tokenizers  # type: ignore[assignment]
+        edge.tokenizers = edge.pipeline._tokenizers = tokenizers or Framing()  # type: ignore[assignment]
         edge.managers = edge.pipeline._managers = managers  # type: ignore[assignment]
         model = served_model(max_seqlen=ROOM, dimensions=5, vocab_size=1000, **fields.pop("model", {}))
         try:
@@ -240,3 +248,105 @@ def test_a_model_whose_row_is_no_mean_has_no_late_chunks() -> None:
     with pytest.raises(UnsupportedTask) as refused:
         run(Chunking.LATE, items=["ab", "cd"], is_mean=False)
     assert refused.value.param == "late_chunking"
+
+
+@pytest.mark.holds("Long texts")
+@pytest.mark.parametrize("prompt", ["", "p"])
+@pytest.mark.parametrize("normalize", [None, True])
+def test_chunks_of_a_fixed_size_are_means_of_all_tokens(prompt: str, normalize: bool | None) -> None:
+    texts = ["abcd", "e"]
+    how: dict[str, Any] = {"items": texts, "prompt": prompt, "chunk_size": 3, "normalize": normalize}
+    embedded, trace, edge = run(Chunking.FIXED, **how)
+
+    whole = [[FIRST, *ids_of(prompt + text), LAST] for text in texts]
+    (submission,) = edge.managers.submitted
+    assert np.frombuffer(submission.token_ids, np.int32).tolist() == [one for ids in whole for one in ids]
+    expected = [
+        np.mean([[i, i % 7, i % 5, start + at, 0] for at, i in enumerate(ids[start : start + 3])], axis=0)
+        for ids in whole
+        for start in range(0, len(ids), 3)
+    ]
+    if normalize:
+        expected = [row / np.linalg.norm(row) for row in expected]
+    assert np.allclose(embedded.rows, expected, rtol=1e-6)
+    counts = [-(-len(ids) // 3) for ids in whole]
+    assert embedded.offsets is not None
+    assert embedded.offsets.tolist() == [0, counts[0], sum(counts)]
+    assert embedded.num_tokens == trace.num_tokens == sum(map(len, whole))
+    assert [[chunk.token_range for chunk in each] for each in embedded.chunks] == [
+        [(start, min(start + 3, len(ids))) for start in range(0, len(ids), 3)] for ids in whole
+    ]
+    of_text = [(0, 1), (1, 4), None] if prompt else [(0, 2), (2, 4)]
+    assert [chunk.char_range for chunk in embedded.chunks[0]] == of_text
+
+
+def test_a_chunk_larger_than_any_text_is_its_row() -> None:
+    embedded, _, _ = run(Chunking.FIXED, items=["abc"], chunk_size=2**63 - 1)
+    plain, _, _ = run(Chunking.NONE, items=["abc"])
+    assert np.allclose(embedded.rows, plain.rows, rtol=1e-6)
+
+
+@pytest.mark.holds("Long texts")
+def test_a_text_in_chunks_is_never_cut() -> None:
+    class Refusing(Framing):
+        async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
+            assert (how["truncation"], how["max_tokens"]) == (Truncation.NONE, None)
+            raise TextRefused(TextRefusal.TOO_LONG, 1, max_tokens=ROOM)
+
+    with pytest.raises(InvalidRequest, match=r"input\[1\] is longer than 8 tokens"):
+        run(Chunking.FIXED, items=["a", "abcdefghij"], chunk_size=2, tokenizers=Refusing())
+
+
+# What vLLM's tests of its ranges assert (tests/entrypoints/pooling/token_embed).
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(1, [None, (0, 1), (2, 3), (2, 3), (4, 6), None]), (4, [(0, 3), (4, 6)])],
+)
+def test_ranges_keep_unicode_overlaps_and_chunks_of_special_tokens(size: int, expected: list[Any]) -> None:
+    places = [None, (0, 1), (2, 3), (2, 3), (4, 6), None]
+    tokens = [Token(0, "", place is None, *(place or (None, None))) for place in places]
+    for prompt in (0, 10):
+        moved = [
+            token._replace(start=token.start + prompt, stop=token.stop + prompt)
+            if token.start is not None and token.stop is not None
+            else token
+            for token in tokens
+        ]
+        assert [characters_of(moved[at : at + size], prompt) for at in range(0, 6, size)] == expected
+
+
+@pytest.mark.holds("Long texts")
+@pytest.mark.parametrize("prompt", ["", "p"])
+def test_documents_are_computed_each_as_a_whole(prompt: str) -> None:
+    how: dict[str, Any] = {"prompt": prompt, "truncation": Truncation.NONE, "field": "inputs"}
+    items, sizes = ["ab", "c", "de", "f", "gh"], [2, 1, 2]
+    embedded, trace, edge = run(Chunking.DOCUMENTS, items=items, document_sizes=sizes, **how)
+
+    first, _, _ = run(Chunking.LATE, items=["ab", "c"], **how)
+    alone, _, _ = run(Chunking.NONE, items=["de"], **how)
+    last, _, _ = run(Chunking.LATE, items=["f", "gh"], **how)
+    expected = np.concatenate([first.rows, alone.rows, last.rows])
+    assert np.allclose(embedded.rows, expected, rtol=1e-6)
+    num_prompt = len(prompt)
+    assert list(edge.managers.submitted[0].seqlens) == [5 + num_prompt, 4 + num_prompt, 5 + num_prompt]
+    assert embedded.num_tokens == trace.num_tokens == 14 + 3 * num_prompt
+
+
+@pytest.mark.parametrize(
+    ("items", "sizes", "param"),
+    [
+        (["ab", "cdefg", "a"], [2, 1], "inputs[0]"),
+        (["a", "b", "", "c"], [1, 1, 2], "inputs[2][0]"),
+        (["a", "b", "c", "d?"], [1, 1, 2], "inputs[2][1]"),
+    ],
+)
+def test_what_is_wrong_in_a_document_is_named(items: list[str], sizes: list[int], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        run(Chunking.DOCUMENTS, items=items, document_sizes=sizes, field="inputs")
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("chunking", [Chunking.FIXED, Chunking.DOCUMENTS])
+def test_a_model_whose_row_is_no_mean_has_no_chunks(chunking: Chunking) -> None:
+    with pytest.raises(UnsupportedTask):
+        run(chunking, items=["ab", "cd"], document_sizes=[2], chunk_size=2, is_mean=False)
