@@ -8,12 +8,13 @@ Only chats need the library, and most servers never get one, so nothing imports 
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
@@ -35,20 +36,31 @@ Message = dict[str, str]
 _END = "CONTINUE_FINAL_MESSAGE_TAG "  # stands after the last message to find its end; transformers' word for it
 
 
+class Rendered:
+    """The chat template of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises what files and templates that are wrong raise; ValueError if there is none."""
+        config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
+        self.source, environment = _source(folder, config), _environment()
+        self.names = find_undeclared_variables(environment.parse(self.source)) - environment.globals.keys()
+        self._template: Template = environment.from_string(self.source)
+        self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
+
+    def text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Raises what a program can raise."""
+        given = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens, **options}
+        return self._template.render(given | {"messages": messages})
+
+
 class ChatTemplate:
     """The template of one model."""
 
     def __init__(self, folder: Path, quarantine: TextQuarantine | None = None) -> None:
         """Raises TextRefused (NO_TEMPLATE) if the folder has none, or one that is no template."""
-        self._render_each = partial(quarantine.one_by_one, self._render) if quarantine else self._render
+        self._texts_of_each = partial(quarantine.one_by_one, self._texts) if quarantine else self._texts
         try:
-            config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
-            source = _source(folder, config)
-            environment = _environment()
-            self._template = environment.from_string(source)
-            self._names = find_undeclared_variables(environment.parse(source)) - environment.globals.keys()
-            self._shows_content = "content" in source
-            self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
+            self._rendered = Rendered(folder)
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(TextRefusal.NO_TEMPLATE, -1) from error
 
@@ -59,27 +71,26 @@ class ChatTemplate:
         start = time.perf_counter()
         texts = []
         for index, chat in enumerate(chats):
-            if not self._names.issuperset(json.loads(chat.template_kwargs)):
+            if not self._rendered.names.issuperset(json.loads(chat.template_kwargs)):
                 raise TextRefused(TextRefusal.UNUSED, index)
             try:
-                texts += self._render_each([chat])
+                texts += self._texts_of_each([chat])
             except Exception as error:  # a template can fail in every way that a program can
                 raise TextRefused(TextRefusal.FAILED, index) from error
         return TextsPiece(texts, time.perf_counter() - start)
 
-    def _render(self, chats: Sequence[Chat]) -> list[str]:
-        return [self._rendered(chat) for chat in chats]
+    def _texts(self, chats: Sequence[Chat]) -> list[str]:
+        return [self._text(chat) for chat in chats]
 
-    def _rendered(self, chat: Chat) -> str:
+    def _text(self, chat: Chat) -> str:
         messages: list[Message] = json.loads(chat.messages)
         last = messages[-1]["content"]
         if chat.continue_final_message:
-            if not self._shows_content:
+            if "content" not in self._rendered.source:
                 raise ValueError("the template does not show what messages say")
             messages[-1]["content"] = last + _END
-        own = {"messages": messages, "add_generation_prompt": chat.add_generation_prompt}
-        usual = {"tools": None, "documents": None, **self._tokens}
-        text = self._template.render(usual | json.loads(chat.template_kwargs) | own)
+        options = json.loads(chat.template_kwargs) | {"add_generation_prompt": chat.add_generation_prompt}
+        text = self._rendered.text(messages, **options)
         return _cut_after(last, text) if chat.continue_final_message else text
 
 

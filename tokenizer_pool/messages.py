@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from wire.frames import Buffer
+from wire.pairs import ChatPairs
 
 TOKENIZE = 0x0200
 TOKENIZED = 0x0201
@@ -61,6 +62,8 @@ class TokenizerSpec:
     do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
     template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.model.tasks.PairTemplate; () = none
+    chat_pairs: ChatPairs | None = None  # pairs are put into the folder's chat template; None = they are not
+    chat_of_texts: ChatPairs | None = None  # texts are, and it must leave them as they are
     as_it_stands: bool = False  # tokenizer.json alone says all, and there are no special tokens: static embeddings
     marks_prompts: bool = False  # tokens of a prompt are marked as such, see wire.parts
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import tokenizers
@@ -97,16 +98,20 @@ class Template:
     def __init__(
         self, backend: tokenizers.Tokenizer, spec: TokenizerSpec, quarantine: TextQuarantine | None = None
     ) -> None:
-        """Raises TokenizerError where the fixed parts leave no room for texts."""
-        self._template = FilledTemplate(
-            backend, spec.template, encode_each=partial(of_each_once, quarantine=quarantine)
-        )
-        self._num_fixed = self._template.num_fixed
-        if self._num_fixed >= spec.max_seqlen:
+        """Raises TokenizerError where the fixed parts leave no room for texts, or the chat template takes no pairs."""
+        encode_each = partial(of_each_once, quarantine=quarantine)
+        if spec.chat_pairs:
+            from tokenizer_pool.chat_pairs import filled_pairs  # its library takes a while to import
+
+            self._of = filled_pairs(Path(spec.folder), spec.chat_pairs, backend, encode_each=encode_each)
+        else:
+            self._of = dict.fromkeys((True, False), FilledTemplate(backend, spec.template, encode_each=encode_each))
+        num_fixed = max(template.num_fixed for template in self._of.values())
+        if num_fixed >= spec.max_seqlen:
             raise TokenizerError(
-                f"{spec.folder}: {self._num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
+                f"{spec.folder}: {num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
             )
-        self.hides_specials = self._template.hides_specials
+        self.hides_specials = all(template.hides_specials for template in self._of.values())
 
     def encode(
         self,
@@ -122,12 +127,13 @@ class Template:
         Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where the fixed parts leave none, FAILED, EMPTY.
         """
         start = time.perf_counter()
-        if max_seqlen <= self._num_fixed:
-            raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=self._num_fixed, max_tokens=max_seqlen)
+        template = self._of[bool(instruction)]
+        if max_seqlen <= template.num_fixed:
+            raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=template.num_fixed, max_tokens=max_seqlen)
         keeps_end = truncation is Truncation.LEFT
         rows = []
         truncated = np.zeros(len(texts), np.uint8)
-        filled = self._template.fill(texts, pair_texts, instruction=instruction, keeps_end=keeps_end)
+        filled = template.fill(texts, pair_texts, instruction=instruction, keeps_end=keeps_end)
         for index, parts in enumerate(filled):
             num_tokens = sum(len(part.ids) for part in parts)
             if num_tokens == 0:
@@ -136,7 +142,7 @@ class Template:
                 if truncation is Truncation.NONE:
                     raise TextRefused(TextRefusal.TOO_LONG, index, max_tokens=max_seqlen)
                 truncated[index] = 1
-                self._template.cut(parts, num_tokens - max_seqlen)
+                template.cut(parts, num_tokens - max_seqlen)
             rows.append(list(chain.from_iterable(part.ids for part in parts)))
         return TokenizedTexts(
             token_ids=np.fromiter(chain.from_iterable(rows), np.int32),

@@ -38,7 +38,11 @@ class Tokenizer:
         has_types = not spec.as_it_stands and has_token_types(Path(spec.folder))
         self._num_special = self._backend.num_special_tokens_to_add(False)
         self._pairs = Pairs(self._backend, has_types=has_types, quarantine=quarantine)
-        self._template = Template(self._backend, spec, quarantine) if spec.template else None
+        self._template = Template(self._backend, spec, quarantine) if spec.template or spec.chat_pairs else None
+        if spec.chat_of_texts and has_chat_template(Path(spec.folder)):
+            from tokenizer_pool.chat_pairs import check_texts  # its library takes a while to import
+
+            check_texts(Path(spec.folder), spec.chat_of_texts, self._backend)
         self._scanner = Scanner(self._backend, quarantine)
         self._chat_template = self._read_chat_template()
         self._vocab_size = self._checked_vocab_size()

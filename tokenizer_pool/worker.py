@@ -328,7 +328,7 @@ def _load(spec: TokenizerSpec, quarantine: TextQuarantine | None) -> Tokenizer:
     try:
         tokenizer = Tokenizer(spec, quarantine)
         tokenizer.encode(["warm up"])
-        if spec.template:
+        if spec.template or spec.chat_pairs:
             tokenizer.encode(["warm"], pair_texts=["up"])
     except TokenizerError as error:
         raise StartError(str(error)) from None

@@ -6,17 +6,18 @@ model makes of a pair. Tokenizers are the library's; who has one has imported it
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
 
-_PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
-_SPLIT = re.compile("|".join(f"({re.escape(place)})" for place in _PLACES))
+PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
+_SPLIT = re.compile("|".join(f"({re.escape(place)})" for place in PLACES))
+_FILLERS = ("0", "1 2 3 4")  # end in different tokens
 
 # Calls a function of the library with all texts. The pool's guards against its panics.
 EncodeEach = Callable[
@@ -84,11 +85,20 @@ def _runs(backend: "tokenizers.Tokenizer") -> list[_Run]:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPairs:
+    """How sentence-transformers asks a reranker by its chat template, with messages of the roles query and document."""
+
+    is_flat: bool  # whether what a message says is a text, or a list of objects with one
+    options: str = "{}"  # what the template gets beside the messages, as JSON
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """The tokens of a part, filled in."""
 
     ids: list[int]
     head: int  # tokens before those of the document; all where it is cut at its end
+    tail: tuple[int, ...] = ()  # those that stand at the end where it is cut
 
 
 class _Part:
@@ -98,11 +108,12 @@ class _Part:
         self._backend = backend
         self._encode_each = encode_each
         self._pieces = [piece for piece in _SPLIT.split(text) if piece]  # places and the text between them
-        self.places = [place for place in _PLACES if place in self._pieces]
-        fixed = ["", *(piece for piece in self._pieces if piece not in _PLACES)]
+        self.places = [place for place in PLACES if place in self._pieces]
+        fixed = ["", *(piece for piece in self._pieces if piece not in PLACES)]
         hidden, spelt = ([encoding.ids for encoding in self._encode(fixed, hides)] for hides in (True, False))
         self.hides_specials = bool(self.places) and hidden == spelt  # in the texts of users
         self.fixed = None if self.places else _whole(self._encode([text], False)[0])
+        self.tail = self._tail() if "{document}" in self.places else ()
 
     def fill(self, fillings: Sequence[dict[str, str]], *, keeps_end: bool) -> list[Filled]:
         """The tokens of this part for each pair."""
@@ -112,11 +123,22 @@ class _Part:
         joined = ("".join(filling.get(piece, piece) for piece in self._pieces) for filling in fillings)
         texts = [text if asks or each["{instruction}"] else "" for text, each in zip(joined, fillings, strict=True)]
         if not keeps_end or "{document}" not in self.places:
-            return [_whole(encoding) for encoding in self._encode(texts, self.hides_specials)]
+            return [_whole(encoding, self.tail) for encoding in self._encode(texts, self.hides_specials)]
         encodings = self._encode(texts, self.hides_specials, with_offsets=True)
         starts = map(self._start, fillings)
         pairs = zip(encodings, starts, strict=True)  # the first tokens, up to so many characters, stay
-        return [Filled(one.ids, sum(stop <= start for _, stop in one.offsets)) for one, start in pairs]
+        return [Filled(one.ids, sum(stop <= start for _, stop in one.offsets), self.tail) for one, start in pairs]
+
+    def _tail(self) -> tuple[int, ...]:
+        """The tokens of the text after the last place: those that end the part whatever is filled in, as in
+        sentence-transformers."""
+        if self._pieces[-1] in PLACES:
+            return ()
+        texts = ["".join(filler if piece in PLACES else piece for piece in self._pieces) for filler in _FILLERS]
+        first, second = (encoding.ids for encoding in self._encode(texts, self.hides_specials))
+        pairs = zip(reversed(first), reversed(second), strict=False)
+        num_shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return tuple(first[len(first) - num_shared :]) if num_shared < min(len(first), len(second)) else ()
 
     def _start(self, filling: dict[str, str]) -> int:
         """Characters before the document."""
@@ -145,12 +167,20 @@ class FilledTemplate:
     it.
     """
 
-    def __init__(self, backend: "tokenizers.Tokenizer", parts: Sequence[str], *, encode_each: EncodeEach) -> None:
-        """parts: see engine.model.tasks.PairTemplate."""
+    def __init__(
+        self,
+        backend: "tokenizers.Tokenizer",
+        parts: Sequence[str],
+        *,
+        encode_each: EncodeEach,
+        stripped: Collection[str] = (),
+    ) -> None:
+        """parts: see engine.model.tasks.PairTemplate. stripped: the places whose texts lose the spaces around them."""
         self._parts = [_Part(backend, text, encode_each) for text in parts]
-        self.num_fixed = sum(len(part.fixed.ids) for part in self._parts if part.fixed)
+        self._stripped = stripped
+        self.num_fixed = sum(len(part.fixed.ids if part.fixed else part.tail) for part in self._parts)
         self.hides_specials = all(part.hides_specials for part in self._parts if part.places)
-        by_rank = [(_PLACES.index(part.places[0]), at) for at, part in enumerate(self._parts) if part.places]
+        by_rank = [(PLACES.index(part.places[0]), at) for at, part in enumerate(self._parts) if part.places]
         self._cut_order = [at for _, at in sorted(by_rank)]
 
     def fill(
@@ -161,6 +191,8 @@ class FilledTemplate:
             {"{instruction}": instruction, "{query}": text, "{document}": pair_text}
             for text, pair_text in zip(texts, pair_texts, strict=True)
         ]
+        for filling in fillings if self._stripped else ():
+            filling.update({place: filling[place].strip() for place in self._stripped})
         columns = [part.fill(fillings, keeps_end=keeps_end) for part in self._parts]
         return [list(parts) for parts in zip(*columns, strict=True)]
 
@@ -171,10 +203,10 @@ class FilledTemplate:
             lost = min(excess, len(part.ids) - part.head)  # the first tokens of the document
             ids = part.ids[: part.head] + part.ids[part.head + lost :]
             excess -= lost
-            kept = ids[: max(len(ids) - excess, 0)]
+            kept = [*ids[: max(len(ids) - len(part.tail) - excess, 0)], *part.tail] if excess else ids
             excess -= len(ids) - len(kept)
-            parts[at] = Filled(kept, len(kept))
+            parts[at] = Filled(kept, len(kept), part.tail)
 
 
-def _whole(encoding: "tokenizers.Encoding") -> Filled:
-    return Filled(encoding.ids, len(encoding))
+def _whole(encoding: "tokenizers.Encoding", tail: tuple[int, ...] = ()) -> Filled:
+    return Filled(encoding.ids, len(encoding), tail)

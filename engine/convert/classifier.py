@@ -99,6 +99,8 @@ def _config(found: ModelFolder) -> Json:
     name = str((config.get("architectures") or [""])[0])
     if not name.endswith(_GENERATIVE) or found.template is None:
         raise ModelError(f"--as-classifier is for a …{_GENERATIVE} with a known template, not for {name or 'this'}")
+    if found.template.chat:
+        raise ModelError("--as-classifier can't keep a chat template; name one that it can by --template")
     if config.get("pad_token_id") is None:  # transformers looks for the last token that is none
         config["pad_token_id"] = Vocabulary(found.path).special("pad_token")
     changes: dict[str, Any] = {

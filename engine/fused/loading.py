@@ -201,9 +201,10 @@ def check_hidden_tokens(folder: ModelFolder, spec: Spec) -> None:
     late = folder.late
     if not folder.hides_tokens or window is None or late is None:
         return
-    if (late.query_length or folder.max_seqlen) > window:
+    filled_up = late.expansion_length or late.query_length or folder.max_seqlen
+    if filled_up > window:
         raise NotForFused(
-            f"queries are filled up to {late.query_length} tokens that the others do not see, and a layer's tokens see "
+            f"queries are filled up to {filled_up} tokens that the others do not see, and a layer's tokens see "
             f"only {window}: which of them the last ones would see depends on the library"
         )
 

@@ -28,7 +28,8 @@ from engine.model.known_code import kalm
 from engine.model.known_code.known_code import CHUNK_SEPARATOR, LINEAR
 from engine.model.lora import adapter_files, read_adapters
 from engine.model.modules import Chain, read_chain
-from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
+from engine.model.quantization import describe
+from engine.model.sentence_files import CONFIG, chat_pairs, is_static, read_cuts, read_modules, read_notes, read_prompts
 from engine.model.tasks import (
     Activation,
     Head,
@@ -45,7 +46,9 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
+from engine.model.weights import check_forms
 from engine.types import ModelError, ModelInfo, OutputKind
+from wire.pairs import ChatPairs
 
 SPLADE = "splade"  # the value of --pooling, as in TEI
 _SPARSE_HEADS = VocabularyWeights | TokenWeights
@@ -97,6 +100,7 @@ class ModelFolder:
     is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
     tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
     truncate_dim: int | None = None  # numbers of a pooled row where a request does not say how many; None = all
+    chat_of_texts: ChatPairs | None = None  # texts are put into the chat template, which must leave them as they are
     max_active_dims: int | None = None  # entries that are kept of a sparse row, the strongest; None = all
 
     @property
@@ -195,6 +199,8 @@ def read(
     folder = Path(path)
     wanted = None if task in (None, AUTO) else Task(task)
     check_placeholders(folder, needs_weights=needs_weights)
+    if needs_weights:
+        check_forms(folder)
     served = _architecture(folder, known_classes, trusted_keys)
     sentence = read_modules(folder, served.config, pooling=None if pooling == SPLADE else pooling)
     files = Files(
@@ -205,6 +211,8 @@ def read(
         known_classes=known_classes,
         template=template,
     )
+    if needs_weights:
+        describe(files.backbone_folder)
     backbone = read_backbone(files)
     output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises if they do not fit
     return _described(files, backbone, detect(files, wanted=wanted, is_splade=pooling == SPLADE))
@@ -407,6 +415,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         default_adapter=files.config.get("default_adaptation") if has_adapters else None,
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
+        chat_of_texts=_chat_of_texts(files, backbone.architecture),
         truncate_dim=truncate_dim if found.task is Task.EMBED else None,
         max_active_dims=max_active_dims if found.task is Task.SPARSE else None,
     )
@@ -420,6 +429,13 @@ def _chunk_separator_id(files: Files) -> int:
             "tokenizer.json puts tokens around texts, and this model's own code embeds the chunks of a document without"
         )
     return Vocabulary(folder).needed(files.config[CHUNK_SEPARATOR])
+
+
+def _chat_of_texts(files: Files, architecture: str) -> ChatPairs | None:
+    """See ModelFolder. Of rerankers the pairs are meant, which are the template's."""
+    if files.chain in (Chain.SCORES, Chain.ANSWER):
+        return None
+    return chat_pairs(files.sentence.transformer, files.backbone_folder, architecture)
 
 
 def read_as(folder: ModelFolder) -> Json:

@@ -1,13 +1,15 @@
 """Reads modules.json: its entries, which chain of modules they are, and the options of modules after the transformer.
 
 Follows sentence-transformers 6 and PyLate. A chain is found by the kinds and the order of modules alone. A Router sends
-queries and documents through different modules; two kinds of it are served: routes that all use the same files, and
-sparse models whose queries are looked up in a table, which engine.model.detection.sparse reads. Reads no weights.
+queries and documents, or texts and images, through different modules; two kinds of it are served: those in which all
+texts take one route, and sparse models whose queries are looked up in a table, which engine.model.detection.sparse
+reads. Reads no weights.
 """
 
+import ast
 import enum
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -51,6 +53,7 @@ _OWN = ("sentence_transformers.", "pylate.models.")  # for classes of these pack
 _TRANSFORMER = f"{_OWN[0]}Transformer"
 _ROUTERS = ("Router", "Asym")
 _ROUTER_FILE = "router_config.json"
+_TEXT, _MAX_KEY = "text", 100  # a modality; characters of a key of route_mappings
 _TABLE = "SparseStaticEmbedding"
 _AFTER_POOLING = frozenset(("Dense", "LayerNorm", "Normalize", "Dropout"))
 # The last module of a chain that makes whole numbers of rows, for cosines: 127 times the hyperbolic tangent, rounded to
@@ -285,13 +288,18 @@ def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool
     if config.get("transformer_task", default) != task:
         return f"'transformer_task': the Transformer module is not for {task}, which the modules after it need"
     modalities = object_in(config, "modality_config")
-    if not modalities or (chain is Chain.ANSWER and "text" not in modalities):
-        return ""
     if chain is Chain.POOLED_SCORES and "message" in modalities:
         return "'modality_config': pairs are put into a chat template, which is not supported with these modules"
-    if modalities.get("text") != {"method": "forward", "method_output_name": output}:
+    of_texts = [modalities[name] for name in ("text", "message") if name in modalities]
+    if modalities and not (of_texts and all(_gives(params, output) for params in of_texts)):
         return "'modality_config': the Transformer module does not turn plain text into what the modules after it need"
     return ""
+
+
+def _gives(params: object, output: str) -> bool:
+    """Whether the model's forward gives this output for texts."""
+    names = ("method", "method_output_name")
+    return isinstance(params, dict) and [params.get(name) for name in names] == ["forward", output]
 
 
 def _routed(folder: Path, modules: tuple[Module, ...]) -> tuple[tuple[Module, ...], PurePosixPath | None]:
@@ -302,16 +310,44 @@ def _routed(folder: Path, modules: tuple[Module, ...]) -> tuple[tuple[Module, ..
         return modules, None
     first = places[0]
     routes = _routes(folder, modules[first])
-    if len(places) == 1 and len(set(routes.values())) == 1:
-        (route,) = set(routes.values())
+    parameters = object_in(_router_config(folder, modules[first]), "parameters")
+    if len(places) == 1 and (route := _of_texts(routes, parameters)):
         return (*modules[:first], *route, *modules[first + 1 :]), None
     # the Router's own rules say which text takes which route
-    is_alone = len(modules) == 1 and not object_in(
-        object_in(_router_config(folder, modules[first]), "parameters"), "route_mappings"
-    )
+    is_alone = len(modules) == 1 and not object_in(parameters, "route_mappings")
     if is_alone and routes.keys() == {"query", "document"} and [each.kind for each in routes["query"]] == [_TABLE]:
         return routes["document"], routes["query"][0].path
     raise _refusal(folder, modules)
+
+
+def _of_texts(routes: dict[str, tuple[Module, ...]], parameters: Json) -> tuple[Module, ...]:
+    """The modules of the route that all texts take, be they queries, documents or neither; empty if there is none.
+
+    Other routes may be for images.
+    """
+    if len(set(routes.values())) == 1:
+        return next(iter(routes.values()))
+    found = {routes.get(_route_of(task, routes, parameters), ()) for task in (None, "query", "document")}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _route_of(task: str | None, names: Collection[str], parameters: Json) -> str:
+    """The route of a text for this task, found as Router._resolve_route does it; "" if there is none."""
+    mappings = {_parsed(key): str(name) for key, name in object_in(parameters, "route_mappings").items()}
+    for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
+        if key in mappings:
+            return mappings[key]
+    if named := next((name for name in (task, _TEXT) if name in names), None):
+        return named
+    return "" if task else str(parameters.get("default_route") or next(iter(names), ""))
+
+
+def _parsed(key: str) -> object:
+    """A task and a modality, as the library writes the pair of them."""
+    try:
+        return ast.literal_eval(key[:_MAX_KEY])
+    except (ValueError, SyntaxError):
+        return None  # the library passes over it
 
 
 def _refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.model.card import plain_form
 from engine.model.json_files import Json, object_in, read_optional
 from engine.model.weights import PLAIN, checkpoint_files, stored_tensors
 from engine.types import ModelError
@@ -93,8 +94,8 @@ def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
     stored = read(folder)
     if stored is not None and not reads_fp8:
         raise ModelError(
-            f"{stored.note}; only the fused engine reads them: on a GPU, or with --engine fused "
-            "--devices cpu for checks. In its own image, the tensorrt-llm engine reads most of them"
+            f"{stored.note}; only the fused engine reads them: on a GPU, or with --engine fused --devices cpu for "
+            f"checks. In its own image, the tensorrt-llm engine reads most of them{plain_form(folder)}"
         )
     if stored is None:
         check_plain(folder)
@@ -109,7 +110,7 @@ def check_plain(folder: Path) -> None:
         if tensor.dtype not in PLAIN and not is_integer:
             raise ModelError(
                 f"the tensor {tensor} is stored as {tensor.dtype}, but the model's files do not describe the scales, "
-                "so no engine can read them; take the model's plain weights"
+                f"so no engine can read them; take the model's plain weights{plain_form(folder)}"
             )
 
 
@@ -120,7 +121,7 @@ def read(folder: Path) -> StoredFp8 | None:
     if isinstance(stored, StoredNvfp4):
         raise ModelError(
             f"the weights are stored quantized by {stored.method} as NVFP4, which only the tensorrt-llm engine reads: "
-            "Model Optimizer's, on Blackwell GPUs; take the model's plain weights, or FP8"
+            f"Model Optimizer's, on Blackwell GPUs; take the model's plain weights, or FP8{plain_form(folder)}"
         )
     return stored
 
@@ -129,7 +130,10 @@ def describe(folder: Path) -> Stored | None:
     """None if the weights are stored plain. Raises ModelError if they are quantized in a way that no engine reads."""
     config = read_optional(folder / "config.json")
     stored = _config_of(config) or _config_of(object_in(config, "text_config")) or beside(folder)
-    return _classified(stored) if stored else None
+    try:
+        return _classified(stored) if stored else None
+    except _UnreadError as error:
+        raise ModelError(f"{error}{plain_form(folder)}") from None
 
 
 def beside(folder: Path) -> Json:
@@ -140,7 +144,9 @@ def beside(folder: Path) -> Json:
 
 
 def _config_of(config: Json) -> Json:
-    return object_in(config, "quantization_config") or object_in(config, "compression_config")
+    stored = object_in(config, "quantization_config") or object_in(config, "compression_config")
+    of_mlx = object_in(config, "quantization")
+    return stored if "quant_method" in stored or "bits" not in of_mlx else {"quant_method": "MLX"}
 
 
 def _classified(config: Json) -> Stored | None:
@@ -239,8 +245,12 @@ def _block_in(config: Json, key: str) -> tuple[int, int] | None:
     raise ModelError(f"{key!r} in the model's files is not a pair of positive whole numbers")
 
 
-def _refusal(method: str) -> ModelError:
-    return ModelError(
+class _UnreadError(ModelError):
+    """No engine reads weights that are stored so."""
+
+
+def _refusal(method: str) -> _UnreadError:
+    return _UnreadError(
         f"the weights are stored quantized by {' '.join(method.split())[:_MAX_NAME]}, which can't be read; "
         "take the model's plain weights, or FP8 by fp8, fbgemm_fp8, compressed-tensors or modelopt"
     )

@@ -5,6 +5,7 @@ options. What would change rows or token ids, and is not read here, is refused b
 architectures and weights.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,8 @@ from engine.model.modules import (
 )
 from engine.model.tasks import Dense, Normalize, Step
 from engine.types import ModelError
+from wire.pairs import ChatPairs
+from wire.tokenizer_files import CHAT_TEMPLATE
 
 # Each is written under a new or an old name.
 _OF_PROCESSOR = ("processor_kwargs", "tokenizer_args")
@@ -58,7 +61,19 @@ _TRANSFORMER_OPTIONS = frozenset(
         *("query_length", "document_length", "query_expansion"),
     )
 )
+# What the library's call for chat templates takes, and a template does not get.
+_OF_RENDERING = frozenset(
+    (
+        *("chat_template", "continue_final_message", "documents", "max_length", "padding", "return_dict"),
+        *("return_assistant_tokens_mask", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+_RESTORES = "restore_suffix"  # the end of the template is put back where it was cut off
 _OF_ROLES = ("query_length", "document_length", "query_expansion")  # read for late interaction
+# sentence_transformers/base/modality.py
+_FLAT = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
+_OTHER_TEMPLATES = "additional_chat_templates"
+_STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 CONFIG = "config_sentence_transformers.json"
 TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
@@ -116,6 +131,11 @@ class Prompts:
     default_name: str | None  # a key of by_name
     source: str = CONFIG  # the file that has them
 
+    @property
+    def default(self) -> str:
+        """The default one, mostly empty."""
+        return self.by_name.get(self.default_name or "", "")
+
 
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
     """Read modules.json and the files it names. config: config.json. pooling: cls, mean or last-token overrides files.
@@ -170,6 +190,31 @@ def _read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentenc
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
     )
+
+
+def chat_pairs(options: Json, folder: Path, model_type: str) -> ChatPairs | None:
+    """How a Transformer with these options puts pairs into its chat template; None if it does not. folder: the
+    tokenizer's. Raises ModelError."""
+    modalities = object_in(options, "modality_config")
+    if "message" not in modalities:
+        return None
+    form = object_in(modalities, "message").get("format", "auto")
+    if form not in ("flat", "structured", "auto"):
+        raise ModelError("'format' of 'message' in 'modality_config' is neither flat nor structured")
+    given = object_in(object_in(options, "processing_kwargs"), "chat_template")
+    asked = {name: value for name, value in given.items() if name != _RESTORES}
+    is_flat = form == "flat" or (form == "auto" and _takes_texts(folder, model_type))
+    return ChatPairs(is_flat, json.dumps(asked))
+
+
+def _takes_texts(folder: Path, model_type: str) -> bool:
+    """Whether what messages say is a text, as the library tells it from the words of the only chat template."""
+    file = folder / CHAT_TEMPLATE
+    source: object = read_optional(folder / "tokenizer_config.json").get("chat_template")
+    if file.is_file():
+        source = file.read_text(encoding="utf-8", errors="replace")
+    is_only = isinstance(source, str) and not (folder / _OTHER_TEMPLATES).is_dir()
+    return model_type in _FLAT or (is_only and bool(source) and not any(sign in str(source) for sign in _STRUCTURED))
 
 
 def read_prompts(folder: Path) -> Prompts:
@@ -330,9 +375,8 @@ def _unread(options: Json, chain: Chain) -> Iterator[str]:
     calls = object_in(options, "processing_kwargs")
     for kind in ("common", "text"):
         yield from sorted(object_in(calls, kind).keys() - _HARMLESS_IN_CALLS)
-    if chain is Chain.ANSWER:  # the templates known here end with the turn of the one who answers
-        asked = object_in(calls, "chat_template").items()
-        yield from (name for name, value in asked if name != "add_generation_prompt" or value is not True)
+    of_chats = object_in(calls, "chat_template").items()
+    yield from (name for name, value in of_chats if name in _OF_RENDERING or (name == _RESTORES and value is not True))
     roles = () if chain is Chain.LATE else _OF_ROLES
     yield from (name for name in (*roles, "tokenizer_name_or_path") if options.get(name) is not None)
 

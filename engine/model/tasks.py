@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, assert_never
 
 from engine.types import ModelError, OutputKind
+from wire.pairs import ChatPairs
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last")  # what comes before the modules
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # torch's names, with their default arguments
@@ -250,8 +251,9 @@ class PairTemplate:
     part with only {instruction} is left out if the instruction is empty.
     """
 
-    parts: tuple[str, ...]
+    parts: tuple[str, ...] = ()
     instruction: str  # if the request has none; may be empty
+    chat: ChatPairs | None = None  # the parts are those of the folder's chat template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +273,7 @@ class LateInteraction:
     marks_text_start: bool = False  # a marker stands behind all leading special tokens, else behind the first token
     query_length: int | None = None  # tokens to which a query is cut, or filled up with `expansion_id`; None = neither
     expansion_id: int | None = None  # None = queries are not filled up
+    expansion_length: int | None = None  # tokens to which a short query is filled up; None = query_length
     attends_to_expansion: bool = False  # whether other tokens attend to the filled-in ones
     document_length: int | None = None  # tokens to which a document is cut; None = the model's limit
     skipped_ids: tuple[int, ...] = ()  # tokens of a document whose rows do not count

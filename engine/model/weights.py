@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.model.card import plain_form
 from engine.model.json_files import object_in, read_object
 from engine.model.tasks import Dense, LayerNorm, Normalize, Shapes, Step
 from engine.types import ModelError
@@ -30,6 +31,11 @@ _INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # either is a folder's weights as pickles
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+# What weights are for other programs: ends of names of files.
+_OTHER_FORMS = {
+    **{".gguf": "GGUF", ".onnx": "ONNX", "openvino_model.xml": "OpenVINO's form", "weights.npz": "MLX's form"},
+    **{".tflite": "TFLite", ".mlpackage": "Core ML's form", ".mlmodel": "Core ML's form"},
+}
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 PLAIN = frozenset(("F64", "F32", "F16", "BF16"))  # dtypes of plain numbers
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
@@ -232,6 +238,22 @@ def _check_are_there(folder: Path) -> None:
     unread = sorted(file.name for file in folder.glob("*") if file.suffix in _UNREAD_WEIGHTS)
     found = f"; {', '.join(unread[:3])} is not read, for such files can run code" if unread else ""
     raise ModelError(f"{folder} has no model.safetensors; only *.safetensors are read{found}{_way_out(folder)}")
+
+
+def check_forms(folder: Path, listed: Iterable[str] | None = None) -> None:
+    """Raises ModelError where the weights are only in forms that are made for other programs.
+
+    listed: all files of the model's repository, of which the folder has a part.
+    """
+    files = (path.name for path in (*folder.glob("*"), *folder.glob("*/*")))
+    names = [name.rpartition("/")[2] for name in (files if listed is None else listed)]
+    if any(name.endswith(".safetensors") or name.startswith("pytorch_model") for name in names):
+        return
+    forms = sorted({form for end, form in _OTHER_FORMS.items() if any(name.endswith(end) for name in names)})
+    if forms:
+        raise ModelError(
+            f"{folder} has its weights as {' and '.join(forms)}, and only *.safetensors are read{plain_form(folder)}"
+        )
 
 
 def _way_out(folder: Path) -> str:

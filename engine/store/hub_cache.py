@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from engine.model.detection.needed_files import MODULES, Group, needed_files, telling_files
+from engine.model.weights import check_forms
 from engine.types import ModelError
 
 # Only what can't run code; other engines' copies of the same model are left out.
@@ -52,7 +53,8 @@ def is_needed(file: str, more: Sequence[str] = ()) -> bool:
 
 
 def check_snapshot(folder: Path, *, needs_modules: bool = True, more: Sequence[str] = ("*",)) -> None:
-    """Raises ModelError if the folder lacks files that its repository has, or may have: nobody completes it.
+    """Raises ModelError if the folder lacks files that its repository has, or may have: nobody completes it. Also where
+    there are no weights that are read.
 
     That can be told of the hub's cache, and of what its library put into another folder. Other folders are whole.
 
@@ -61,6 +63,7 @@ def check_snapshot(folder: Path, *, needs_modules: bool = True, more: Sequence[s
     """
     snapshot = folder.resolve()
     listed = _listed(_listing_of(snapshot))
+    check_forms(snapshot, listed)
     if listed is None and not _is_in_cache(snapshot) and not (snapshot / _NOTES_OF_FILES).is_dir():
         return
     is_whole_else = listed is None and _is_downloaded(snapshot)

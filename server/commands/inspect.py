@@ -19,6 +19,7 @@ from engine.model.tasks import Dense, LateInteraction, LayerNorm, Normalize, Ste
 from engine.model.weights import WeightSizes, checkpoint_files, step_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
+from server.requests.prompts import library_differences
 from server.settings.settings import Settings
 from server.supervisor.model_files import NotConvertedError, cache_folder
 from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
@@ -71,6 +72,7 @@ def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
         Finding("special_tokens", plan.special_tokens),
         Finding("prompts", dict(folder.prompts), folder.prompts_source if folder.prompts else ""),
         Finding("default_prompt", plan.default_prompt or None, _prompt_source(plan)),
+        *(Finding("other_prompts", others, "docs/models.md, Prompts") for others in [other_prompts(folder)] if others),
         *((Finding("adapters", list(folder.adapters), "config.json"),) if folder.adapters else ()),
         Finding("engine", plan.engine, plan.reason),
         Finding("devices", list(plan.devices.names), plan.devices.reason),
@@ -95,7 +97,8 @@ def _task_findings(folder: ModelFolder) -> list[Finding]:
     if folder.task in (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY):
         found.append(Finding("activation", str(folder.activation)))
     if folder.template:
-        found.append(Finding("template", template_name(folder.template), "known here; its words are not read"))
+        source = "modality_config" if folder.template.chat else "known here; its words are not read"
+        found.append(Finding("template", template_name(folder.template), source))
         found.append(Finding("instruction", folder.template.instruction or None))
     if folder.query_table:
         found.append(Finding("queries", f"a weight for each token, from {folder.query_table.folder}", "a Router"))
@@ -116,6 +119,13 @@ def _late_in_words(late: LateInteraction) -> dict[str, Any]:
     if late.skipped_ids:
         changed["skipped_ids"] = f"{len(late.skipped_ids)} tokens"
     return changed
+
+
+def other_prompts(folder: ModelFolder) -> list[str]:
+    """Where sentence-transformers puts other prompts before queries and documents than the server, of a model whose
+    prompts it reads."""
+    is_read = folder.prompts_source == CONFIG and folder.task in (Task.EMBED, Task.SPARSE)
+    return library_differences(folder) if is_read else []
 
 
 def _pooling_findings(folder: ModelFolder) -> list[Finding]:

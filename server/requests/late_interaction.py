@@ -45,7 +45,8 @@ async def shaped(
 
     num_leading  tokens of each text that stand before its marker
     """
-    fill_length = min(late.query_length or 0, max_seqlen) if late.expansion_id is not None else 0
+    longest = late.expansion_length or late.query_length or 0
+    fill_length = min(longest, max_seqlen) if late.expansion_id is not None else 0
     done = []
     async for part in _steps(tokens, slice(0, num_queries)):
         done.append(_filled(_marked(part, late.query_marker_id, num_leading), late, fill_length))

@@ -54,17 +54,32 @@ def prompt_for(model: WithPrompts, purpose: Purpose) -> str | None:
     """The model's prompt; None if it has prompts, but none for this purpose.
 
     A model without prompts treats all texts alike, so its default prompt stays. A model that has a prompt for one side
-    of a search only, as most have one for queries, gets nothing before texts of the other side.
+    of a search only, as most have one for queries, gets nothing before texts of the other side. An empty prompt says
+    nothing: sentence-transformers fills in empty ones for queries and documents.
     """
     if not has_prompts(model):
         return model.default_prompt
-    prompt = _named(model, purpose)
-    if prompt is not None:
+    if prompt := _named(model, purpose):
         return prompt
     other = _OTHER_SIDE.get(purpose)
-    if other is None:
-        return model.default_prompt if _adapter_for(model, purpose) else None
-    return model.default_prompt if _named(model, other) is None else ""
+    if other is not None:
+        return "" if _named(model, other) else model.default_prompt
+    if _name(model, purpose) is not None:
+        return ""
+    return model.default_prompt if _adapter_for(model, purpose) else None
+
+
+def library_differences(model: WithPrompts) -> list[str]:
+    """Where encode_query and encode_document of sentence-transformers 6.2 put something else before a text than is put
+    there here, a line each. They look for prompts of these two names alone."""
+    found = []
+    for word, purpose in (("query", Purpose.QUERY), ("document", Purpose.DOCUMENT)):
+        ours, theirs = prompt_for(model, purpose) or "", model.prompts.get(word, "")
+        if ours != theirs:
+            found.append(
+                f"sentence-transformers 6.2 has {theirs!r} before a {word} (encode_{word}), and here it is {ours!r}"
+            )
+    return found
 
 
 def has_prompts(model: WithPrompts) -> bool:
@@ -72,23 +87,26 @@ def has_prompts(model: WithPrompts) -> bool:
     return any(model.prompts.values())
 
 
-def _named(model: WithPrompts, purpose: Purpose) -> str | None:
+def _named(model: WithPrompts, purpose: Purpose) -> str:
+    """The first prompt for this purpose that says something; "" if there is none."""
     name = _name(model, purpose)
-    return None if name is None else model.prompts[name]
+    return "" if name is None else model.prompts[name]
 
 
 def _name(model: WithPrompts, purpose: Purpose) -> str | None:
-    return next((name for name in purpose.value if name in model.prompts), None)
+    there = [name for name in purpose.value if name in model.prompts]
+    return next((name for name in there if model.prompts[name]), next(iter(there), None))
 
 
 def by_input_type(model: WithPrompts) -> dict[str, dict[str, str | None]]:
     """What `input_type` puts before the texts of each side of a search; nothing for a model without prompts, to which
     it changes nothing. A `prompt_name` of None: no prompt of the model's own is for that side."""
-    if not has_prompts(model):
-        return {}
-    return {
-        side.value[0]: {"prompt_name": _name(model, side), "prompt": prompt_for(model, side)} for side in _OTHER_SIDE
-    }
+    return {side.value[0]: _of_side(model, side) for side in _OTHER_SIDE} if has_prompts(model) else {}
+
+
+def _of_side(model: WithPrompts, side: Purpose) -> dict[str, str | None]:
+    name, prompt = _name(model, side), prompt_for(model, side)
+    return {"prompt_name": name if name and model.prompts[name] == prompt else None, "prompt": prompt}
 
 
 def in_words(model: WithPrompts) -> str:

@@ -270,6 +270,8 @@ def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
         do_lower_case=folder.do_lower_case,
         vocab_size=folder.vocab_size,
         template=folder.template.parts if folder.template else (),
+        chat_pairs=folder.template.chat if folder.template else None,
+        chat_of_texts=folder.chat_of_texts,
         as_it_stands=folder.is_static,
         marks_prompts=not folder.include_prompt,
     )

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from engine import fake
 from tests.engine.sentence_models import text_of, words
 from tests.engine.tiny_models import SCORING_SEQUENCES, arbitrary, save, save_whole
+from tests.parity.test_declared_templates import library_ids, made
 from tests.server_e2e.running import Server, serving
 
 pytestmark = pytest.mark.holds("Reranking")
@@ -70,6 +71,21 @@ def test_a_pair_that_is_too_long_is_cut_or_refused(server: Server) -> None:
     refused = server.request("POST", "/rerank", {**long, "truncate": False})
     assert refused.status == 422
     assert refused.json()["error"].startswith("texts[1] is longer than")
+
+
+def test_pairs_go_into_the_chat_template_that_a_model_declares(tmp_path: Path) -> None:
+    own = "Find what answers it"
+    model = made(tmp_path, "Qwen3-Reranker's form", scores=False, prompt=own)
+    pair = ("Where is Köln?", "By the Rhine.\n")
+    flags = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--model-id", str(model.folder))
+    (tmp_path / "server").mkdir()
+    with serving(*flags, folder=tmp_path / "server") as running:
+        for instruction in (None, "Is it a joke?", ""):
+            fields = {} if instruction is None else {"instruction": instruction}
+            body = {"query": pair[0], "texts": [pair[1]], "raw_scores": True, **fields}
+            reply = running.request("POST", "/rerank", body, accept="application/octet-stream")
+            ids = np.array(library_ids(model.library, pair, own if instruction is None else instruction), np.int32)
+            assert np.frombuffer(reply.body, "<f4").tolist() == [fake.row(fake.table(DIMENSIONS), ids.tobytes())[0]]
 
 
 @pytest.mark.full

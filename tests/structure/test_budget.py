@@ -24,18 +24,18 @@ from tests.structure.sources import Source, is_within, sources
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
     "server": (26_830, 242_950),
-    "engine": (19_750, 188_460),
+    "engine": (19_890, 190_040),
     "batch_manager": (2_265, 22_180),
-    "tokenizer_pool": (2_300, 22_250),
-    "wire": (1_420, 13_180),
+    "tokenizer_pool": (2_430, 23_730),
+    "wire": (1_450, 13_440),
     "embedline": (3_890, 35_040),
-    "core": (36_690, 346_260),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (37_000, 349_870),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 104_030,
-    "files of the product": 402,
+    "lines of the tests": 104_970,
+    "files of the product": 404,
     "folders of the product": 51,
     "files with one importer that no registry names": 53,
     "imports of features by the core": 0,
@@ -98,7 +98,6 @@ SUBJECTS = {
     "server.supervisor.ports": "the ports of one server, wherever they come from",
     "server.supervisor.readiness": "when the server is ready, and what it tells its frontends of that",
     "server.supervisor.takeover": "what two servers say to each other when one takes over the other's sockets",
-    "tokenizer_pool.chat_template": "chat templates in a sandbox: the one file that imports jinja2",
     "tokenizer_pool.pairs": "how two texts become one sequence",
     "tokenizer_pool.scanner": "where a long text may be cut so that its tokens stay those of the whole",
     "wire.blocking": "the end of a connection in a process without an event loop, which imports no asyncio",

@@ -1,7 +1,8 @@
 """The fixed texts on which quantized models are compared with plain ones: subjects, languages, lengths, oddities.
 
 A third is not English. They are ours; a change of them changes what the gate's figures mean. Rerankers get pairs of
-them, put together as in service: a hundred documents for one query, and the other texts for others.
+them, put together as in service, but for chat templates, which no engine runs: a hundred documents for one query, and
+the other texts for others.
 """
 # ruff: noqa: RUF001 - letters of other scripts are meant
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MAX_SEQLEN = 1024  # tokens of the fixed texts; those beyond are made to the model's length
 _CHARACTERS = 3  # of a token: about as many as the fixed texts have in most models
 _NUM_RANKED = 100  # documents for one query
+_IN_LINES = ("{instruction}\n", "{query}\n", "{document}")
 _MAX_WORK_ON_CPU = 2e10  # tokens of one text times parameters of layers: half a second of one core
 
 _QUERIES = """
@@ -294,7 +296,8 @@ def _of_pairs(folder: ModelFolder, given: Sequence[tuple[str, str]], *, max_seql
     firsts = [_cased(folder, folder.default_prompt + query) for query in queries]
     seconds = [_cased(folder, document) for document in documents]
     limit = min(max_seqlen, folder.max_seqlen)
-    put_together = partial(_joined, folder) if folder.template is None else partial(_filled, folder.template)
+    template = folder.template
+    put_together = partial(_joined, folder) if template is None else partial(_filled, template)
     found, types = sample_ids.by_tokenizer(folder, lambda tokenizer: put_together(tokenizer, firsts, seconds, limit))
     various = _various(folder, found)
     return GateTexts(various, types if various is found else None, num_ranked)
@@ -329,11 +332,12 @@ def _filled(
     seconds: Sequence[str],
     limit: int,
 ) -> tuple[Sequences, None]:
-    filled = FilledTemplate(tokenizer, template.parts, encode_each=lambda encode, texts: encode(texts))
+    parts = template.parts or _IN_LINES
+    filled = FilledTemplate(tokenizer, parts, encode_each=lambda encode, texts: encode(texts))
     sequences = Sequences()
-    for parts in filled.fill(firsts, seconds, instruction=template.instruction, keeps_end=False):
-        filled.cut(parts, max(sum(len(part.ids) for part in parts) - limit, 0))
-        sequences.append(np.array([token_id for part in parts for token_id in part.ids], np.int32))
+    for found in filled.fill(firsts, seconds, instruction=template.instruction, keeps_end=False):
+        filled.cut(found, max(sum(len(part.ids) for part in found) - limit, 0))
+        sequences.append(np.array([token_id for part in found for token_id in part.ids], np.int32))
     return sequences, None
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from engine.model.detection.config import WIDTHS
 from engine.model.detection.detected import Files
@@ -30,10 +31,7 @@ _PROJECTED = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), 768)
 # Tokens that the authors' card gives, where positions are numbered by angles, which end nowhere.
 _BY_CARD = dict.fromkeys(_PROJECTED, 8192)
 _PADDING_IS_1 = frozenset(("mpnet",))  # whatever pad_token_id is
-_UNKNOWN_COUNT = (
-    "unknown tokens count in the mean, and texts are not cut at 512 tokens, as in sentence-transformers; model2vec's "
-    "own code leaves such tokens out, and cuts texts"
-)
+_MODEL2VEC, _MODEL2VEC_LENGTH = "model2vec", 512  # tokens, where config.json does not say
 _WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
 _OF_CARD = "its card gives texts no more"
@@ -96,7 +94,8 @@ def _static(files: Files) -> Backbone:
     mapping = shapes.get("mapping", table[:1])  # model2vec may give several tokens the same row
     if len(table) != 2 or len(mapping) != 1:
         raise ModelError(f"{where}/model.safetensors has no table of embeddings ({' or '.join(_TABLES)})")
-    lengths = {"config.json": number_in(files.config, "seq_length"), "tokenizer.json": _truncated_at(where)}
+    tokenizer = read_optional(where / "tokenizer.json")
+    lengths = {"config.json": number_in(files.config, "seq_length"), "tokenizer.json": _truncated_at(where, tokenizer)}
     asked = {source: length for source, length in lengths.items() if length is not None and length < _STATIC_SEQLEN}
     source = min(asked, key=lambda name: asked[name], default="")
     return Backbone(
@@ -105,16 +104,31 @@ def _static(files: Files) -> Backbone:
         vocab_size=mapping[0],
         max_seqlen=asked.get(source, _STATIC_SEQLEN),
         max_seqlen_source=source or "no file: static embeddings have no limit",
-        notes=(_UNKNOWN_COUNT,) if files.config.get("model_type") == "model2vec" else (),
+        notes=(_of_its_own_code(files.config, tokenizer),) if files.config.get("model_type") == _MODEL2VEC else (),
     )
 
 
-def _truncated_at(folder: Path) -> int | None:
+def _of_its_own_code(config: Json, tokenizer: Json) -> str:
+    """What model2vec 0.10 does otherwise with a text (model.py: `_encode_dispatch` and `tokenize`)."""
+    max_length = config.get("max_length", _MODEL2VEC_LENGTH)
+    vocabulary = object_in(tokenizer, "model").get("vocab") or ()  # token -> id, or pieces with their scores
+    tokens = {str(entry[0] if isinstance(entry, list) and entry else entry) for entry in vocabulary}
+    added = tokenizer.get("added_tokens")
+    for entry in added if isinstance(added, list) else ():
+        tokens |= {str(entry["content"])} if isinstance(entry, dict) and "content" in entry else set()
+    note = "unknown tokens count in the mean, as in sentence-transformers; model2vec's own code leaves them out"
+    if type(max_length) is not int or not tokens:
+        return note
+    num_characters = max_length * int(median(map(len, tokens)))
+    return f"{note}, and cuts a text to {num_characters} characters and then to {max_length} tokens"
+
+
+def _truncated_at(folder: Path, tokenizer: Json) -> int | None:
     """The tokens at which tokenizer.json cuts texts, as sentence-transformers leaves it for static embeddings alone.
 
     Raises ModelError where it cuts their beginnings.
     """
-    truncation = object_in(read_optional(folder / "tokenizer.json"), "truncation")
+    truncation = object_in(tokenizer, "truncation")
     if truncation.get("direction", "Right") != "Right":
         raise ModelError(f"{folder}/tokenizer.json truncates texts on the left (direction); only Right is supported")
     return number_in(truncation, "max_length", file="tokenizer.json")

@@ -43,7 +43,7 @@ def lengths_of_roles(late: LateInteraction, asked: int, num_positions: int | Non
     its last call happened to need, without the marker, and never reads it again. It holds for the role of which nothing
     else is said. Limited by the architecture's positions alone.
     """
-    longest = max(late.query_length or 0, late.document_length or 0)
+    longest = max(late.query_length or 0, late.expansion_length or 0, late.document_length or 0)
     if num_positions is not None:
         longest = min(longest, num_positions)
     if longest <= asked:
@@ -85,10 +85,11 @@ def _of_modules(files: Files, config: Json) -> Detected:
     ids = {role: _marker_id(vocabulary, prompts.get(role, "")) for role in ("query", "document")}
     options = {**config, **files.sentence.transformer}
     expansion = object_in(options, "query_expansion")
-    if expansion and expansion.get("strategy") != "fixed":
-        raise ModelError(
-            "query_expansion in the Transformer module has an unsupported strategy; only fixed is supported"
-        )
+    length, asked = (
+        number_in(given, name, file=_OPTIONS) for given, name in ((expansion, "length"), (options, "query_length"))
+    )
+    _check_expansion(expansion, length, asked)
+    is_least = expansion.get("strategy") == "min"  # longer queries stay as they are, up to query_length
     mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
     skipping = _skipping(files, mask) if mask else {}
     if skipping.get("keep_only_token_ids") or skipping.get("skiplist_tasks", ["document"]) != ["document"]:
@@ -97,14 +98,24 @@ def _of_modules(files: Files, config: Json) -> Detected:
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
         marks_text_start=ids["query"] is not None or ids["document"] is not None,
-        query_length=number_in(expansion, "length", file=_OPTIONS) or number_in(options, "query_length", file=_OPTIONS),
+        query_length=asked if is_least else length or asked,
         expansion_id=_expansion_id(vocabulary, expansion.get("token")) if expansion else None,
+        expansion_length=length if is_least else None,
         attends_to_expansion=bool(expansion.get("attend")),
         document_length=number_in(options, "document_length", file=_OPTIONS),
         skipped_ids=_ids(vocabulary, skipping.get("skiplist_words") or ()),
     )
     prompts = {name: prompt for name, prompt in prompts.items() if ids.get(name) is None}
     return _detected(files, late, prompts=prompts, normalizes=False)
+
+
+def _check_expansion(expansion: Json, length: int | None, query_length: int | None) -> None:
+    """Raises ModelError for what the library refuses."""
+    check_known(expansion, ("strategy", "length", "attend", "token"), f"query_expansion in {_OPTIONS}")
+    if expansion and (expansion.get("strategy") not in ("fixed", "min") or length is None):
+        raise ModelError("query_expansion in the Transformer module has no length, or a strategy but fixed and min")
+    if expansion and query_length and query_length < (length or 0):
+        raise ModelError("query_length in the Transformer module is less than the length in its query_expansion")
 
 
 def _skipping(files: Files, mask: Module) -> Json:

@@ -2,9 +2,10 @@
 
 The first two are transformers' …ForSequenceClassification and …ForTokenClassification; their labels are in the order of
 their scores. The others are generative models, or classifiers made from them. A template is never guessed. The flag
---template names it, or the chat template, the model's name, or its card (README.md: first heading and base_model) says
-whose it is. If nothing does and the class is one that such rerankers have, the start asks for the flags: without their
-template scores are almost random (vllm issue 31538).
+--template names it. What sentence-transformers 5.4 and later saved says itself whether pairs are put into the chat
+template (`modality_config`). For other files the chat template, the model's name, or its card (README.md: first heading
+and base_model) says whose it is. If nothing does and the class is one that such rerankers have, the start asks for the
+flags: without their template scores are almost random (vllm issue 31538).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+from engine.model.card import Card, read_card
 from engine.model.detection.architecture import INSTEAD_OF_LISTWISE
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.templates import (
@@ -19,21 +21,20 @@ from engine.model.detection.templates import (
     KALM_RERANKER,
     NO_TEMPLATE,
     OF_CLASSES,
-    Card,
     Family,
     asked_for,
     choices,
     noted_template,
-    read_card,
 )
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, check_known, number_in, object_in, read_object, read_optional
 from engine.model.known_code import kalm
 from engine.model.modules import Chain
-from engine.model.sentence_files import CONFIG, read_prompts
+from engine.model.sentence_files import CONFIG, chat_pairs, read_prompts
 from engine.model.tasks import Activation, AnswerScore, PairTemplate, PooledScores, SequenceScores, Task, TokenScores
 from engine.model.weights import checkpoint_files, shapes_in
 from engine.types import ModelError
+from wire.tokenizer_files import has_chat_template
 
 # names of the last layer of heads in transformers' classes
 _LAST_LAYERS = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
@@ -71,6 +72,11 @@ def scores(files: Files) -> Iterator[Detected]:
     elif name.endswith("ForSequenceClassification"):
         labels = _labels(files)
         activation, notes = activation_of(files, len(labels))
+        if len(labels) > 1 and files.chain is Chain.SCORES and declared(files):
+            raise ModelError(
+                "'modality_config' has 'message', so pairs are put into a chat template, which is not supported for "
+                "several labels"
+            )
         kind = f"{len(labels)} labels" if len(labels) > 1 else "1 label"
         yield Detected(
             task=Task.RERANK if len(labels) == 1 else Task.CLASSIFY,
@@ -202,6 +208,8 @@ def template_in(files: Files) -> PairTemplate | None:
         return None if files.template == NO_TEMPLATE else asked_for(files.template).template
     if noted := object_in(files.config, TEMPLATE_KEY):
         return noted_template(noted, f"{TEMPLATE_KEY!r} in config.json")
+    if files.chain is Chain.SCORES:
+        return declared(files)
     card = read_card(files.folder)
     told = _told(files)
     if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):
@@ -226,7 +234,7 @@ def _embeds(files: Files) -> bool:
 def _is_a_pair_scorer(files: Files, card: Card) -> bool:
     """A CrossEncoder that sentence-transformers trained on pairs as they are, or a reward model."""
     is_reward = any(REWARD in name for name in (*names_of(files.folder, files.config), *card.names, *card.tags))
-    return is_reward or files.chain is Chain.SCORES or "sentence_transformers" in files.config
+    return is_reward or "sentence_transformers" in files.config
 
 
 def _told(files: Files) -> tuple[Family, str] | None:
@@ -292,20 +300,15 @@ def _of_kalm(files: Files) -> Detected:
     if any(place in own.removesuffix(words[words.index(_INSTRUCT) :]) for place in ("{query}", "{document}")):
         raise ModelError(f"'system_instruction' in {kalm.OPTIONS} has a place for a text")
     before, start, _, end = KALM_RERANKER.template.parts
-    template = PairTemplate(parts=(before, start, own, end), instruction=_instruction(files, KALM_RERANKER.template))
+    instruction = read_prompts(files.folder).default or KALM_RERANKER.template.instruction
+    template = PairTemplate(parts=(before, start, own, end), instruction=instruction)
     found = _detected(files, KALM_RERANKER, f"{kalm.OPTIONS}, or its name")
     activation, notes = activation_of(files, 1)
     return dataclasses.replace(found, template=template, activation=activation, notes=notes)
 
 
-def _instruction(files: Files, template: PairTemplate) -> str:
-    """The default prompt is one, as sentence-transformers has it; else the template's."""
-    prompts = read_prompts(files.folder)
-    return prompts.by_name.get(prompts.default_name or "") or template.instruction
-
-
 def _of_logit_score(files: Files) -> Detected:
-    """A CrossEncoder of sentence-transformers. Its chat template is a program and is never run."""
+    """A CrossEncoder of sentence-transformers."""
     where = f"{files.sentence.modules[1].path}/config.json"
     config = read_object(files.folder / where)
     check_known(config, ("true_token_id", "false_token_id", "module_input_name"), where)
@@ -315,28 +318,35 @@ def _of_logit_score(files: Files) -> Detected:
     if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
         raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")
     activation, notes = activation_of(files, 1)
-    template = _of_chat(files)
     return Detected(
         task=Task.RERANK,
         source=where,
         heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
         activation=activation,
-        template=PairTemplate(parts=template.parts, instruction=_instruction(files, template)),
+        template=_of_cross_encoder(files),
         notes=notes,
     )
 
 
-def _of_chat(files: Files) -> PairTemplate:
-    """The template of the model's family. Raises ModelError if nothing says whose it is."""
-    if files.template and files.template != NO_TEMPLATE:
-        return asked_for(files.template).template
-    told = _told(files)
-    if told is None:
-        raise ModelError(
-            "chat templates are never run as code, and this one is none of the known ones: give it as --template: "
-            f"{_choices(files)}, or a file"
-        )
-    return told[0].template
+def _of_cross_encoder(files: Files) -> PairTemplate | None:
+    """The flag's with the model's own instruction, or what its files declare."""
+    if not files.template:
+        return declared(files)
+    if files.template == NO_TEMPLATE:
+        return None
+    template = asked_for(files.template).template
+    return dataclasses.replace(template, instruction=read_prompts(files.folder).default or template.instruction)
+
+
+def declared(files: Files) -> PairTemplate | None:
+    """The chat template, where sentence-transformers puts pairs into it: its files have `message` among the modalities.
+    None where they are joined as the tokenizer does it. Raises ModelError."""
+    chat = chat_pairs(files.sentence.transformer, files.backbone_folder, str(files.config["model_type"]))
+    if chat is None:
+        return None
+    if not has_chat_template(files.backbone_folder):
+        raise ModelError("'modality_config' says that pairs are put into a chat template, and there is none")
+    return PairTemplate(instruction=read_prompts(files.folder).default, chat=chat)
 
 
 def _is_id(value: object) -> TypeGuard[int]:

@@ -1,4 +1,4 @@
-"""Templates of rerankers that are asked in words, with their answer tokens, and the model card that tells whose one is.
+"""Templates of rerankers that are asked in words, with their answer tokens.
 
 Such a reranker answers with a token whether a document fits a query. The templates are the models' own:
 
@@ -8,12 +8,8 @@ Such a reranker answers with a token whether a document fits a query. The templa
 - zerank-1 and -2: their cards and 1_LogitScore/config.json (the raw score of "Yes", since May 2026 without a sigmoid);
 - ctxl-rerank-v2: its card (the raw score of token 0, which is "!");
 - KaLM-Reranker-V1: its card and kalm_reranker_utils.py.
-
-A card's front matter is YAML (huggingface_hub, repocard_data.py). Only lists and single values of the first level are
-read, which are all that is asked for here.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,6 +158,8 @@ OF_CLASSES = {
 
 def template_name(template: PairTemplate | None) -> str | None:
     """The family's name, for people; None for a template of the model's own."""
+    if template and template.chat:
+        return "its chat template"
     parts = template.parts if template else ()
     return next((family.name for family in (*FAMILIES, KALM_RERANKER) if family.template.parts == parts), None)
 
@@ -194,60 +192,3 @@ def noted_template(noted: Json, where: str) -> PairTemplate:
     if not isinstance(instruction, str) or any(joined.count(place) != 1 for place in ("{query}", "{document}")):
         raise ModelError(f"{where} is not a template with one query and one document")
     return PairTemplate(parts=tuple(parts or ()), instruction=instruction)
-
-
-_MAX_BYTES = 1 << 16  # the front matter and the first heading are at the beginning
-_FRONT = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
-_KEY = re.compile(r"^([a-z_]+):[ \t]*(.*)$")
-_HEADING = re.compile(r"^#[ \t]+(.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A model's card, all in lower case."""
-
-    base_models: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()  # with pipeline_tag
-    heading: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the model and of those that it was made from."""
-        return (self.heading, *self.base_models)
-
-
-def read_card(folder: Path) -> Card:
-    """The card, empty if there is none, or a link other than those of the hub's cache. It never ends a start."""
-    file = folder / "README.md"
-    if file.is_symlink() and folder.parent.name != "snapshots":
-        return Card()
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(_MAX_BYTES).decode(errors="replace").lower()
-    except OSError:
-        return Card()
-    front = _FRONT.match(text)
-    values = _values(front[1]) if front else {}
-    heading = _HEADING.search(text, front.end() if front else 0)
-    return Card(
-        base_models=tuple(values.get("base_model", ())),
-        tags=(*values.get("tags", ()), *values.get("pipeline_tag", ())),
-        heading=heading[1].strip() if heading else "",
-    )
-
-
-def _values(front: str) -> dict[str, list[str]]:
-    """The values under each key of the first level; nested ones are passed over."""
-    found: dict[str, list[str]] = {}
-    values: list[str] = []
-    for line in front.splitlines():
-        if key := _KEY.match(line):
-            values = found.setdefault(key[1], [])
-            values += [_plain(each) for each in key[2].strip("[] ").split(",") if each.strip()]
-        elif (item := line.strip()).startswith("- "):
-            values.append(_plain(item[2:]))
-    return found
-
-
-def _plain(value: str) -> str:
-    return value.strip().strip("\"'")

@@ -17,7 +17,7 @@ from server.dialects.fields.field import Fields, names_of, option, passed_over
 from server.dialects.reading.json_body import WORDS, LosslessDecoder, is_given, parse
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
-from server.requests.prompts import Purpose, adapter_for, adapter_named, has_prompts, no_adapter, prompt_for
+from server.requests.prompts import Purpose, adapter_for, adapter_named, no_adapter, prompt_for
 from server.requests.work import Chunking
 from tokenizer_pool.messages import Truncation
 
@@ -456,7 +456,7 @@ def _purpose_word(fields: PromptFields, model: ServedModel, name: str | None) ->
 def _for_word(word: str, model: ServedModel, field: str) -> str:
     """The prompt for a purpose, or the model's own of that name."""
     purpose = _PURPOSES.get(word)
-    if word in model.prompts and (purpose is None or has_prompts(model)):
+    if word in model.prompts and (model.prompts[word] or purpose is None):
         return model.prompts[word]
     if word in model.adapters:
         return model.default_prompt

@@ -24,6 +24,7 @@ from engine.model.tasks import Task
 from engine.selftest.comparison import TOLERANCE, agreement, is_near
 from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows, compute
 from server.commands.findings import aligned
+from server.commands.inspect import other_prompts
 from server.commands.model_copies import clean_exit_on_sigterm
 from server.features.verify import library as references
 from server.features.verify.inputs import VerifyTexts, verify_texts
@@ -231,6 +232,7 @@ def verify_by_library(plan: ModelPlan, settings: Settings, *, as_json: bool) -> 
         "texts": f"{found.num_texts}, {found.num_tokens:,} tokens",
         "token_ids": reference.ids.in_words,
         "not_verified": reference.not_verified or None,
+        "other_prompts": other_prompts(plan.folder),
         "longest": asked.longest,
         "cosine": {
             "minimum": found.min_cosine,
@@ -256,6 +258,7 @@ def _lines(plan: ModelPlan, info: ModelInfo, found: Agreement, reference: Refere
         "texts": f"{found.num_texts}, {found.num_tokens:,} tokens; {longest}",
         "token ids": reference.ids.in_words,
         **({"not verified": reference.not_verified} if reference.not_verified else {}),
+        **({"other prompts": "; ".join(others)} if (others := other_prompts(plan.folder)) else {}),
         "cosine": f"minimum {found.min_cosine:.7f}, median {found.median_cosine:.7f}",
         "without mean": f"minimum {found.min_cosine_without_mean:.7f}: of rows without the mean of all",
         "difference": f"at most {found.max_difference:.1e}, where the largest value is {found.max_value:.2g}",

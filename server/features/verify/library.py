@@ -20,7 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from engine.model.known_code.qwen2 import REWARD
-from engine.model.tasks import AnswerScore, Task
+from engine.model.tasks import AnswerScore, PooledScores, Task
 from engine.types import ModelError
 from server.features.verify.inputs import VerifyTexts
 from server.supervisor.model_plan import ModelPlan
@@ -90,9 +90,17 @@ def _embeddings(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     model.truncate_dim = None  # whole rows are compared
     if not plan.folder.is_static:
         model.max_seq_length = plan.folder.max_seqlen
-    ids = hold(model.tokenizer, plan, asked)
+    ids = hold(_tokenizer_of_texts(model), plan, asked)
     rows = model.encode(list(asked.texts), prompt=plan.default_prompt, batch_size=1, show_progress_bar=False)
     return Reference(np.asarray(rows, np.float32), "sentence-transformers", ids)
+
+
+def _tokenizer_of_texts(model: Any) -> Any:
+    """A Router gives that of its first route, which may be for images."""
+    first = model[0]
+    if not hasattr(first, "sub_modules"):
+        return model.tokenizer
+    return first.sub_modules[first._resolve_route(modality="text")][0].tokenizer
 
 
 def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
@@ -119,10 +127,13 @@ def _scores(plan: ModelPlan, asked: VerifyTexts) -> Reference:
     """The scores of the class that config.json names; of a generative reranker the whole next token's."""
     if plan.folder.architectures[:1] == (REWARD,):
         raise ModelError(f"transformers has no {REWARD} to compare with")
+    template, heads = plan.folder.template, plan.folder.heads
+    if (template and template.chat) or any(isinstance(head, PooledScores) for head in heads):
+        return _of_cross_encoder(plan, asked, template.instruction if template else plan.default_prompt)
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    answer = next((head for head in plan.folder.heads if isinstance(head, AnswerScore)), None)
+    answer = next((head for head in heads if isinstance(head, AnswerScore)), None)
     kind = AutoModelForCausalLM if answer else AutoModelForSequenceClassification
     model, encode, ids = _library_model(plan, asked, kind)
     second: Sequence[str | None] = asked.pair_texts or [None] * len(asked.texts)
@@ -132,6 +143,19 @@ def _scores(plan: ModelPlan, asked: VerifyTexts) -> Reference:
             logits = model(**encode(text, pair)).logits.float()
             rows.append(_answer(logits[0, -1], answer) if answer else logits[0])
     return Reference(torch.stack(rows).numpy(), "transformers", ids)
+
+
+def _of_cross_encoder(plan: ModelPlan, asked: VerifyTexts, instruction: str) -> Reference:
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(plan.folder.path), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
+    _run_each_as_the_first(model)
+    model.max_seq_length = plan.folder.max_seqlen
+    pairs = list(zip(asked.texts, asked.pair_texts, strict=True))
+    how = {"batch_size": 1, "show_progress_bar": False, "activation_fn": torch.nn.Identity()}
+    rows = model.predict(pairs, prompt=instruction or None, **how)
+    return Reference(np.asarray(rows, np.float32).reshape(-1, 1), "sentence-transformers", NOT_HELD)
 
 
 def _answer(logits: Any, answer: AnswerScore) -> Any:
@@ -191,7 +215,8 @@ def _library_model(
 
     def encode(text: str, pair: str | None) -> Any:
         if template is None:
-            return tokenizer(text, pair, truncation=True, max_length=folder.max_seqlen, return_tensors="pt")
+            prompted = plan.default_prompt + text
+            return tokenizer(prompted, pair, truncation=True, max_length=folder.max_seqlen, return_tensors="pt")
         parts = [_filled(part, template.instruction, text, pair or "") for part in template.parts]
         ids = [token_id for part in parts for token_id in tokenizer(part, add_special_tokens=False)["input_ids"]]
         return {"input_ids": torch.tensor([ids])}

@@ -114,11 +114,12 @@ def test_what_sentence_transformers_has_saved(tmp_path: Path) -> None:
         (original / name).parent.mkdir(exist_ok=True)
         (original / name).write_bytes((tmp_path / "shape" / name).read_bytes())
     change(original / shapes.CONFIG, prompts={"own": "Find it"}, default_prompt_name="own")
-    before = model_folder.read(original)
+    before = model_folder.read(original, template="Qwen3-Reranker")
     assert before.template is not None
     assert before.template.instruction == "Find it"
+    assert "name one that it can by --template" in refusal(original, tmp_path / "out")
 
-    out = classifier.convert(original, tmp_path / "out").folder
+    out = classifier.convert(original, tmp_path / "out", template="Qwen3-Reranker").folder
 
     after = model_folder.read(out)
     assert after.template == before.template

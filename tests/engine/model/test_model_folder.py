@@ -15,6 +15,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Task
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
+from tests.engine.model.detection import shapes
 from tests.engine.model.sentence_folder import BERT, NORMALIZE, POOLING, TRANSFORMER, refusal
 
 
@@ -295,7 +296,11 @@ def test_what_is_no_number_to_cut_rows_to_is_refused(folder: Path, key: str, wro
         ("sentence_bert_config.json", {"do_lower_case": "no"}, "'do_lower_case' in"),
         ("sentence_bert_config.json", {"max_length": 8}, "'max_length' in"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "Transformer module"),
-        ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}, "Transformer module"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"message": {"method": "forward"}}},
+            "Transformer module",
+        ),
         ("config.json", {"model_type": None}, "model_type"),
         ("config.json", {"model_type": "no-such-thing"}, "'no-such-thing'"),
         ("config.json", {"vocab_size": None}, "vocab_size"),
@@ -423,3 +428,21 @@ def test_without_transformers_no_architecture_is_judged(folder: Path, monkeypatc
     change(folder / "config.json", model_type="no-such-thing")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert model_folder.read(folder).architecture == "no-such-thing"
+
+
+@pytest.mark.parametrize(
+    ("said", "cut"),
+    [
+        ({}, ", and cuts a text to 2560 characters and then to 512 tokens"),
+        ({"max_length": 100}, ", and cuts a text to 500 characters and then to 100 tokens"),
+        ({"max_length": None}, ""),
+    ],
+)
+def test_what_model2vec_itself_does_with_a_text(tmp_path: Path, said: dict[str, Any], cut: str) -> None:
+    """Five characters is the median of the words' lengths."""
+    shapes.model2vec(tmp_path)
+    write(tmp_path / "config.json", {"model_type": "model2vec", "normalize": True, **said})
+    (note,) = model_folder.read(tmp_path).notes
+    assert note == (
+        "unknown tokens count in the mean, as in sentence-transformers; model2vec's own code leaves them out" + cut
+    )

@@ -254,3 +254,17 @@ def test_a_download_into_somebody_elses_folder() -> None:
     message = _why(PermissionError(errno.EACCES, "Permission denied", "/data/models--a--b"), "a/b", None)
     assert message.startswith("--huggingface-hub-cache can't take the files of 'a/b': [Errno 13] Permission denied")
     assert message.endswith("(docker run --user $(id -u):$(id -g))")
+
+
+def test_a_repository_of_weights_for_other_programs(hub: LocalHub, start: Starter) -> None:
+    """What it holds is told by the hub's listing, and what it was made of by its card."""
+    for file in (*hub.folder.rglob("*.safetensors"), *hub.folder.rglob("*.bin"), *hub.folder.rglob("*.json")):
+        file.unlink()
+    (hub.folder / "model-Q8_0.gguf").write_bytes(b"GGUF")
+    (hub.folder / "README.md").write_text("---\nbase_model: org/plain\nbase_model_relation: quantized\n---\n")
+    found = start()
+    assert found.error.endswith(
+        "has its weights as GGUF and ONNX, and only *.safetensors are read; its card (README.md) names the model that "
+        "was quantized: org/plain"
+    )
+    assert not any(path.endswith(".gguf") for path in hub.paths())

@@ -129,7 +129,7 @@ SHAPES = {
         "rerank",
         "s1/config.json",
         "logits",
-        template="Qwen3-Reranker",
+        template="its chat template",
         instruction="Is it on the web?",
         default_prompt=None,
     ),

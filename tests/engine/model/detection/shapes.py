@@ -172,7 +172,10 @@ def logit_score(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(QWEN3_CHAT)
     kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
     modules(folder, root="sentence_transformers.base.modules.transformer.Transformer", s1=kind)
-    write(folder / "sentence_bert_config.json", {"transformer_task": "text-generation"})
+    forwards = {"method": "forward", "method_output_name": "logits"}
+    modalities = {"text": forwards, "message": {**forwards, "format": "flat"}}
+    options = {"transformer_task": "text-generation", "modality_config": modalities}
+    write(folder / "sentence_bert_config.json", options)
     write(folder / "s1" / "config.json", {"true_token_id": 5, "false_token_id": 6})
     prompts = {"prompts": {"web": "Is it on the web?"}, "default_prompt_name": "web"}
     write(folder / CONFIG, {"model_type": "CrossEncoder", **prompts})

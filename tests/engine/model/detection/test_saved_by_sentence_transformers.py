@@ -4,10 +4,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modality import InputFormatter
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
@@ -26,6 +28,7 @@ from transformers import (
 
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.sentence_files import chat_pairs
 from engine.model.tasks import (
     Activation,
     LateInteraction,
@@ -246,3 +249,26 @@ def other_words(folder: Path) -> None:
 def test_routes_that_cannot_be_served(spoil: Callable[[Path], object], part: str, routed: Path) -> None:
     spoil(routed)
     assert part in refusal(routed)
+
+
+@pytest.mark.parametrize(
+    ("template", "model_type", "is_flat"),
+    [
+        ("{{ messages[0].content }}", "qwen3", True),
+        ("{{ messages[0].content[0].text }}", "qwen3", False),
+        ("{% for part in m.content if part.type == 'text' %}", "qwen3", False),
+        ("{% for part in m.content if part.type == 'text' %}", "gpt_oss", True),
+        ([{"name": "default", "template": "{{ messages[0].content }}"}], "qwen3", False),
+        (None, "qwen3", False),
+    ],
+)
+def test_the_form_of_messages_where_files_do_not_say(
+    tmp_path: Path, template: Any, model_type: str, is_flat: bool
+) -> None:
+    """The library's own rule is asked too."""
+    write(tmp_path / "tokenizer_config.json", {"chat_template": template} if template else {})
+    told = {"modality_config": {"message": {"method": "forward", "method_output_name": "logits"}}}
+    found = chat_pairs(told, tmp_path, model_type)
+    library = InputFormatter(model_type, processor=SimpleNamespace(chat_template=template))
+    assert found is not None
+    assert (found.is_flat, library.message_format == "flat") == (is_flat, is_flat)

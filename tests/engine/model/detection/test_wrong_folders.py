@@ -184,10 +184,8 @@ def test_late_modules_whose_weights_are_missing(tmp_path: Path) -> None:
     assert "d1 has no model.safetensors" in refusal(tmp_path)
 
 
-def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
+def test_wrong_tokens_of_an_answer(tmp_path: Path) -> None:
     shapes.logit_score(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ cycler.__init__.__globals__.os }}")
-    assert "chat templates are never run as code" in refusal(tmp_path)
     change(tmp_path / "s1" / "config.json", true_token_id="yes")
     assert "true_token_id" in refusal(tmp_path)
     change(tmp_path / "s1" / "config.json", true_token_id=5, false_token_id=-1)
@@ -203,13 +201,38 @@ def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
         (
             shapes.logit_score,
             BERT_FILE,
-            {"processing_kwargs": {"chat_template": {"add_generation_prompt": False}}},
-            "'add_generation_prompt' in sentence_bert_config.json",
+            {"processing_kwargs": {"chat_template": {"restore_suffix": False}}},
+            "'restore_suffix' in sentence_bert_config.json",
+        ),
+        (
+            shapes.logit_score,
+            BERT_FILE,
+            {"processing_kwargs": {"chat_template": {"chat_template": "another"}}},
+            "'chat_template' in sentence_bert_config.json",
+        ),
+        (
+            shapes.logit_score,
+            BERT_FILE,
+            {"modality_config": {"message": {"method": "forward", "method_output_name": "logits", "format": "html"}}},
+            "'format' of 'message' in 'modality_config'",
         ),
         (shapes.multi_vector, "m2/config.json", {"skip": []}, "'skip' in m2/config.json"),
         (shapes.multi_vector, "m2/config.json", {"skiplist_tasks": ["query", "document"]}, "MultiVectorMask"),
         (shapes.multi_vector, "m2/config.json", {"skiplist_words": 3}, "skiplist_words"),
-        (shapes.multi_vector, BERT_FILE, {"query_expansion": {"strategy": "min", "length": 4}}, "query_expansion"),
+        (shapes.multi_vector, BERT_FILE, {"query_expansion": {"strategy": "most", "length": 4}}, "query_expansion"),
+        (shapes.multi_vector, BERT_FILE, {"query_expansion": {"strategy": "min"}}, "query_expansion"),
+        (
+            shapes.multi_vector,
+            BERT_FILE,
+            {"query_expansion": {"strategy": "min", "length": 4, "width": 8}},
+            "'width' in query_expansion",
+        ),
+        (
+            shapes.multi_vector,
+            BERT_FILE,
+            {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 4},
+            "query_length in the Transformer module",
+        ),
         (shapes.multi_vector, "d1/config.json", {"module_input_name": "sentence_embedding"}, "only token_embeddings"),
         *((shapes.classifier, "config.json", fields, part) for fields, part in LABELS),
         # values of a kind that nothing is made for

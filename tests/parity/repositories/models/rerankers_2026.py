@@ -143,7 +143,11 @@ _QWEN3: dict[str, Any] = {**QWEN3, "max_position_embeddings": 40960, "vocab_size
 _2B: dict[str, Any] = {"hidden_size": 2048, "intermediate_size": 6144}
 _DEEP: dict[str, Any] = {"num_hidden_layers": 36, "num_attention_heads": 32}
 _4B: dict[str, Any] = {"hidden_size": 2560, "intermediate_size": 9728, **_DEEP}
-_PHRASE = 'Note that the answer can only be "yes" or "no".'  # of Qwen3-Reranker's chat template
+# A pair in turns, as zerank-2's card has it; its file was not seen, nor was that of KURE's reranker.
+_TURNS = {
+    "chat_template": "{% for m in messages %}<|im_start|>{{ 'system' if m.role == 'query' else 'user' }}\n"
+    "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+}
 
 
 def _answers(
@@ -181,7 +185,7 @@ _ZERANK = (Source.ZERANK, Source.MTEB)
 _GENERATIVE: tuple[Repository, ...] = (
     _answers("zeroentropy/zerank-1", _4B, ("Yes", ""), _ZERANK, **_ZERANK_CODE),
     _answers("zeroentropy/zerank-1-small", _2B, ("Yes", ""), _ZERANK, **_ZERANK_CODE),
-    _answers("zeroentropy/zerank-2", _4B, ("Yes", ""), _ZERANK, others=_logit_score(9454, None)),
+    _answers("zeroentropy/zerank-2", _4B, ("Yes", ""), _ZERANK, others=_logit_score(9454, None), flags=_TURNS),
     *(
         _answers(f"ContextualAI/ctxl-rerank-v2-instruct-multilingual-{size}", sizes, ("!", ""), (Source.CARD,))
         for size, sizes in (("1b", {}), ("2b", _2B), ("6b", _4B))
@@ -193,7 +197,7 @@ _GENERATIVE: tuple[Repository, ...] = (
         (Source.KURE, Source.MTEB),
         length=8192,
         others=_logit_score(9693, 2152),
-        flags={"chat_template": _PHRASE},
+        flags=_TURNS,
     ),
 )
 

@@ -1,15 +1,19 @@
 """What goes before a text: by prompt_name, prompt, input_type, task, or a word behind the model's name."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest, ModelNotFound
 from server.requests.models import ModelTable, ServedModel
-from server.requests.prompts import Purpose, in_words, prompt_for
+from server.requests.prompts import Purpose, in_words, library_differences, prompt_for
 from server.requests.work import EmbedRequest
+from tests.engine.transformers.routed_models import same_for_both
 from tests.server.edge import new_call, one_model, served_model
 
 BOTH = {"query": "Q: ", "document": "D: "}
@@ -169,6 +173,78 @@ def test_each_purpose_has_names_of_its_own() -> None:
     names = [name for purpose in Purpose for name in purpose.value]
     assert len(set(names)) == len(names)
     assert prompt_for(model_with(BOTH), Purpose.SIMILARITY) is None
+
+
+# What sentence-transformers 6 writes where the authors' files have the rest: it fills in what is not there.
+FILLED = {"query": "", "document": ""}
+
+
+@pytest.mark.holds("Prompts")
+@pytest.mark.parametrize(
+    ("prompts", "default", "word", "prompt"),
+    [
+        ({**FILLED, "query": "Q: ", "passage": "P: "}, "", "document", "P: "),
+        ({**FILLED, "query": "Q: ", "corpus": "P: "}, "Q: ", "document", "P: "),
+        ({**FILLED, "search_query": "Q: "}, "", "query", "Q: "),
+        ({**FILLED, "search_query": "Q: "}, "Q: ", "document", ""),
+        ({**FILLED, "search": "S: "}, "S: ", "query", "S: "),
+        ({**FILLED, "search": "S: "}, "S: ", "document", "S: "),
+        ({**FILLED, "query": "Q: "}, "Q: ", "document", ""),
+        (FILLED, "", "query", ""),
+        (FILLED, "D: ", "document", "D: "),
+    ],
+)
+def test_an_empty_prompt_says_nothing(prompts: dict[str, str], default: str, word: str, prompt: str) -> None:
+    assert asked(prompts, default_prompt=default, input_type=word).prompt == prompt
+    assert asked(prompts, default_prompt=default, prompt_name="query").prompt == prompts.get("query", "")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "differing"),
+    [
+        ({}, "", []),
+        (BOTH, "Q: ", []),
+        (FILLED, "", []),
+        ({"query": "Q: "}, "Q: ", []),
+        ({"query": "Q: ", "passage": "P: "}, "", ["has '' before a document (encode_document), and here it is 'P: '"]),
+        (
+            {"search": "S: "},
+            "S: ",
+            [f"has '' before a {word} (encode_{word}), and here it is 'S: '" for word in ("query", "document")],
+        ),
+    ],
+)
+def test_where_the_library_takes_other_prompts(prompts: dict[str, str], default: str, differing: list[str]) -> None:
+    found = library_differences(model_with(prompts, default_prompt=default))
+    assert found == [f"sentence-transformers 6.2 {each}" for each in differing]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        *(
+            (prompts, None)
+            for prompts in ({}, {"query": "w9 "}, {"query": "w9 ", "passage": "w10 "}, {"corpus": "w9 "})
+        ),
+        *(
+            ({"search": "w9 "}, "search"),
+            ({"query": "w9 ", "document": "w10 "}, "query"),
+            ({"passage": "w9 "}, "passage"),
+        ),
+    ],
+)
+def test_that_is_what_the_library_does(prompts: dict[str, str], default: str | None, tmp_path: Path) -> None:
+    """What the library puts before a text is read off its rows."""
+    saved = same_for_both(tmp_path / "model")
+    saved.prompts, saved.default_prompt_name = dict(prompts), default
+    saved.save_pretrained(str(tmp_path / "again"), create_model_card=False)
+    library = SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    model = model_with(prompts, default_prompt=prompts.get(default or "", ""))
+    differing = library_differences(model)
+    for word, encode in (("query", library.encode_query), ("document", library.encode_document)):
+        ours = asked(prompts, default_prompt=model.default_prompt, input_type=word).prompt
+        is_same = np.allclose(encode("w5 w6 w7"), library.encode("w5 w6 w7", prompt=ours), atol=1e-6)
+        assert is_same == (not any(f"encode_{word}" in line for line in differing))
 
 
 @pytest.mark.holds("Prompts")
