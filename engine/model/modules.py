@@ -245,6 +245,11 @@ def read_chain(folder: Path) -> Chained:
         served = (Chain.SPARSE,) if query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
         if chain not in served:
             raise _refusal(folder, entries)
+    elif chain is None and (own := next((each for each in kinds if "." in each), None)):
+        raise ModelError(
+            f"modules.json names {own[:100]!r}, which is code of the repository's own or of another package, and such "
+            "code is never run: without it the rows would be different"
+        )
     elif chain is None:
         of_kind = "" if kind == _USUAL else f" of a {kind} ({_MODEL_TYPE} in {_CONFIG})"
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}{of_kind}; {_SUPPORTED}")

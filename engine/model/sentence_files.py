@@ -207,6 +207,11 @@ def chat_pairs(options: Json, folder: Path, model_type: str) -> ChatPairs | None
     return ChatPairs(is_flat, json.dumps(asked))
 
 
+def own_chat_pairs(folder: Path, model_type: str) -> ChatPairs:
+    """How sentence-transformers puts pairs into the chat template of a folder that declares nothing."""
+    return ChatPairs(_takes_texts(folder, model_type), "{}")
+
+
 def _takes_texts(folder: Path, model_type: str) -> bool:
     """Whether what messages say is a text, as the library tells it from the words of the only chat template."""
     file = folder / CHAT_TEMPLATE

@@ -30,7 +30,7 @@ from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, check_known, number_in, object_in, read_object, read_optional
 from engine.model.known_code import kalm
 from engine.model.modules import Chain
-from engine.model.sentence_files import CONFIG, chat_pairs, read_prompts
+from engine.model.sentence_files import CONFIG, chat_pairs, own_chat_pairs, read_prompts
 from engine.model.tasks import Activation, AnswerScore, PairTemplate, PooledScores, SequenceScores, Task, TokenScores
 from engine.model.weights import checkpoint_files, shapes_in
 from engine.types import ModelError
@@ -54,6 +54,7 @@ _GENERATING, _SCORING = "CausalLM", "SequenceClassification"  # ends of classes
 _LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all documents of a query in one sequence
 _EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
 _RANKING_TAG, _RERANK = "text-ranking", "rerank"
+_BY_CHAT = "its chat template"  # tells the family
 _TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
 _INSTRUCT = "\n\n<Instruct>"
 _LOGITS = "causal_logits"  # sentence-transformers' name of what a generative model gives
@@ -212,8 +213,8 @@ def template_in(files: Files) -> PairTemplate | None:
         return declared(files)
     card = read_card(files.folder)
     told = _told(files)
-    if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):
-        return told[0].template
+    if told is not None and (_TRAINED not in card.tags or told[1].startswith(_BY_CHAT)):
+        return _template_of(files, *told)
     if told is None and files.architecture in OF_CLASSES:
         return OF_CLASSES[files.architecture]
     if told is None and (not _families(files) or _is_a_pair_scorer(files, card)):
@@ -246,7 +247,7 @@ def _told(files: Files) -> tuple[Family, str] | None:
     chat, names, of_card = _chat_template(files), names_of(files.folder, files.config), read_card(files.folder).names
     for family in FAMILIES:
         if family.phrase is not None and family.phrase in chat:
-            return family, f"its chat template is that of {family.name}"
+            return family, f"{_BY_CHAT} is that of {family.name}"
     for family in _families(files):
         if _any_in(family.names, names):
             return family, f"its name is that of {family.name}"
@@ -286,8 +287,19 @@ def _detected(files: Files, family: Family, source: str) -> Detected:
         source=source,
         heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
         activation=family.activation,
-        template=family.template,
+        template=_template_of(files, family, source),
     )
+
+
+def _template_of(files: Files, family: Family, source: str) -> PairTemplate:
+    """The family's; or the chat template that tells the family, where it has places for a query and a document: it may
+    ask in other words, or in another order."""
+    chat, folder = _chat_template(files), files.backbone_folder
+    has_places = all(f"'{role}'" in chat or f'"{role}"' in chat for role in ("query", "document"))
+    if not source.startswith(_BY_CHAT) or not has_places or not has_chat_template(folder):
+        return family.template
+    own = own_chat_pairs(folder, str(files.config["model_type"]))
+    return PairTemplate(instruction=read_prompts(files.folder).default, chat=own)
 
 
 def _of_kalm(files: Files) -> Detected:

@@ -118,6 +118,7 @@ def test_an_unknown_override_names_the_flag(folder: Path) -> None:
     ("modules", "part"),
     [
         ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "sentence_transformers.models.LSTM"}], "LSTM"),
+        ([{**TRANSFORMER, "type": "sse.SSE"}, POOLING], "names 'sse.SSE', which is code"),
         ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "custom_st.Normalize"}], "'custom_st.Normalize'"),
         ([TRANSFORMER, NORMALIZE, POOLING], "Transformer, Normalize, Pooling"),
         ([TRANSFORMER], "Transformer"),

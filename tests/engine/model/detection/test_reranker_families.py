@@ -303,3 +303,26 @@ def test_ctxl_rerank_has_the_document_first(tmp_path: Path, leave_out: str) -> N
         f"<Document> because\n<Query> why?{instruction} ??"
     )
     assert found.heads == (AnswerScore(yes_id=12, no_id=None),)
+
+
+_WORDS = 'Note that the answer can only be "yes" or "no".'
+
+
+@pytest.mark.parametrize(
+    ("pair", "is_own"),
+    [
+        (
+            "{{ messages | map(attribute='role') | list == ['document', 'query'] }}",
+            True,
+        ),
+        ("{{ messages[0].content }}", False),
+    ],
+)
+def test_a_chat_template_with_places_for_a_pair_is_what_is_asked(tmp_path: Path, pair: str, is_own: bool) -> None:
+    """It may have another order or other words than the family's, as sentence-transformers would render it."""
+    reranker(tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"chat_template": f"{_WORDS} {pair}"})
+    found = model_folder.read(tmp_path)
+    assert found.task_source == "its chat template is that of Qwen3-Reranker"
+    assert found.template is not None
+    assert (found.template.chat is not None) == is_own
