@@ -416,7 +416,7 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("engine", "tests/engine/model/detection/test_reranker_families.py"): [
         (
             "A reranker that was trained anew takes its base model's template",
-            'if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):',
+            "if told is not None and (_TRAINED not in card.tags or told[1].startswith(_BY_CHAT)):",
             "if told is not None:",
         )
     ],
