@@ -247,7 +247,7 @@ def read_chain(folder: Path) -> Chained:
             raise _refusal(folder, entries)
     elif chain is None and (own := next((each for each in kinds if "." in each), None)):
         raise ModelError(
-            f"modules.json names {own[:100]!r}, which is code of the repository's own or of another package, and such "
+            f"modules.json names {own[:100]}, which is code of the repository's own or of another package, and such "
             "code is never run: without it the rows would be different"
         )
     elif chain is None:

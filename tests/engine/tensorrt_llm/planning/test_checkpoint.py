@@ -90,7 +90,6 @@ def test_plain_weights(tmp_path: Path) -> None:
         (None, modelopt("MIXED_PRECISION"), "MIXED_PRECISION"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, None, "hf_quant_config.json, which the folder lacks"),
         ({"quant_algo": "FP8"}, None, "hf_quant_config.json, which the folder lacks"),
-        ({"quant_method": "gptq", "bits": 4}, None, "gptq"),
     ],
 )
 def test_what_the_library_would_refuse_or_get_wrong(inline: Any, beside: Any, named: str, tmp_path: Path) -> None:
