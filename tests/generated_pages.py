@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine.model.coverage import ARCHITECTURES, Use
-from server.dialects.fields.field import names_of
+from server.dialects.fields.field import names_of, rows_of, structs_in
 from server.dialects.reading.inputs import ChatFields
 from server.dialects.reading.json_body import KNOWN_FIELDS, NOWHERE
 from server.dialects.table import ROUTES
@@ -169,7 +169,11 @@ def fields() -> str:
             honoured[name].append(f"`{route.path}`")
     head = "| field | whose name it is | what it says | honoured by | elsewhere refused, unless it is null |"
     lines = [head, "|---|---|---|---|---|"]
-    for name, row in sorted(KNOWN_FIELDS.items(), key=lambda known: known[0] in NOWHERE):
+    # of two rows of one name the first route's is shown, whichever module was imported first
+    bodies = [body for route in reversed(ROUTES) for body in (*route.more_bodies, route.body) if body is not None]
+    shown = {name: row for body in bodies for struct in structs_in(body) for name, row in rows_of(struct).items()}
+    for name in sorted(KNOWN_FIELDS, key=lambda known: (known in NOWHERE, known)):
+        row = shown.get(name, KNOWN_FIELDS[name])
         if row.neutral is None:
             continue
         neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in row.neutral)
