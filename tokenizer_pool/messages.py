@@ -50,7 +50,7 @@ class TextRefusal(enum.IntEnum):
     NO_TEMPLATE = 6  # the model has no chat template
     TOO_LARGE = 7  # a text has not enough tokens as far as it is read
     UNCUT = 8  # a text has no place to cut for too long, and not enough tokens before
-    UNUSED = 9  # a chat comes with a name that the model's chat template does not use
+    UNUSED = 9  # a chat comes with a name, or a pair with an instruction, that the model's template does not use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,7 @@ class TokenizerSpec:
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
     template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.model.tasks.PairTemplate; () = none
     chat_pairs: ChatPairs | None = None  # pairs are put into the folder's chat template; None = they are not
+    instruction: str = ""  # the model's own, which its template may have no place for
     chat_of_texts: ChatPairs | None = None  # texts are, and it must leave them as they are
     as_it_stands: bool = False  # tokenizer.json alone says all, and there are no special tokens: static embeddings
     marks_prompts: bool = False  # tokens of a prompt are marked as such, see wire.parts

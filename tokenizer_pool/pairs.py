@@ -112,6 +112,7 @@ class Template:
                 f"{spec.folder}: {num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
             )
         self.hides_specials = all(template.hides_specials for template in self._of.values())
+        self._own_instruction = spec.instruction
 
     def encode(
         self,
@@ -124,10 +125,13 @@ class Template:
     ) -> TokenizedTexts:
         """Ids of each pair. Where one is too long the document loses tokens, then the query, then the instruction.
 
-        Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where the fixed parts leave none, FAILED, EMPTY.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where the fixed parts leave none, FAILED, EMPTY,
+        UNUSED for an instruction that is not the model's own and has no place.
         """
         start = time.perf_counter()
         template = self._of[bool(instruction)]
+        if instruction not in ("", self._own_instruction) and not template.takes_instruction:
+            raise TextRefused(TextRefusal.UNUSED, -1)
         if max_seqlen <= template.num_fixed:
             raise TextRefused(TextRefusal.NO_ROOM, -1, num_tokens=template.num_fixed, max_tokens=max_seqlen)
         keeps_end = truncation is Truncation.LEFT

@@ -180,6 +180,7 @@ class FilledTemplate:
         self._stripped = stripped
         self.num_fixed = sum(len(part.fixed.ids if part.fixed else part.tail) for part in self._parts)
         self.hides_specials = all(part.hides_specials for part in self._parts if part.places)
+        self.takes_instruction = any("{instruction}" in part.places for part in self._parts)
         by_rank = [(PLACES.index(part.places[0]), at) for at, part in enumerate(self._parts) if part.places]
         self._cut_order = [at for _, at in sorted(by_rank)]
 

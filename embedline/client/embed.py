@@ -92,13 +92,16 @@ class EmbedTask:
     def __init__(
         self, fields: Mapping[str, Any], rows_for: RowsFor, *, dimensions: int | None, extra: Mapping[str, Any]
     ) -> None:
-        """Raises ValueError for a field of `extra` that has a parameter, or asks for other rows than float32."""
+        """Raises ValueError for a field of `extra` that has a parameter, or asks for other rows than one of float32 for
+        each input."""
         for name in extra:
             if name in _PARAMETERS or name in fields:
                 raise ValueError(f"extra_body must leave out {name}: give it as the parameter {name}")
         for name in _FORM_FIELDS:
             if extra.get(name) not in _OUR_FORM:
                 raise ValueError(f"extra_body must leave out {name}: the client asks for float32, little-endian")
+        if extra.get("late_chunking_params") is not None:
+            raise ValueError("extra_body must leave out late_chunking_params: the client takes one row for each input")
         self._fields = {**without_none(dimensions=dimensions), **fields, **extra}
         self._rows_for = rows_for
         self.is_whole = bool(extra.get("late_chunking"))

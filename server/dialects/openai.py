@@ -121,7 +121,10 @@ def _of_chunks(fields: EmbeddingsBody, form: RowForm) -> frozenset[Container]:
     room. Raises InvalidRequest."""
     check_is_whole(fields)
     if form.encoding is not Encoding.FLOAT or form.several:
-        raise InvalidRequest(f"{ENCODING_FORMAT} must be float with {LATE_CHUNKING_PARAMS}", param=ENCODING_FORMAT)
+        raise InvalidRequest(
+            f"{ENCODING_FORMAT} must be float, or one type of numbers, with {LATE_CHUNKING_PARAMS}",
+            param=ENCODING_FORMAT,
+        )
     return frozenset((Container.JSON,))
 
 

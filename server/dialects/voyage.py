@@ -2,9 +2,10 @@
 
 https://docs.voyageai.com/reference/contextualized-embeddings-api. The texts of an inner list are the chunks of one
 document, which is computed as a whole: late chunking. A list of one text, as a query is, has the row that
-/v1/embeddings gives it.
+/v1/embeddings gives it. Queries may also come as texts, without lists of their own.
 """
 
+import re
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -26,20 +27,29 @@ from server.requests.limits import in_steps
 from server.requests.work import Chunking, Embedded, EmbedRequest
 from tokenizer_pool.messages import Truncation
 
-_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}
+_TEXT_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_SCHEMA: dict[str, Any] = {"type": "array", "items": {"anyOf": [_TEXT_LIST, {"type": "string"}]}}
+_ARE_TEXTS = re.compile(rb'\[\s*"')
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
+_TEXTS = msgspec.json.Decoder(list[str])
 _TEXT_LISTS = msgspec.json.Decoder(list[Annotated[list[str], msgspec.Meta(min_length=1)]])
 
 
 class ContextualizedBody(ModelField, InputTypeField, EveryRowFields, kw_only=True):
     """The body of POST /v1/contextualizedembeddings."""
 
-    inputs: Annotated[msgspec.Raw, item_field("documents, each a list of its chunks", _SCHEMA)]
+    inputs: Annotated[msgspec.Raw, item_field("documents, each a list of its chunks, or queries", _SCHEMA)]
 
 
 def _decode(call: Call, fields: ContextualizedBody) -> EmbedRequest:
     model = call.models.choose(fields.model, with_prompt=True)
-    documents = _read_documents(fields.inputs, max_items=call.max_items)
+    has_lists = not _ARE_TEXTS.match(bytes(fields.inputs))
+    if not has_lists and fields.input_type != "query":
+        raise InvalidRequest(
+            'inputs[0] must be a list: send a list of chunks for each document; texts alone are for input_type "query"',
+            param="inputs[0]",
+        )
+    documents = _read_documents(fields.inputs, has_lists, max_items=call.max_items)
     sizes = list(map(len, documents))
     chunking = Chunking.NONE if max(sizes) == 1 else Chunking.DOCUMENTS
     if chunking is Chunking.DOCUMENTS:
@@ -49,7 +59,7 @@ def _decode(call: Call, fields: ContextualizedBody) -> EmbedRequest:
         **call.common(model),
         **read_prompts(PromptFields(input_type=fields.input_type), model, name=call.models.asked_name(fields.model)),
         items=list(chain.from_iterable(documents)),
-        document_sizes=sizes,
+        document_sizes=sizes if has_lists else (),
         chunking=chunking,
         truncation=Truncation.NONE,
         dimensions=read_every_dimensions(fields, model.dimensions),
@@ -58,19 +68,20 @@ def _decode(call: Call, fields: ContextualizedBody) -> EmbedRequest:
     )
 
 
-def _read_documents(value: msgspec.Raw, *, max_items: int) -> list[list[str]]:
-    """Lists of texts, counted before they are decoded. Raises InvalidRequest, EmptyInput and MalformedBody."""
+def _read_documents(value: msgspec.Raw, has_lists: bool, *, max_items: int) -> list[list[str]]:
+    """Lists of texts, or texts, each a list of its own then; counted before they are decoded. Raises InvalidRequest,
+    EmptyInput and MalformedBody."""
     raw = bytes(value)
     if not raw.startswith(b"["):
         raise InvalidRequest("inputs must be a list of lists of texts", param="inputs")
     check_num_items(num_strings(raw), "inputs", max_items=max_items)
-    documents = parse(_TEXT_LISTS, raw, "inputs")
+    documents = parse(_TEXT_LISTS, raw, "inputs") if has_lists else [[text] for text in parse(_TEXTS, raw, "inputs")]
     if not documents:
         raise EmptyInput("inputs must not be empty", param="inputs")
     check_num_items(sum(map(len, documents)), "inputs", max_items=max_items)
     for at, texts in enumerate(documents):
         if "" in texts:
-            param = f"inputs[{at}][{texts.index('')}]"
+            param = f"inputs[{at}][{texts.index('')}]" if has_lists else f"inputs[{at}]"
             raise EmptyInput(f"{param} must not be an empty string", param=param)
     return documents
 
@@ -80,7 +91,8 @@ async def _encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answ
     form, ranges = call.form, request.ranges
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges)
-    places = ((at, index, index + 1 == size) for at, size in enumerate(request.document_sizes) for index in range(size))
+    sizes = request.document_sizes or [1] * len(embedded.rows)
+    places = ((at, index, index + 1 == size) for at, size in enumerate(sizes) for index in range(size))
     out = bytearray(b'{"object":"list","data":[')
 
     def write(part: slice) -> None:

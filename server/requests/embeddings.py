@@ -30,7 +30,17 @@ from server.requests.late_interaction import rows_that_count
 from server.requests.limits import TimeSlice
 from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error, text_error
-from server.requests.work import Chunking, Computed, Embedded, EmbedRequest, TokenizeRequest, Trace, finish, text_of
+from server.requests.work import (
+    Chunking,
+    Computed,
+    Embedded,
+    EmbedRequest,
+    TokenizeRequest,
+    Trace,
+    check_token_rows,
+    finish,
+    text_of,
+)
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token, TokenizedTexts, offsets_of
 from tokenizer_pool.token_ids import SLICE_IDS, join
@@ -485,6 +495,7 @@ async def _tokenize_with_chunks(
 ) -> TokenizedTexts:
     """The ids of each text; its chunks are added to the list. Raises RequestError and TextRefused."""
     tokens = await pipeline.token_ids(request, request_class)
+    check_token_rows(request, tokens)
     asked = TokenizeRequest(
         model=request.model,
         items=request.texts,
@@ -507,7 +518,7 @@ async def _tokenize_with_chunks(
             own.append(Chunk((start, stop), _characters(each[start:stop], len(request.prompt))))
             await time_slice.end_if_over()
         chunks.append(own)
-    return tokens
+    return replace(tokens, parts={})  # no marks of the prompt, which is in chunks
 
 
 def _characters(tokens: Sequence[Token], num_prompt_chars: int) -> tuple[int, int] | None:

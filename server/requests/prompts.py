@@ -111,6 +111,12 @@ def _of_side(model: WithPrompts, side: Purpose) -> dict[str, str | None]:
 
 def in_words(model: WithPrompts) -> str:
     """The prompts and how they are asked for, in one line."""
+    if not (model.default_prompt or any(_named(model, side) for side in _OTHER_SIDE)):
+        said = ", ".join(name for name, prompt in model.prompts.items() if prompt)
+        return (
+            f"prompts {said}: by its name none of these is for queries or for documents, and nothing is put before "
+            'either: choose one by "prompt_name", or by its name as "input_type"'
+        )
     query, document = (_shown(prompt_for(model, side)) for side in _OTHER_SIDE)
     return (
         f'prompts {", ".join(model.prompts)}: send queries with "input_type": "query", which puts {query} before each, '

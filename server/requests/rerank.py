@@ -20,17 +20,18 @@ from engine.types import OutputKind
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import counted, max_sim, max_sim_of_pairs
 from server.requests.limits import steps
-from server.requests.pipeline import Pipeline
+from server.requests.pipeline import Pipeline, Tokenize
 from server.requests.prompts import Purpose, adapter_for, prompt_for
 from server.requests.refusals import unsupported
 from server.requests.work import Computed, Request, TokenizeRequest, Trace, Work, bounded, whole_numbers
 from tokenizer_pool.client import MAX_DETAIL_CHARS
-from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.shortening import LONG_TEXT_CHARS
 from tokenizer_pool.tasks import Token, TokenizedTexts
 from wire.records import light_dataclass
 from wire.vocabulary import RequestClass
 
+_FEWER = (0, 0, 1, 2)  # nearly all texts take one turn or two
 _MAX_INSTRUCTION_CHARS = 250  # for each token of a text: it is tokenized with each document again
 
 
@@ -155,8 +156,25 @@ async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace: Trace) -> Computed:
     limits = request.max_query_tokens, request.max_document_tokens
-    tokenize = None if limits == (None, None) else partial(tokenize_cut, pipeline, work, limits)
+    tokenize = (
+        partial(pipeline.token_ids, work) if limits == (None, None) else partial(tokenize_cut, pipeline, work, limits)
+    )
+    if request.instruction:
+        tokenize = partial(_tokenize_told, tokenize, request.instruction_field)
     return await pipeline.compute(work, trace, tokenize=tokenize)
+
+
+async def _tokenize_told(tokenize: Tokenize, name: str, request_class: RequestClass) -> TokenizedTexts:
+    """The ids of pairs with an instruction, whose field is `name`. Only the template can tell whether it takes one.
+
+    Raises InvalidRequest and TextRefused.
+    """
+    try:
+        return await tokenize(request_class)
+    except TextRefused as refused:
+        if refused.reason is not TextRefusal.UNUSED:
+            raise
+    raise InvalidRequest(f"this model does not take {name}: its template has no place for it", param=name)
 
 
 def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
@@ -302,17 +320,42 @@ def _groups(texts: Sequence[str], shortened: Sequence[str], max_tokens: int) -> 
 async def _cut(
     pipeline: Pipeline, request: Work, texts: Sequence[str], max_tokens: int, request_class: RequestClass
 ) -> list[str]:
-    """The same of texts that are not too many characters together."""
-    asked = TokenizeRequest(model=request.model, items=texts, add_special_tokens=False, context=request.context)
-    found = await pipeline.token_details(asked, request_class)
-    is_left = request.truncation is Truncation.LEFT
-    return [_kept(text, tokens, max_tokens, is_left=is_left) for text, tokens in zip(texts, found, strict=True)]
+    """The same of texts that are not too many characters together.
+
+    What is left of a text may have more tokens by itself: a word without its beginning is another one. So it is cut
+    again.
+    """
+    left, places, is_left = list(texts), list(range(len(texts))), request.truncation is Truncation.LEFT
+    for most in _turns(max_tokens):
+        items = [left[place] for place in places]
+        asked = TokenizeRequest(model=request.model, items=items, add_special_tokens=False, context=request.context)
+        try:
+            found = zip(places, await pipeline.token_details(asked, request_class), strict=True)
+        except TextRefused as refused:
+            raise refused.moved(places) from None
+        too_long = {place: tokens for place, tokens in found if len(tokens) > max_tokens}
+        for place, tokens in too_long.items():
+            left[place] = _kept(left[place], tokens, most, is_left=is_left)
+        places = list(too_long)
+        if not places:
+            break
+    return left
+
+
+def _turns(max_tokens: int) -> Iterator[int]:
+    """The tokens to keep of a text that has more, each time that it has: fewer and fewer, and at last none."""
+    yield from (max(max_tokens - fewer, 0) for fewer in _FEWER)
+    while max_tokens:
+        max_tokens //= 2
+        yield max_tokens
 
 
 def _kept(text: str, tokens: Sequence[Token], max_tokens: int, *, is_left: bool) -> str:
     """A character that would be split between two tokens goes."""
     if len(tokens) <= max_tokens:
         return text
+    if not max_tokens:
+        return ""
     if is_left:
         return text[max(tokens[-max_tokens].start or 0, tokens[-max_tokens - 1].stop or 0) :]
     return text[: min(tokens[max_tokens - 1].stop or 0, tokens[max_tokens].start or 0)]

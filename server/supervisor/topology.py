@@ -271,6 +271,7 @@ def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
         vocab_size=folder.vocab_size,
         template=folder.template.parts if folder.template else (),
         chat_pairs=folder.template.chat if folder.template else None,
+        instruction=folder.template.instruction if folder.template else "",
         chat_of_texts=folder.chat_of_texts,
         as_it_stands=folder.is_static,
         marks_prompts=not folder.include_prompt,

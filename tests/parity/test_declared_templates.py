@@ -31,7 +31,7 @@ from tests.parity.fuzzing import TOLERANCE
 from tests.parity.texts import Text
 from tests.tiers import full_but
 from tests.tokenizer_pool.builders import byte_level
-from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 from wire.pairs import ChatPairs
 from wire.tokenizer_files import TokenizerError
@@ -68,6 +68,7 @@ TEMPLATES = {
     '{{ (messages | selectattr("role", "eq", "document") | first).content[0].text }}{{ closing }}',
     "the query twice": _FLAT + 'Q: {{ said("query") }}\nD: {{ said("document") }}\nQ: {{ said("query") }}<|im_end|>',
 }
+_WITHOUT_PLACE = ("words at the end", "the document first", "objects", "the query twice")  # of an instruction
 _OPTIONS = {"turns": {"add_generation_prompt": True}, "objects": {"closing": "<|im_end|>!"}}
 _SPECIALS = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 _PAIRS = (
@@ -135,8 +136,10 @@ def made(folder: Path, template: str, *, scores: bool, words: str = "bytes", pro
 
 
 def tokenizer_of(found: ModelFolder) -> Tokenizer:
-    chat = found.template.chat if found.template else None
-    return Tokenizer(TokenizerSpec(folder=str(found.path), max_seqlen=found.max_seqlen, chat_pairs=chat))
+    chat, instruction = (found.template.chat, found.template.instruction) if found.template else (None, "")
+    return Tokenizer(
+        TokenizerSpec(folder=str(found.path), max_seqlen=found.max_seqlen, chat_pairs=chat, instruction=instruction)
+    )
 
 
 def ids_of(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], prompt: str) -> list[list[int]]:
@@ -160,7 +163,7 @@ def raw(library: Any, prompt: str | None) -> NDArray[np.float32]:
 CASES = [(template, scores) for template in TEMPLATES for scores in (False, True)]
 
 
-@pytest.mark.parametrize(("template", "scores"), full_but((CASES[0], CASES[7], CASES[10]), CASES))
+@pytest.mark.parametrize(("template", "scores"), full_but((CASES[0], CASES[7], CASES[8], CASES[10]), CASES))
 def test_scores_are_those_of_predict(tmp_path: Path, template: str, scores: bool) -> None:
     model = made(tmp_path, template, scores=scores, prompt="Find what answers it")
     found = model_folder.read(model.folder)
@@ -170,6 +173,12 @@ def test_scores_are_those_of_predict(tmp_path: Path, template: str, scores: bool
     try:
         for prompt in ("Find what answers it", "", "Is it a joke?"):
             expected = raw(model.library, prompt)
+            if template in _WITHOUT_PLACE and prompt == "Is it a joke?":  # the library passes over it
+                assert np.array_equal(expected, raw(model.library, ""))
+                with pytest.raises(TextRefused) as refused:
+                    ids_of(tokenizer, _PAIRS, prompt)
+                assert refused.value.reason is TextRefusal.UNUSED
+                continue
             ids = ids_of(tokenizer, _PAIRS, prompt)
             assert ids == [library_ids(model.library, pair, prompt) for pair in _PAIRS]
             texts = [Text(tuple(each)) for each in ids]

@@ -61,7 +61,7 @@ async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [(), ("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?")])
 async def test_pairs_of_a_whole_request(tmp_path: Path, template: tuple[str, ...]) -> None:
     """In many pieces, with one query for all and with one for each, and with one that is cut before it is tokenized."""
-    spec = replace(SPEC, max_seqlen=64, template=template)
+    spec = replace(SPEC, max_seqlen=64, template=template, instruction="query: ")
     documents = [*SAMPLES.values()] * 4 + [SAMPLES["plain"] * (MAX_CHARS_ON_LOOP // 20)]
     async with serving(tmp_path, spec) as (pool, _):
         for queries in (["how to renew?"] * len(documents), documents[::-1]):
@@ -178,7 +178,8 @@ async def test_without_truncation_only_tokens_count(tmp_path: Path, name: str) -
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
 async def test_a_long_document_in_a_template(tmp_path: Path, truncation: Truncation) -> None:
     """A special token that it spells out is plain text there, also while it is scanned."""
-    spec = replace(SPEC, max_seqlen=64, template=("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?"))
+    template = ("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?")
+    spec = replace(SPEC, max_seqlen=64, template=template, instruction="rank")
     document, query = "[SEP] the harbour. " * 5000, "[MASK] at seven? " * 5000
     async with serving(tmp_path, spec) as (pool, _):
         for texts, pair_texts in (([_SENTENCE] * 2, [document, "go"]), ([query], ["go"]), ([query], [document])):

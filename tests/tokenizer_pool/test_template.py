@@ -149,7 +149,7 @@ def test_the_document_is_cut_before_the_query(spec: TokenizerSpec, library: Any,
 def test_cut_on_the_left_the_end_of_the_document_stays(
     spec: TokenizerSpec, library: Any, template: tuple[str, ...]
 ) -> None:
-    tokenizer = Tokenizer(replace(spec, template=template))
+    tokenizer = Tokenizer(replace(spec, template=template, instruction="i"))
     document = " ".join(str(number) for number in range(200))
     piece = tokenizer.encode(["which?"], pair_texts=[document], prompt="i", truncation=Truncation.LEFT)
     assert piece.truncated.tolist() == [1]
@@ -204,3 +204,10 @@ def test_a_template_that_leaves_no_room_is_an_error(spec: TokenizerSpec) -> None
 
 def test_a_single_text_knows_no_template(tokenizer: Tokenizer, library: Any) -> None:
     assert tokenizer.encode(["the harbour"]).token_ids.tolist() == library("the harbour")["input_ids"]
+
+
+def test_an_instruction_without_a_place_is_refused_unless_it_is_the_models_own(spec: TokenizerSpec) -> None:
+    tokenizer = Tokenizer(replace(spec, template=APART, instruction="own"))
+    for prompt in ("", "own"):
+        assert lists(tokenizer.encode(["q"], pair_texts=["d"], prompt=prompt))
+    assert refusal(lambda: tokenizer.encode(["q"], pair_texts=["d"], prompt="other")) == (TextRefusal.UNUSED, -1)

@@ -9,9 +9,10 @@ Chats may stand in the place of texts: as `messages`, or as `input`, as vLLM tak
 texts of them. A route has a type for each of these bodies.
 """
 
+import json
 import re
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, islice
 from types import new_class
 from typing import Annotated, Any, Generic, Protocol, TypeVar, cast
 
@@ -25,6 +26,7 @@ from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.work import Item
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 from tokenizer_pool.tasks import Chat
+from wire.json_values import values, without_escapes
 
 
 class TextObject(msgspec.Struct):
@@ -382,12 +384,12 @@ class TextOrChatReader(Generic[_Body]):
         chat = _with_fields(MessagesFields, f"Chat{body.__name__}", body, lacks)
         #: for the OpenAPI page
         self.chat_bodies: tuple[type[ChatFields], ...] = (chat,)
-        self._texts, self._messages = FieldsReader(body), FieldsReader(chat)
+        self._texts, self._messages = FieldsReader(body), FieldsReader(chat, not_with_chats=without)
         self._input_chat: FieldsReader[ChatFields] | None = None
         if takes_chats_as_input:
             input_chat = _with_fields(InputChatFields, f"InputChat{body.__name__}", body, lacks)
             self.chat_bodies = (chat, input_chat)
-            self._input_chat = FieldsReader(input_chat)
+            self._input_chat = FieldsReader(input_chat, not_with_chats=without)
 
     def read(self, body: bytes) -> tuple[_Body, ChatFields | None]:
         """The fields, and the chats if there are any: then the fields lack some. Raises what FieldsReader raises."""
@@ -416,9 +418,14 @@ def _with_fields(
 
 
 def _are_chats(raw: bytes) -> bool:
-    """Whether all items are messages, or lists of them. An object with a `text` is a text, whatever else it has."""
-    if len(raw) > MAX_DETAIL_CHARS:  # too large for a chat, and so refused as a text without `text`
-        return False
+    """Whether all items are messages, or lists of them. An object with a `text` is a text, whatever else it has.
+
+    Of what is too large for chats only the beginning is looked at.
+    """
+    if len(raw) > MAX_DETAIL_CHARS:
+        first = (0, 0) if _BATCH.match(raw) else (0,)
+        names = {value.path[-1] for value in islice(values(without_escapes(raw)), 64) if value.path[:-1] == first}
+        return "role" in names and "text" not in names
     try:
         given = chain.from_iterable(_ROLE_LISTS.decode(raw)) if _BATCH.match(raw) else _ROLES.decode(raw)
         found = [item.text is UNSET for item in given]
@@ -459,6 +466,10 @@ def _template_kwargs(fields: ChatFields) -> str:
         raise InvalidRequest(f"{name} has more than {MAX_DETAIL_CHARS} bytes", param=name)
     if given := _OF_THE_BODY.intersection(parse(_MEMBERS, raw, name)):
         raise InvalidRequest(f"{name} can't have {min(given)}, which is a field of the body", param=name)
+    try:
+        json.loads(raw)
+    except ValueError:  # msgspec has found no other fault
+        raise InvalidRequest(f"{name} has a number of too many digits", param=name) from None
     return raw.decode()
 
 

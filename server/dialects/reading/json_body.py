@@ -130,7 +130,8 @@ def parse(
         param = _joined(param, missing[1])
         raise InvalidRequest(f"{param} is missing", param=param)
     problem = _VALUE.sub(r"\1", message[: place.start()] if place else message)
-    problem = _UNKNOWN.sub("has a field that is not known here", problem)
+    if field is not None and _UNKNOWN.match(problem):
+        raise InvalidRequest(f"{param or 'the body'} has a field that is not known here", param=param)
     raise InvalidRequest(f"{param or 'the body'}: {problem[:_MAX_PROBLEM].lower()}", param=param)
 
 
@@ -327,7 +328,9 @@ KNOWN_FIELDS = dict(NOWHERE)  # every reader adds the fields of its body
 class FieldsReader(Generic[_Body]):
     """Reads the JSON bodies of one route, or objects in them."""
 
-    def __init__(self, body: type[_Body]) -> None:
+    def __init__(self, body: type[_Body], *, not_with_chats: Collection[str] = ()) -> None:
+        """`not_with_chats`: fields that the route has for other bodies than this one, which is of chats."""
+        self._not_with_chats = not_with_chats
         for name, row in (item for struct in structs_in(body) for item in rows_of(struct).items()):
             if name not in KNOWN_FIELDS or KNOWN_FIELDS[name].neutral is None:
                 KNOWN_FIELDS[name] = row
@@ -340,7 +343,7 @@ class FieldsReader(Generic[_Body]):
     @cached_property
     def _foreign(self) -> "_Foreign":
         """What the route refuses: made when a body first needs it, when all other routes are known."""
-        return _Foreign(self._body)
+        return _Foreign(self._body, self._not_with_chats)
 
     def read(self, body: bytes | msgspec.Raw, field: str | None = None) -> _Body:
         """The fields of a body. `field` is the name of the object, None for the whole body. Raises MalformedBody and
@@ -365,7 +368,8 @@ _IS_PLAIN = inspect.type_info(bool | int)
 class _Foreign:
     """What a route refuses: fields of other routes that change a result, and names that are almost its own."""
 
-    def __init__(self, body: type[msgspec.Struct]) -> None:
+    def __init__(self, body: type[msgspec.Struct], not_with_chats: Collection[str]) -> None:
+        self._not_with_chats = not_with_chats
         rows, required = rows_of(body), {field.encode_name for field in msgspec.structs.fields(body) if field.required}
         self._spelled = tuple(
             name for name, row in rows.items() if row.neutral is not None or row.items is not None or row.changes_result
@@ -391,9 +395,8 @@ class _Foreign:
                 continue
             row, param = KNOWN_FIELDS[name], f"{field}.{name}" if field else name
             allowed = " or ".join(msgspec.json.encode(value).decode() for value in row.neutral or ())
-            problem = (
-                f"must be {allowed} on this route, or be left out" if allowed else "is not supported on this route"
-            )
+            where = "with chats" if name in self._not_with_chats else "on this route"
+            problem = f"must be {allowed} {where}, or be left out" if allowed else f"is not supported {where}"
             raise InvalidRequest(f"{param} {problem}{f'; {row.hint}' if row.hint else ''}", param=param)
         return missing
 

@@ -98,6 +98,7 @@ def test_a_wrong_input_is_named_before_anything_is_sent(client: Client, server: 
         ("output_dtype", "int8"),
         ("embedding_type", ["binary"]),
         ("encoding_format", "binary"),
+        ("late_chunking_params", {"chunk_size": 2}),
         *((name, 1) for name in ("input", "model", "dimensions", "user")),
     ],
 )

@@ -73,6 +73,16 @@ def test_lists_of_one_text_are_embedded_as_any_text(input_type: str | None, prom
 
 
 @pytest.mark.holds("Voyage's documents")
+def test_queries_need_no_lists_of_their_own() -> None:
+    queries: dict[str, Any] = {"inputs": ["ab", "c"], "input_type": "query"}
+    lists = {**queries, "inputs": [["ab"], ["c"]]}
+    assert nested(post(queries)) == nested(post(lists))
+    request = decoded(PATH, models=one_model(facts=PROMPTS), **queries)
+    assert (request.prompt, request.truncation, request.name_of(1)) == ("Q: ", Truncation.NONE, "inputs[1]")
+    assert "send a list of chunks for each document" in post({"inputs": ["a"]}).error()["message"]
+
+
+@pytest.mark.holds("Voyage's documents")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -88,6 +98,10 @@ def test_lists_of_one_text_are_embedded_as_any_text(input_type: str | None, prom
         ({"inputs": [[5, 6]]}, "inputs[0][0]"),
         ({"inputs": [["a", "b"], ["c", "d", "e"]]}, "inputs"),
         ({"inputs": [["a"], ["x" * 10, "y" * 10]]}, "inputs[1]"),
+        ({"inputs": ["a"], "input_type": "document"}, "inputs[0]"),
+        ({"inputs": ["a", ""], "input_type": "query"}, "inputs[1]"),
+        ({"inputs": ["a", ["b"]], "input_type": "query"}, "inputs[1]"),
+        ({"inputs": ["a"] * 5, "input_type": "query"}, "inputs"),
         ({"inputs": [["a"]], "input_type": "passages"}, "input_type"),
         ({"inputs": [["a"]], "output_dimension": 9}, "output_dimension"),
         ({"inputs": [["a"]], "output_dtype": "int4"}, "output_dtype"),

@@ -98,6 +98,18 @@ def test_an_instruction_for_a_model_that_takes_none_is_refused(model: dict[str, 
     assert (type(error), error.param) == (InvalidRequest, "instruct")
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_document_tokens": 2}])
+@pytest.mark.parametrize("field", ["instruct", "chat_template_kwargs"])
+def test_an_instruction_without_a_place_is_refused_by_its_field(field: str, limits: dict[str, int]) -> None:
+    def prepare(edge: Edge) -> None:
+        edge.tokenizers.error = TextRefused(TextRefusal.UNUSED, -1)
+
+    model = {**PAIRS, "instruction": ""}
+    error = error_of(a_request(model, instruction="be kind", instruction_field=field, **limits), prepare)
+    assert (type(error), error.param) == (InvalidRequest, field)
+    assert error.message == f"this model does not take {field}: its template has no place for it"
+
+
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize("truncation", Truncation)
 def test_an_instruction_of_far_too_many_characters_is_refused_by_name(truncation: Truncation) -> None:

@@ -150,6 +150,26 @@ def test_a_model_without_rows_of_tokens_has_no_chunks_of_a_fixed_size() -> None:
     assert (called.status, called.error()["param"]) == (400, "late_chunking_params")
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"late_chunking_params": {"overlap": 1}}, "late_chunking_params has a field that is not known here"),
+        (
+            {**CHUNKS, "encoding_format": "base64"},
+            "encoding_format must be float, or one type of numbers, with late_chunking_params",
+        ),
+    ],
+)
+def test_what_late_chunking_params_says(fields: dict[str, Any], message: str) -> None:
+    assert post("/v1/embeddings", {"input": ["a"], **fields}).error()["message"] == message
+
+
+@pytest.mark.parametrize("form", ["float16", "int8", "uint8", "binary", "ubinary", ["int8"]])
+def test_chunks_are_lists_of_numbers_of_any_type(form: Any) -> None:
+    (item,) = json.loads(post("/v1/embeddings", {"input": "abc", **CHUNKS, "encoding_format": form}).body)["data"]
+    assert all(isinstance(number, int | float) for row in item["embedding"] for number in row)
+
+
 @pytest.mark.parametrize("path", ["/embed", "/pooling"])
 def test_other_routes_refuse_late_chunking_params_by_name(path: str) -> None:
     body = {"inputs": "a"} if path == "/embed" else {"input": "a"}

@@ -264,8 +264,26 @@ def test_that_is_what_the_library_does(prompts: dict[str, str], default: str | N
             f"'{'i' * 199}…' before each, and documents with \"document\", which puts nothing; a text without "
             "input_type gets 'd: '",
         ),
+        (
+            {"Query": "Q: ", "retrieval": "R: "},
+            "",
+            "prompts Query, retrieval: by its name none of these is for queries or for documents, and nothing is put "
+            'before either: choose one by "prompt_name", or by its name as "input_type"',
+        ),
+        (
+            {"query": "", "document": "", "Query": "Q: "},
+            "",
+            "prompts Query: by its name none of these is for queries or for documents, and nothing is put before "
+            'either: choose one by "prompt_name", or by its name as "input_type"',
+        ),
+        (
+            {"Query": "Q: "},
+            "Q: ",
+            'prompts Query: send queries with "input_type": "query", which puts \'Q: \' before each, and documents '
+            "with \"document\", which puts 'Q: '; a text without input_type gets 'Q: '",
+        ),
     ],
-    ids=["both", "long"],
+    ids=["both", "long", "other names", "an empty side", "a default of another name"],
 )
 def test_prompts_in_words(prompts: dict[str, str], default: str, said: str) -> None:
     assert in_words(model_with(prompts, default_prompt=default)) == said

@@ -201,13 +201,42 @@ def test_texts_with_the_word_are_no_chats(items: Any) -> None:
         ({"input": HELLO, "prompt_name": "query"}, "prompt_name"),
         ({"input": HELLO, "chat_template": "a"}, "chat_template"),
         ({"input": "a", "chat_template_kwargs": {"b": 1}}, "chat_template_kwargs"),
-        ({"input": [{"role": "user", "content": "a" * 2_000_000}]}, "input[0].text"),
+        ({"input": [{"content": "a" * 2_000_000, "role": "user"}]}, "input"),
+        ({"input": [[{"role": "user", "content": "a" * 2_000_000}]]}, "input"),
     ],
 )
 def test_chats_as_input_that_are_refused(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as refused:
         embedded(body)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input_type": "query"}, "input_type is not supported with chats"),
+        ({"prompt": "a"}, "prompt is not supported with chats"),
+        ({"lora_path": "a"}, "lora_path is not supported on this route"),
+    ],
+)
+def test_a_field_of_texts_is_refused_beside_chats(fields: dict[str, Any], message: str) -> None:
+    for name in ("input", "messages"):
+        with pytest.raises(InvalidRequest) as refused:
+            embedded({name: HELLO, **fields})
+        assert refused.value.message == message
+
+
+def test_a_number_of_too_many_digits_for_a_template_is_refused() -> None:
+    body = '{"input":[{"role":"user"}],"chat_template_kwargs":{"a":%s}}'
+    with pytest.raises(InvalidRequest) as refused:
+        decode_embeddings(new_call(), (body % ("1" * 5_000)).encode())
+    assert refused.value.param == "chat_template_kwargs"
+    decode_embeddings(new_call(), (body % ("1" * 4_000)).encode())
+
+
+def test_a_large_text_with_the_word_is_no_chat() -> None:
+    request = embedded({"input": [{"role": "user", "text": "a" * 2_000_000}]})
+    assert len(request.texts[0]) == 2_000_000
 
 
 def test_a_text_that_is_the_word_is_no_chat() -> None:

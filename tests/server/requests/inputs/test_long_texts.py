@@ -11,6 +11,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
+from server.requests import work
 from server.requests.embeddings import _characters as characters_of
 from server.requests.embeddings import averages, embed_any
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
@@ -261,6 +262,7 @@ def test_chunks_of_a_fixed_size_are_means_of_all_tokens(prompt: str, normalize: 
     whole = [[FIRST, *ids_of(prompt + text), LAST] for text in texts]
     (submission,) = edge.managers.submitted
     assert np.frombuffer(submission.token_ids, np.int32).tolist() == [one for ids in whole for one in ids]
+    assert not submission.parts  # a prompt counts, also with a model that leaves it out of its mean
     expected = [
         np.mean([[i, i % 7, i % 5, start + at, 0] for at, i in enumerate(ids[start : start + 3])], axis=0)
         for ids in whole
@@ -295,6 +297,15 @@ def test_a_text_in_chunks_is_never_cut() -> None:
 
     with pytest.raises(InvalidRequest, match=r"input\[1\] is longer than 8 tokens"):
         run(Chunking.FIXED, items=["a", "abcdefghij"], chunk_size=2, tokenizers=Refusing())
+
+
+@pytest.mark.holds("Long texts")
+def test_chunks_of_more_rows_than_can_be_answered_cost_no_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MAX_TOKEN_ROW_BYTES", 100)  # of five tokens
+    tokenizers = Framing()
+    with pytest.raises(InvalidRequest, match="answer would be too large"):
+        run(Chunking.FIXED, items=["abc", "d"], chunk_size=1, tokenizers=tokenizers)
+    assert len(tokenizers.asked) == 1
 
 
 # What vLLM's tests of its ranges assert (tests/entrypoints/pooling/token_embed).
