@@ -8,8 +8,13 @@ with texts than put them in, or cut the spaces around them off, is refused.
 
 import json
 import re
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
+from typing import NoReturn
 
 import tokenizers
 
@@ -23,9 +28,12 @@ _AROUND = " \n"
 # A template must put each of these in as it is. They are what templates ask for, cut out, quote or shorten.
 _PROBES = (
     *("", "a", "x\n\n y", "</think>\n<think>x</think>", '"so" & <b>\\', "{{ x }}{% y %}", "7\n8\n" * 4000, "Ünï 漢字"),
-    *("[1, 2]", "{query} {document}", "True", "http://a.b/c.png"),
+    *("[1, 2]", "{query} {document}", "True", "http://a.b/c.png", "x.", "x?", "x!", "x:", "a\tb\r\nc"),
+    *(" x", "x ", "\n x", " \t\n x \t\n "),
 )
-_TEXTS = ("x", "By the Rhine.", " a\n\nb ", "</think> 7")
+_MAX_SECONDS = 30.0  # for all texts; usually it takes milliseconds
+# sentence-transformers' encode_query and encode_document name theirs to a template
+_TASKS: tuple[dict[str, str], ...] = ({"task": "query"}, {"task": "document"})
 _SAMPLES = (("Where is it?", "By the Rhine."), (" a\n", "\nb "), ("1", "2"))  # tokenized in one piece and in parts
 
 
@@ -35,11 +43,12 @@ def filled_pairs(
     """What the folder's chat template makes of a pair, by whether there is an instruction. Raises TokenizerError where
     it can't carry a pair, or is not a `FilledTemplate`."""
     try:
-        rendered = Rendered(folder)
-        asked = {
-            has_instruction: _Pairs(rendered, chat, has_instruction=has_instruction)
-            for has_instruction in (False, True)
-        }
+        with _in_time():
+            rendered = Rendered(folder)
+            asked = {
+                has_instruction: _Pairs(rendered, chat, has_instruction=has_instruction)
+                for has_instruction in (False, True)
+            }
     except Exception as error:  # a template can fail in every way that a program can
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise TokenizerError(
@@ -56,19 +65,55 @@ def check_texts(folder: Path, chat: ChatPairs, backend: tokenizers.Tokenizer) ->
     """
     backend.no_truncation()
     try:
-        rendered = Rendered(folder)
-        for prompt in ("", "Find it: "):
-            for text in _TEXTS:
-                said = [("system", prompt), ("user", text)] if prompt else [("user", text)]
-                found = rendered.text([_message(*each, chat) for each in said], **json.loads(chat.options))
-                if backend.encode(found, add_special_tokens=False).ids != backend.encode(prompt + text).ids:
-                    raise ValueError("it does not leave them as they are")
+        with _in_time():
+            _check_texts(Rendered(folder), chat, backend)
     except Exception as error:  # a template can fail in every way that a program can
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise TokenizerError(
             f"{folder}: sentence-transformers puts each text into the chat template ('message' in 'modality_config'), "
             f"which is not supported: {why}; take 'message' out if the model was trained on plain texts"
         ) from None
+
+
+def _check_texts(rendered: Rendered, chat: ChatPairs, backend: tokenizers.Tokenizer) -> None:
+    _check_names(rendered)
+    tasks = [{}, *_TASKS] if "task" in rendered.names else [{}]
+    for prompt, text, task in product(("", "Find it: "), _PROBES, tasks):
+        said = [("system", prompt), ("user", text)] if prompt else [("user", text)]
+        found = rendered.text([_message(*each, chat) for each in said], **(task | json.loads(chat.options)))
+        if backend.encode(found, add_special_tokens=False).ids != backend.encode(prompt + text).ids:
+            raise ValueError("it does not leave them as they are")
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Raises TimeoutError where what is done takes too long: or the process would be killed as stuck, again and again,
+    and no line would name the template. In another thread than the first there is no bound."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, _MAX_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _late(number: int, frame: object) -> NoReturn:
+    raise TimeoutError(f"it has not ended in {_MAX_SECONDS:g} seconds")
+
+
+def _check_names(rendered: Rendered) -> None:
+    """Raises ValueError where it asks for what is not known here."""
+    if "strftime_now" in rendered.source:
+        raise ValueError("it tells the time")
+    if rendered.unnamed:
+        raise ValueError(
+            f"it writes {', '.join(rendered.unnamed)}, which tokenizer_config.json does not name: the library may take "
+            "that of a class; name it there"
+        )
 
 
 def _message(role: str, text: str, chat: ChatPairs) -> dict[str, object]:
@@ -102,8 +147,7 @@ class _Pairs:
         return self._rendered.text(messages, **json.loads(self._chat.options))
 
     def _check(self, text: str) -> None:
-        if "strftime_now" in self._rendered.source:
-            raise ValueError("it tells the time")
+        _check_names(self._rendered)
         if any(place in text for place in PLACES):
             raise ValueError("it writes {query}, {document} or {instruction} itself")
         for place in ("{query}", "{document}"):
@@ -112,11 +156,11 @@ class _Pairs:
 
     def _probe(self) -> None:
         """Raises ValueError where a text is not put in as it is."""
-        for probe in _PROBES:
-            for place in self._words:
-                texts = {**self._words, place: probe}
-                if (probe or place != "{instruction}") and self._text(texts) != self._with(texts):
-                    raise ValueError("it does more with texts than put them in")
+        alone = ({place: probe} for probe in _PROBES for place in self._words if probe or place != "{instruction}")
+        for given in (*alone, dict.fromkeys(self._words, "x")):
+            texts = self._words | given
+            if self._text(texts) != self._with(texts):
+                raise ValueError("it does more with texts than put them in")
 
     def _with(self, texts: Mapping[str, str]) -> str:
         stripped = {place: text.strip() if place in self._stripped else text for place, text in texts.items()}

@@ -45,6 +45,8 @@ class Rendered:
         self.source, environment = _source(folder, config), _environment()
         self.names = find_undeclared_variables(environment.parse(self.source)) - environment.globals.keys()
         self._template: Template = environment.from_string(self.source)
+        # transformers takes these of the class, if that has any
+        self.unnamed = sorted((self.names & set(NAMED_TOKENS)) - config.keys())
         self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
 
     def text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

@@ -39,7 +39,7 @@ class Tokenizer:
         self._num_special = self._backend.num_special_tokens_to_add(False)
         self._pairs = Pairs(self._backend, has_types=has_types, quarantine=quarantine)
         self._template = Template(self._backend, spec, quarantine) if spec.template or spec.chat_pairs else None
-        if spec.chat_of_texts and has_chat_template(Path(spec.folder)):
+        if spec.chat_of_texts:
             from tokenizer_pool.chat_pairs import check_texts  # its library takes a while to import
 
             check_texts(Path(spec.folder), spec.chat_of_texts, self._backend)

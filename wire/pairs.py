@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 PLACES = ("{document}", "{query}", "{instruction}")  # in the order in which parts that hold them are cut
+_TEXTS = PLACES[:2]
 _SPLIT = re.compile("|".join(f"({re.escape(place)})" for place in PLACES))
 _FILLERS = ("0", "1 2 3 4")  # end in different tokens
 
@@ -113,28 +114,43 @@ class _Part:
         hidden, spelt = ([encoding.ids for encoding in self._encode(fixed, hides)] for hides in (True, False))
         self.hides_specials = bool(self.places) and hidden == spelt  # in the texts of users
         self.fixed = None if self.places else _whole(self._encode([text], False)[0])
-        self.tail = self._tail() if "{document}" in self.places else ()
+        self.tail = self._tail(_FILLERS) if "{document}" in self.places else ()
+        texts = [at for at, piece in enumerate(self._pieces) if piece in _TEXTS]
+        is_last = "{instruction}" in self._pieces[max(texts, default=0) :]  # behind both texts
+        self._ends_with_instruction = is_last and "{document}" in self.places
+        self._latest: tuple[str, tuple[int, ...]] | None = None  # an instruction, and its tail
 
     def fill(self, fillings: Sequence[dict[str, str]], *, keeps_end: bool) -> list[Filled]:
-        """The tokens of this part for each pair."""
+        """The tokens of this part for each pair. All have the same instruction."""
         if self.fixed is not None:
             return [self.fixed] * len(fillings)
-        asks = self.places != ["{instruction}"]  # an instruction's own part is left out where there is none
-        joined = ("".join(filling.get(piece, piece) for piece in self._pieces) for filling in fillings)
-        texts = [text if asks or each["{instruction}"] else "" for text, each in zip(joined, fillings, strict=True)]
+        texts = self._texts(fillings)
+        tail = self._tail_with(fillings[0]["{instruction}"])
         if not keeps_end or "{document}" not in self.places:
-            return [_whole(encoding, self.tail) for encoding in self._encode(texts, self.hides_specials)]
+            return [_whole(encoding, tail) for encoding in self._encode(texts, self.hides_specials)]
         encodings = self._encode(texts, self.hides_specials, with_offsets=True)
         starts = map(self._start, fillings)
         pairs = zip(encodings, starts, strict=True)  # the first tokens, up to so many characters, stay
-        return [Filled(one.ids, sum(stop <= start for _, stop in one.offsets), self.tail) for one, start in pairs]
+        return [Filled(one.ids, sum(stop <= start for _, stop in one.offsets), tail) for one, start in pairs]
 
-    def _tail(self) -> tuple[int, ...]:
-        """The tokens of the text after the last place: those that end the part whatever is filled in, as in
-        sentence-transformers."""
-        if self._pieces[-1] in PLACES:
+    def _texts(self, fillings: Sequence[dict[str, str]]) -> list[str]:
+        return ["".join(filling.get(piece, piece) for piece in self._pieces) for filling in fillings]
+
+    def _tail_with(self, instruction: str) -> tuple[int, ...]:
+        """The tail, with the instruction where it stands behind both texts, as in sentence-transformers."""
+        if not self._ends_with_instruction:
+            return self.tail
+        if self._latest is None or self._latest[0] != instruction:
+            self._latest = instruction, self._tail((instruction, instruction))
+        return self._latest[1]
+
+    def _tail(self, instructions: tuple[str, str]) -> tuple[int, ...]:
+        """The tokens that end the part whatever the two texts are, and with either of these instructions."""
+        last = self._pieces[-1]
+        if last in _TEXTS or (last in PLACES and instructions == _FILLERS):
             return ()
-        texts = ["".join(filler if piece in PLACES else piece for piece in self._pieces) for filler in _FILLERS]
+        fillers = zip(_FILLERS, instructions, strict=True)
+        texts = self._texts([{**dict.fromkeys(_TEXTS, filler), "{instruction}": own} for filler, own in fillers])
         first, second = (encoding.ids for encoding in self._encode(texts, self.hides_specials))
         pairs = zip(reversed(first), reversed(second), strict=False)
         num_shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
@@ -194,19 +210,32 @@ class FilledTemplate:
         ]
         for filling in fillings if self._stripped else ():
             filling.update({place: filling[place].strip() for place in self._stripped})
-        columns = [part.fill(fillings, keeps_end=keeps_end) for part in self._parts]
+        columns = [
+            # an instruction's own part is left out where there is none
+            part.fill(fillings, keeps_end=keeps_end)
+            if instruction or part.places != ["{instruction}"]
+            else [Filled([], 0)] * len(fillings)
+            for part in self._parts
+        ]
         return [list(parts) for parts in zip(*columns, strict=True)]
 
     def cut(self, parts: list[Filled], excess: int) -> None:
         """Take `excess` tokens out of the parts of a pair: of the document, then the query, then the instruction."""
         for at in self._cut_order:
-            part = parts[at]
-            lost = min(excess, len(part.ids) - part.head)  # the first tokens of the document
-            ids = part.ids[: part.head] + part.ids[part.head + lost :]
-            excess -= lost
-            kept = [*ids[: max(len(ids) - len(part.tail) - excess, 0)], *part.tail] if excess else ids
-            excess -= len(ids) - len(kept)
-            parts[at] = Filled(kept, len(kept), part.tail)
+            excess = _cut_part(parts, at, parts[at].tail, excess)
+        for at in self._cut_order if excess else ():  # an instruction that ends its part
+            excess = _cut_part(parts, at, self._parts[at].tail, excess)
+
+
+def _cut_part(parts: list[Filled], at: int, tail: tuple[int, ...], excess: int) -> int:
+    """Take up to `excess` tokens out of a part, but for the tail. How many are still to be taken."""
+    part = parts[at]
+    lost = min(excess, max(len(part.ids) - part.head - len(tail), 0))  # the first tokens of the document
+    ids = part.ids[: part.head] + part.ids[part.head + lost :]
+    excess -= lost
+    kept = [*ids[: max(len(ids) - len(tail) - excess, 0)], *tail] if excess else ids
+    parts[at] = Filled(kept, len(kept), tail)
+    return excess - (len(ids) - len(kept))
 
 
 def _whole(encoding: "tokenizers.Encoding", tail: tuple[int, ...] = ()) -> Filled:

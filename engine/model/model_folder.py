@@ -49,6 +49,7 @@ from engine.model.tasks import (
 from engine.model.weights import check_forms
 from engine.types import ModelError, ModelInfo, OutputKind
 from wire.pairs import ChatPairs
+from wire.tokenizer_files import has_chat_template
 
 SPLADE = "splade"  # the value of --pooling, as in TEI
 _SPARSE_HEADS = VocabularyWeights | TokenWeights
@@ -372,6 +373,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
     # A template has its own default; a marker of queries or documents is no prompt.
     has_default = found.template is None and prompts.default_name in by_name
     late, max_seqlen, source = found.late, backbone.max_seqlen, backbone.max_seqlen_source
+    chat_of_texts = _chat_of_texts(files, backbone.architecture)
     if late is not None:
         late, max_seqlen = lengths_of_roles(late, max_seqlen, backbone.num_positions)
         source = source if max_seqlen == backbone.max_seqlen else found.source
@@ -396,7 +398,8 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         prompts=by_name,
         prompts_source=prompts.source if found.prompts is None else CONFIG,
         default_prompt_name=prompts.default_name if has_default else None,
-        include_prompt=sentence.include_prompt,
+        # of a text in a chat template sentence-transformers pools the prompt too
+        include_prompt=sentence.include_prompt or chat_of_texts is not None,
         notes=(
             # the note on pooling only if something is pooled
             *(note for note in backbone.notes if found.task is Task.EMBED or note != sentence.note),
@@ -415,7 +418,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         default_adapter=files.config.get("default_adaptation") if has_adapters else None,
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
-        chat_of_texts=_chat_of_texts(files, backbone.architecture),
+        chat_of_texts=chat_of_texts,
         truncate_dim=truncate_dim if found.task is Task.EMBED else None,
         max_active_dims=max_active_dims if found.task is Task.SPARSE else None,
     )
@@ -433,7 +436,7 @@ def _chunk_separator_id(files: Files) -> int:
 
 def _chat_of_texts(files: Files, architecture: str) -> ChatPairs | None:
     """See ModelFolder. Of rerankers the pairs are meant, which are the template's."""
-    if files.chain in (Chain.SCORES, Chain.ANSWER):
+    if files.chain in (Chain.SCORES, Chain.ANSWER) or not has_chat_template(files.backbone_folder):
         return None
     return chat_pairs(files.sentence.transformer, files.backbone_folder, architecture)
 

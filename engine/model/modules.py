@@ -350,9 +350,11 @@ def _route_of(task: str | None, names: Collection[str], parameters: Json) -> str
 def _parsed(key: str) -> object:
     """A task and a modality, as the library writes the pair of them."""
     try:
-        return ast.literal_eval(key[:_MAX_KEY])
-    except (ValueError, SyntaxError):
+        parsed = ast.literal_eval(key[:_MAX_KEY])
+        hash(parsed)  # TypeError of a list, or of one in a tuple
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None  # the library passes over it
+    return parsed if isinstance(parsed, tuple) else None
 
 
 def _refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:

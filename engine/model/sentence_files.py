@@ -36,7 +36,7 @@ from engine.model.modules import (
 from engine.model.tasks import Dense, Normalize, Step
 from engine.types import ModelError
 from wire.pairs import ChatPairs
-from wire.tokenizer_files import CHAT_TEMPLATE
+from wire.tokenizer_files import CHAT_TEMPLATE, has_chat_template
 
 # Each is written under a new or an old name.
 _OF_PROCESSOR = ("processor_kwargs", "tokenizer_args")
@@ -283,7 +283,13 @@ def _pooling(
     """The poolings, their source, and whether a prompt's tokens count."""
     if chain in (Chain.EMBED, Chain.POOLED_SCORES):
         poolings, include_prompt = read_pooling(folder, modules[1], include_prompt=not _is_instructor(folder, config))
-        return poolings, str(modules[1].path / "config.json"), include_prompt
+        source = str(modules[1].path / "config.json")
+        if chain is Chain.POOLED_SCORES and not include_prompt:
+            raise ModelError(
+                f"'include_prompt' in {source} is false, which is not supported for pairs: a prompt counts in the "
+                "pooling; set it to true if the model is asked without prompts"
+            )
+        return poolings, source, include_prompt
     if chain is Chain.STATIC:
         return ("mean",), "modules.json", True
     default, source, _ = _default_pooling(config)
@@ -334,6 +340,8 @@ def _without_modules(folder: Path, config: Json, chosen: str | None) -> Sentence
     if chosen:
         return SentenceFiles(poolings=(chosen,), pooling_source=_FLAG, transformer=transformer, rounds=rounds)
     pooling, source, note = _default_pooling(config)
+    if has_chat_template(folder):
+        note = f"{note}; but it puts each text into the folder's chat template, which is not done here"
     return SentenceFiles(poolings=(pooling,), pooling_source=source, transformer=transformer, rounds=rounds, note=note)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from engine.types import OutputKind
 from server.requests.errors import IS_NO_TEXT, EmptyInput, InvalidRequest, MalformedBody, RequestError, UnsupportedTask
 from server.requests.late_interaction import rows_that_count
-from server.requests.limits import TimeSlice
+from server.requests.limits import TimeSlice, in_steps
 from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error, text_error
 from server.requests.work import (
@@ -349,22 +349,29 @@ async def _means(computed: Computed, bounds: Sequence[NDArray[np.int32]], field:
         if not len(own):
             means.append(row[None])
             continue
-        if not _is_mean(of_tokens[start:stop], row):
+        if not await _is_mean(of_tokens[start:stop], row):
             raise UnsupportedTask(
                 f"this model has no chunks for {field}: its row of a text is not the mean of its tokens' rows",
                 param=field,
             )
-        sums: NDArray[np.float32] = np.add.reduceat(of_tokens[: own[-1]], own[:-1])[::2]
-        means.append(sums / np.diff(own)[::2].astype(np.float32)[:, None])
-        await time_slice.end_if_over()
+        for begin, end in own.reshape(-1, 2).tolist():
+            means.append((await _mean(of_tokens[begin:end]))[None])
+            await time_slice.end_if_over()
     return np.concatenate(means)
 
 
-def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
+async def _mean(of_tokens: NDArray[np.float32]) -> NDArray[np.float32]:
+    total = np.zeros(of_tokens.shape[1], np.float32)
+    # By `sum`: `reduceat` adds rows up one number at a time, which takes seconds for a long text.
+    await in_steps(len(of_tokens), len(total), lambda part: np.add(total, of_tokens[part].sum(axis=0), out=total))
+    return total / np.float32(len(of_tokens))
+
+
+async def _is_mean(of_tokens: NDArray[np.float32], row: NDArray[np.float32]) -> bool:
     """Whether the model's own row is the mean of those of the tokens [T, D]: no other pooling, no head behind it."""
     if of_tokens.shape[1] != len(row):
         return False
-    mean = of_tokens.mean(axis=0)
+    mean = await _mean(of_tokens)
     lengths = float(np.linalg.norm(mean) * np.linalg.norm(row))
     return float(mean @ row) >= _LEAST_COSINE * lengths
 

@@ -4,6 +4,7 @@ The library makes, saves and loads each model. Scores are those of its `predict`
 """
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +32,8 @@ from tests.parity.fuzzing import TOLERANCE
 from tests.parity.texts import Text
 from tests.tiers import full_but
 from tests.tokenizer_pool.builders import byte_level
-from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec
+from tokenizer_pool import chat_pairs
+from tokenizer_pool.messages import TextRefusal, TextRefused, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 from wire.pairs import ChatPairs
 from wire.tokenizer_files import TokenizerError
@@ -66,9 +68,18 @@ TEMPLATES = {
     "the document first": _FLAT + '<Document> {{ said("document") }}\n<Query> {{ said("query") }} ??',
     "objects": '<|im_start|>{{ (messages | selectattr("role", "eq", "query") | first).content[0].text }}<|im_end|>'
     '{{ (messages | selectattr("role", "eq", "document") | first).content[0].text }}{{ closing }}',
+    "the instruction last": _FLAT
+    + 'Q: {{ said("query") }}\nD: {{ said("document") }}\n{{ messages | selectattr("role", "eq", "system") | '
+    'map(attribute="content") | first | default("Judge.") }}\nAnswer:',
+    "turns without spaces around": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>"
+    "{% endfor %}A",
+    "words behind the document": _FLAT
+    + '<|im_start|>Q: {{ said("query") }}<|im_end|><|im_start|>D: {{ said("document") }}\nRelevance:<|im_end|>',
     "the query twice": _FLAT + 'Q: {{ said("query") }}\nD: {{ said("document") }}\nQ: {{ said("query") }}<|im_end|>',
 }
-_WITHOUT_PLACE = ("words at the end", "the document first", "objects", "the query twice")  # of an instruction
+_WITHOUT_PLACE = (  # for an instruction
+    *("words at the end", "the document first", "objects", "words behind the document", "the query twice"),
+)
 _OPTIONS = {"turns": {"add_generation_prompt": True}, "objects": {"closing": "<|im_end|>!"}}
 _SPECIALS = ("<|im_start|>", "<|im_end|>", "<|pad|>")
 _PAIRS = (
@@ -199,6 +210,37 @@ def test_ids_of_other_tokenizers(tmp_path: Path, words: str) -> None:
         assert ids == [library_ids(model.library, pair, prompt) for pair in _PAIRS]
 
 
+@pytest.mark.parametrize("template", ["the instruction last", "turns without spaces around"])
+def test_ids_with_instructions(tmp_path: Path, template: str) -> None:
+    """An instruction behind the document stays where a pair is cut, and one of spaces is one."""
+    model = made(tmp_path, template, scores=True)
+    tokenizer = tokenizer_of(model_folder.read(model.folder))
+    for prompt in ("", "Is it a joke?", " Is it?\n", " "):
+        ids = ids_of(tokenizer, _PAIRS, prompt)
+        assert ids == [library_ids(model.library, pair, prompt or None) for pair in _PAIRS]
+
+
+def test_an_instruction_that_is_too_long_is_cut_last(tmp_path: Path) -> None:
+    model = made(tmp_path, "the instruction last", scores=True)
+    tokenizer = tokenizer_of(model_folder.read(model.folder))
+    (ids,) = ids_of(tokenizer, [("Where is it?", "By the Rhine.")], "Is it a joke? " * 200)
+    text = model.library.tokenizer.decode(ids)
+    assert len(ids) == 300
+    assert text.count("Is it a joke? ") > 10
+    assert text.endswith("\nAnswer:")
+
+
+@pytest.mark.parametrize(("query", "document"), [("Where? ", "x y z " * 60), ("Where? " * 70, "x y z")])
+def test_words_behind_a_document_stay_where_its_beginning_is_cut(tmp_path: Path, query: str, document: str) -> None:
+    model = made(tmp_path, "words behind the document", scores=True)
+    tokenizer = tokenizer_of(model_folder.read(model.folder))
+    piece = tokenizer.encode([query], pair_texts=[document], truncation=Truncation.LEFT)
+    text = model.library.tokenizer.decode(piece.token_ids.tolist())
+    assert piece.num_tokens == 300
+    assert text.startswith("<|im_start|>Q: Where?")
+    assert text.endswith("\nRelevance:<|im_end|>")
+
+
 def test_a_text_can_not_end_the_question(tmp_path: Path) -> None:
     """Special tokens that a text spells out are plain text, where sentence-transformers reads them as such."""
     model = made(tmp_path, "turns", scores=False)
@@ -224,6 +266,23 @@ def test_pairs_without_messages_are_joined_by_the_tokenizer(tmp_path: Path, scor
     assert ids == [library_ids(library, pair, library.prompts["web"]) for pair in _PAIRS[:5]]
 
 
+def test_a_template_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_pairs, "_MAX_SECONDS", 0.05)
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": endless}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    handler = signal.getsignal(signal.SIGALRM)
+    chat = ChatPairs(is_flat=True)
+    for spec in (
+        TokenizerSpec(folder=str(tmp_path), max_seqlen=64, chat_pairs=chat),
+        TokenizerSpec(folder=str(tmp_path), max_seqlen=64, chat_of_texts=chat),
+    ):
+        with pytest.raises(TokenizerError, match=r"chat template.*: it has not ended in 0\.05 seconds"):
+            Tokenizer(spec)
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
 @pytest.mark.parametrize(
     ("source", "part"),
     [
@@ -233,6 +292,23 @@ def test_pairs_without_messages_are_joined_by_the_tokenizer(tmp_path: Path, scor
         ("{% for m in messages %}{{ m.content[:200] }}{% endfor %}", "does more with texts"),
         ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "passes over"),
         ("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}", "does more with texts"),
+        ("{% for m in messages %}{{ m.content.rstrip() }}{% endfor %}", "does more with texts"),
+        ("{% for m in messages %}{{ m.content.strip('\\n') }}{% endfor %}", "does more with texts"),
+        ("{% for m in messages %}{{ m.content | replace('\\t', ' ') }}{% endfor %}", "does more with texts"),
+        ("{% for m in messages %}{{ m.content | replace('\\r', '') }}{% endfor %}", "does more with texts"),
+        *(
+            (
+                "{% for m in messages %}{{ m.content }}{{ m.content.endswith('" + end + "') or '' }}{% endfor %}",
+                "does more",
+            )
+            for end in ".?!:"
+        ),
+        (
+            "{{ messages[-2].content }}{% if messages[-1].content != messages[-2].content %}"
+            "{{ messages[-1].content }}{% endif %}",
+            "does more with texts",
+        ),
+        ("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}", "it writes eos_token"),
         ("{{ strftime_now('%d') }}{% for m in messages %}{{ m.content }}{% endfor %}", "it tells the time"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}{query}", "writes {query}"),
         ("{{ raise_exception('roles must be user and assistant') }}", "roles must be user and assistant"),

@@ -3,6 +3,7 @@ served as the library serves it (`embedline verify` compares), or refused by the
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tests.engine.engines import refusal
 from tests.tiers import full_but
 from tests.tokenizer_pool.builders import byte_level, word_piece
 from tokenizer_pool.chat_pairs import check_texts
+from wire.tokenizer_files import TokenizerError
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.holds("What a model is for")]
 _PIECES, _BYTES = word_piece(lowercase=True), byte_level()  # a second training may order what is equal in another way
@@ -173,11 +175,13 @@ def by_modality(mappings: dict[Any, str], *, text: str = "text", default: str | 
     return make
 
 
-def with_chat(make: Made) -> Made:
+_PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def with_chat(make: Made, template: str = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}") -> Made:
     """The first module's tokenizer has a chat template, as most language models have one."""
 
     def made(bare: Bare) -> Any:
-        template = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
         saved = bare.transformer
         bare.transformer = lambda *a, **k: _chatting(saved(*a, **k), template, k)  # type: ignore[method-assign]
         return make(bare)
@@ -224,6 +228,18 @@ SERVED: dict[str, tuple[Made, Task]] = {
             always(lambda: Pooling(WIDTH, "mean", include_prompt=False)),
             prompts={"q": "a b "},
             default_prompt_name="q",
+        ),
+        Task.EMBED,
+    ),
+    "a prompt in a chat template, which counts": (
+        with_chat(
+            embeds(
+                bert(of="qwen3"),
+                always(lambda: Pooling(WIDTH, "mean", include_prompt=False)),
+                prompts=SIDES,
+                default_prompt_name="query",
+            ),
+            _PLAIN,
         ),
         Task.EMBED,
     ),
@@ -332,6 +348,17 @@ REFUSED: dict[str, tuple[Made, str]] = {
         ),
         "several labels",
     ),
+    "a prompt that is left out of a score": (
+        lambda bare: CrossEncoder(
+            modules=[
+                bare.transformer(),
+                Pooling(WIDTH, "mean", include_prompt=False),
+                Dense(WIDTH, 1, activation_function=_IDENTITY, module_output_name="scores"),
+            ],
+            device="cpu",
+        ),
+        "'include_prompt' in 1_Pooling/config.json is false",
+    ),
     "another output": (
         embeds(bert(), always(lambda: Dense(WIDTH, 8, **_ROWS_OF_TOKENS)), always(lambda: Pooling(8, "mean"))),
         "modules.json lists Transformer, Dense, Pooling",
@@ -374,13 +401,40 @@ def test_texts_in_a_chat_template(name: str, tmp_path: Path, capsys: pytest.Capt
     folder = saved(IN_CHATS[name], tmp_path)
     settings = Settings(models=(ModelSettings(model_id=str(folder), devices="cpu", engine="transformers"),))
     assert "puts each text into the chat template" in refusal(verify, settings, as_json=True)
-    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    around = "{{ cls_token }}" + plain + "{{ sep_token }}" if name != "dense" else plain
+    around = "{{ cls_token }}" + _PLAIN + "{{ sep_token }}" if name != "dense" else _PLAIN
     (folder / "chat_template.jinja").write_text(around)
     model = model_folder.read(folder)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert model.chat_of_texts is not None
     check_texts(folder, model.chat_of_texts, backend)
+    for more in (
+        "{% if task == 'query' %}!{% endif %}",
+        "{% if messages[-1].content[-1:] == '.' %}!{% endif %}",
+        "{{ strftime_now('%d')[:0] }}",
+        "{{ unk_token | replace('[UNK]', '') }}",
+    ):
+        (folder / "chat_template.jinja").write_text(around + more)
+        is_served = "unk" in more and name != "dense"
+        with nullcontext() if is_served else pytest.raises(TokenizerError, match="puts each text into the chat"):
+            check_texts(folder, model.chat_of_texts, backend)
+    quoted = _PLAIN.replace("m.content", "m.content | replace('\"', '')")
+    (folder / "chat_template.jinja").write_text(around.replace(_PLAIN, quoted))
+    with pytest.raises(TokenizerError, match="does not leave them as they are"):
+        check_texts(folder, model.chat_of_texts, backend)
+
+
+def test_texts_of_a_folder_without_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library puts them into a chat template, which a note and `embedline verify` say."""
+    first = Bare(tmp_path).transformer(of="qwen3")
+    folder = Path(str(first.config.name_or_path))
+    assert not any("chat template" in note for note in model_folder.read(folder).notes)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}")
+    assert any("puts each text into the folder's chat template" in note for note in model_folder.read(folder).notes)
+    settings = Settings(models=(ModelSettings(model_id=str(folder), devices="cpu", engine="transformers"),))
+    code = verify(settings, as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (code, facts["passed"]) == (0, True), facts
+    assert "puts each text into the folder's chat template" in json.dumps(facts)
 
 
 @pytest.mark.parametrize("name", full_but(("two models",), REFUSED))

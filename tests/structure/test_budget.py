@@ -23,11 +23,11 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_830, 242_950),
+    "server": (26_960, 244_280),
     "engine": (19_890, 190_040),
     "batch_manager": (2_265, 22_180),
-    "tokenizer_pool": (2_430, 23_730),
-    "wire": (1_450, 13_440),
+    "tokenizer_pool": (2_470, 24_050),
+    "wire": (1_480, 13_750),
     "embedline": (3_890, 35_040),
     "core": (37_000, 349_870),  # all of them without features, fused, TensorRT-LLM and the tools
 }

@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from wire.tokenizer_files import is_of_transformers_5, read_config
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")  # of tokenizer.json
 _MAX_IDS = 12  # that are shown of a text
 _Array = NDArray[np.float32]
+_NOT_IN_CHATS = "sentence-transformers puts each text into the folder's chat template, its rows are of the texts alone"
 _EXTRA = "pip install 'embedline[verify]'"
 
 
@@ -86,13 +87,25 @@ def _embeddings(plan: ModelPlan, asked: VerifyTexts) -> Reference:
 
     model = SentenceTransformer(modules=_pooled_by_flag(plan), device="cpu") if plan.settings.pooling else None
     model = model or SentenceTransformer(str(plan.folder.path), device="cpu", local_files_only=True)
+    is_chat = plan.folder.chat_of_texts is None and _takes_out_of_chats(model)
     _run_each_as_the_first(model)
     model.truncate_dim = None  # whole rows are compared
     if not plan.folder.is_static:
         model.max_seq_length = plan.folder.max_seqlen
     ids = hold(_tokenizer_of_texts(model), plan, asked)
+    if is_chat:
+        ids = replace(ids, in_words=f"{ids.in_words}; {_NOT_IN_CHATS}")
     rows = model.encode(list(asked.texts), prompt=plan.default_prompt, batch_size=1, show_progress_bar=False)
     return Reference(np.asarray(rows, np.float32), "sentence-transformers", ids)
+
+
+def _takes_out_of_chats(model: Any) -> bool:
+    """Have it take texts as they are if it puts each into a chat template, as where there is no modules.json."""
+    modalities = getattr(model[0], "modality_config", {})
+    if "message" not in modalities or "text" not in modalities:
+        return False
+    model[0].modality_config = {"text": modalities["text"]}
+    return True
 
 
 def _tokenizer_of_texts(model: Any) -> Any:

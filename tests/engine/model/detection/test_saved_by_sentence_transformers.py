@@ -226,6 +226,7 @@ def other_words(folder: Path) -> None:
     ("spoil", "part"),
     [
         (routes(parameters={"route_mappings": {"('query', None)": "document"}}), 'one route: --model-id "'),
+        (routes(parameters={"route_mappings": {"[1]": "document", "('a', [])": "query"}}), 'one route: --model-id "'),
         (routes(structure={"query": [QUERY], "passage": ["document_0_Transformer"]}), "one route: "),
         (routes(structure={"query": [QUERY], "document": ["document_0_Transformer"]}), "one route: "),
         (routes(structure={"query": [QUERY]}), "one route: "),

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused, RequestResults, Submission
 from engine.types import OutputKind, Rows
 from server.requests import work
 from server.requests.embeddings import _characters as characters_of
+from server.requests.embeddings import _means as means_of
 from server.requests.embeddings import averages, embed_any
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
-from server.requests.work import Chunking, Embedded, Trace
+from server.requests.work import Chunking, Computed, Embedded, Trace
 from tests.server.edge import Edge, Managers, Tokenizers, served_model
+from tests.server.loop_share import turns_during
 from tests.server.requests.embed_requests import a_request
 from tokenizer_pool.messages import TextRefusal, TextRefused, Truncation
 from tokenizer_pool.tasks import Token, TokenizedTexts
@@ -355,6 +358,22 @@ def test_what_is_wrong_in_a_document_is_named(items: list[str], sizes: list[int]
     with pytest.raises(RequestError) as refused:
         run(Chunking.DOCUMENTS, items=items, document_sizes=sizes, field="inputs")
     assert refused.value.param == param
+
+
+def test_others_run_between_the_means_of_a_long_text() -> None:
+    """However many chunks it has, and however long they are."""
+    of_tokens = np.random.default_rng(1).random((3000, 64), np.float32)
+    tokens = TokenizedTexts(np.zeros(3000, np.int32), np.array([0, 3000], np.int32), np.zeros(1, np.uint8))
+    rows = {OutputKind.TOKENS: Rows(of_tokens), OutputKind.POOLED: Rows(of_tokens.mean(axis=0)[None])}
+    bounds = np.array([*range(501), 2998], np.int32).repeat(2)[1:-1]
+    means = list[NDArray[np.float32]]()
+
+    async def work() -> None:
+        means.append(await means_of(Computed(rows, tokens), [bounds], "late_chunking"))
+
+    assert turns_during(work()) > 500
+    expected = [of_tokens[begin:end].mean(axis=0, dtype=np.float64) for begin, end in bounds.reshape(-1, 2)]
+    assert np.allclose(means[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("chunking", [Chunking.FIXED, Chunking.DOCUMENTS])
