@@ -521,9 +521,12 @@ class Backlog:
 
     def _turn(self, request_class: RequestClass) -> tuple[Queue, Queue]:
         """The queues of the output kind that comes next in this class, suspects left aside: that of the key whose turn
-        it is, and of several such the one that it has waited longest for."""
-        kinds = list(self._queues.values())
-        return kinds[0] if len(kinds) == 1 else min(kinds, key=lambda queues: queues[request_class].turn)
+        it is, and of several such the one that it has waited longest for; of kinds that came at one moment always the
+        same, whichever was asked for before."""
+        kinds = list(self._queues.items())
+        if len(kinds) == 1:
+            return kinds[0][1]
+        return min(kinds, key=lambda kind: (kind[1][request_class].turn, kind[0]))[1]
 
     def _pack(
         self, queues: tuple[Queue, Queue], leader: RequestClass, *, budget: Budget, owed: float
