@@ -55,8 +55,14 @@ def with_change(repository: Repository, change: Mapping[str, Any]) -> Repository
     """The small repository with other settings, for the reference."""
     own = small(repository)
     config = {key: value for key, value in {**own.config, **change}.items() if value is not ...}
-    library = own.library and {**own.library, **of_nomic(change)}
+    library = own.library and with_same_words(own.library, change)
     return replace(own, files={**own.files, CONFIG: config}, library=library)
+
+
+def with_same_words(library: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The library's settings with the change, if it is of a key that means the same to both."""
+    changed = {**library, **{key: value for key, value in change.items() if key in library}, **of_nomic(change)}
+    return {key: value for key, value in changed.items() if value is not ...}
 
 
 def of_nomic(change: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +93,9 @@ def check_line(line: str, folder: Path, change: Mapping[str, Any]) -> None:
     names_weight = "weight" in line and (_FILE in line or str(folder) in line)
     names_module = "Dense/config.json needs rows of" in line or (key == "auto_map" and CONFIG in line)
     assert "\n" not in line
-    names_it = (CONFIG in line and (key in line or value is ...)) or names_weight or names_module
+    named = (key, *value) if key == "text_config" and isinstance(value, dict) else (key,)
+    names_key = any(name in line for name in named)
+    names_it = (CONFIG in line and (names_key or value is ...)) or names_weight or names_module
     assert names_it or any(words in line for words in TRIAL), line
 
 
