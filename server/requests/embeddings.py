@@ -293,16 +293,14 @@ async def _tokenize_windows(
     )
 
 
-async def _long_texts(
-    pipeline: Pipeline, request: InSequences, items: list[int], request_class: RequestClass
-) -> dict[int, Framed]:
-    """The tokens of these items, all of them. Raises RequestError."""
-    if not items:
-        return {}
+async def _details(
+    pipeline: Pipeline, request: EmbedRequest | InSequences, places: Sequence[int], request_class: RequestClass
+) -> list[list[Token]]:
+    """The tokens of the texts at these places, with their characters. Raises RequestError."""
     texts = request.texts
     asked = TokenizeRequest(
         model=request.model,
-        items=[texts[item] for item in items],
+        items=[texts[place] for place in places],
         prompt=request.prompt,
         add_special_tokens=request.add_special_tokens,
         field=request.field,
@@ -310,9 +308,18 @@ async def _long_texts(
         context=request.context,
     )
     try:
-        tokens = await pipeline.token_details(asked, request_class)
+        return await pipeline.token_details(asked, request_class)
     except TextRefused as refused:
-        raise details_error(refused.moved(items), asked) from None
+        raise details_error(refused.moved(places), asked) from None
+
+
+async def _long_texts(
+    pipeline: Pipeline, request: InSequences, items: list[int], request_class: RequestClass
+) -> dict[int, Framed]:
+    """The tokens of these items, all of them. Raises RequestError."""
+    if not items:
+        return {}
+    tokens = await _details(pipeline, request, items, request_class)
     return dict(zip(items, await framed(tokens, num_prompt_chars=len(request.prompt)), strict=True))
 
 
@@ -503,19 +510,7 @@ async def _tokenize_with_chunks(
     """The ids of each text; its chunks are added to the list. Raises RequestError and TextRefused."""
     tokens = await pipeline.token_ids(request, request_class)
     check_token_rows(request, tokens)
-    asked = TokenizeRequest(
-        model=request.model,
-        items=request.texts,
-        prompt=request.prompt,
-        add_special_tokens=request.add_special_tokens,
-        field=request.field,
-        is_single=request.is_single,
-        context=request.context,
-    )
-    try:
-        details = await pipeline.token_details(asked, request_class)
-    except TextRefused as refused:
-        raise details_error(refused, asked) from None
+    details = await _details(pipeline, request, range(request.num_items), request_class)
     time_slice = TimeSlice()
     for each, seqlen in zip(details, np.diff(tokens.offsets).tolist(), strict=True):
         assert len(each) == seqlen, "a text has the same tokens whoever asks"
