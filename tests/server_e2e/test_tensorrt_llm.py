@@ -117,14 +117,14 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def test_a_generative_reranker(reranker: Model, tmp_path: Path) -> None:
     here = machine(tmp_path / "machine")
-    template = model_folder.read(reranker.folder).template
+    template = model_folder.read(reranker.folder, template="Qwen3-Reranker").template
     assert template is not None
     pairs = []
     for text in TEXTS:
         filling = {"query": text_of(QUERY), "document": text, "instruction": template.instruction}
         filled = [part.format(**filling) if "{" in part else part for part in template.parts]
         pairs.append([token for part in filled for token in words().encode(part, add_special_tokens=False).ids])
-    flags = (*here.flags, "--model-id", str(reranker.folder), "--quantization", "none")
+    flags = (*here.flags, "--model-id", str(reranker.folder), "--template", "Qwen3-Reranker", "--quantization", "none")
     with serving(*flags, folder=tmp_path, environment=here.environment) as running:
         body = {"query": text_of(QUERY), "texts": TEXTS, "raw_scores": True}
         reply = running.request("POST", "/rerank", body, accept="application/octet-stream")
