@@ -25,7 +25,11 @@ _USUAL: Mapping[str, tuple[object, ...]] = {
     "layer_replication": (None,),
     "alpha_pattern": (None, {}),
     "rank_pattern": (None, {}),
+    # the others take something out of the model's own weights first, or are no product of two matrices (PEFT 0.21)
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
     **dict.fromkeys(("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "use_qalora"), (None, False)),
+    **dict.fromkeys(("alora_invocation_tokens", "target_parameters", "use_bdlora"), (None,)),
+    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config"), (None,)),
 }
 
 

@@ -93,9 +93,11 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     allows_errors = read_allows_errors(fields, call)
     given = read_items(fields, chat, max_items=call.max_items, may_be_empty=allows_errors)
     name = call.models.asked_name(fields.model)
-    before: Prompts = {"adapter": read_adapter(PromptFields(), model, name=name)}
+    before: Prompts
     if chat is None:
         before = read_prompts(fields, model, name=name, are_ids=given.has_ids)
+    else:
+        before = {"adapter": read_adapter(PromptFields(), model, name=name)}
     return EmbedRequest(
         **call.common(model),
         **asdict(given),

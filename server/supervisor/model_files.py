@@ -140,7 +140,7 @@ def find_int8_ranges(file: str | None, folder: Path, dimensions: int) -> Int8Ran
     return None
 
 
-def whole_numbers(dimensions: int) -> Int8Ranges:
+def ranges_of_whole_numbers(dimensions: int) -> Int8Ranges:
     """The ranges of a model that makes whole numbers of its rows: as int8 these stay what they are."""
     numbers = np.array([[-128], [127]], "<f4").repeat(dimensions, axis=1)
     return Int8Ranges("the model's own rounding", numbers.tobytes())

@@ -28,7 +28,7 @@ from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
-from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges, whole_numbers
+from server.supervisor.model_files import Int8Ranges, find_files, find_int8_ranges, ranges_of_whole_numbers
 from tokenizer_pool import special_tokens
 from tokenizer_pool.messages import Truncation
 from wire.dataclass_json import to_json
@@ -243,7 +243,7 @@ def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8
         whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
         shown = min(whole, folder.truncate_dim or whole)
         found = find_int8_ranges(model.int8_ranges, folder.path, shown)
-        return whole_numbers(shown) if folder.rounds and found is None else found
+        return ranges_of_whole_numbers(shown) if folder.rounds and found is None else found
     if model.int8_ranges is not None:
         raise SettingsError("--int8-ranges is of embeddings, and the model gives none")
     return None

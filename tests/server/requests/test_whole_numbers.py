@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.types import Rows
 from server.dialects.row_answers import DType, RowForm, packed, scale_of
 from server.requests.work import EmbedRequest
-from server.supervisor.model_files import whole_numbers
+from server.supervisor.model_files import ranges_of_whole_numbers
 from tests.server.edge import DIMENSIONS, served_model
 from tests.server.requests.embed_requests import a_request, embed
 
@@ -34,7 +34,7 @@ def as_its_code(rows: _Rows) -> _Rows:
 
 
 def request_of(**fields: Any) -> EmbedRequest:
-    ranges = np.frombuffer(whole_numbers(DIMENSIONS).numbers, "<f4").reshape(2, -1)
+    ranges = np.frombuffer(ranges_of_whole_numbers(DIMENSIONS).numbers, "<f4").reshape(2, -1)
     return a_request(model=served_model(rounds=True, ranges=ranges), items=["a"] * len(POOLED), **fields)
 
 

@@ -160,6 +160,7 @@ def test_each_text_of_a_batch_has_its_own_adapter_of_a_file(name: str, engine: s
     [
         *(("use_dora", True), ("use_rslora", True), ("bias", "all"), ("peft_type", "IA3"), ("r", 4), ("r", None)),
         *(("alpha_pattern", {"q_proj": 3}), ("modules_to_save", ["norm"]), ("lora_alpha", "high")),
+        *(("init_lora_weights", "pissa"), ("alora_invocation_tokens", [3]), ("use_bdlora", {"nblocks": 2})),
     ],
 )
 def test_an_adapter_that_peft_computes_otherwise_is_refused_by_its_key(key: str, value: Any, tmp_path: Path) -> None:
