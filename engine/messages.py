@@ -74,6 +74,7 @@ class LoadOptions:
     max_cache_bytes: int | None = None  # of compiled models, and of quantized ones; None = engine.store.cache's own
     memory_share: float = 1.0  # of the GPU's memory that this process may take, in (0, 1]
     gpu: Gpu | None = None  # as the driver describes it; None on the CPU
+    loras: tuple[tuple[str, str], ...] = ()  # name and folder of each adapter that is kept apart; numbered from 1
     least_tried: int = 0  # tokens of a sequence that the self-test must run, however long that takes
     # Options that one engine alone reads, by its name and as JSON: the fields of its engine.offer.Options.
     own: dict[str, Any] = field(default_factory=dict)

@@ -44,6 +44,8 @@ class Flags(Protocol):
     def dtype(self) -> str: ...
     @property
     def quantization(self) -> str: ...
+    @property
+    def lora(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,8 @@ def verdict_of(row: EngineRow, target: ServingTarget) -> Verdict:
     offer = offer_of(row.name)
     chosen, why_not = _devices(row, target)
     seen = dataclasses.replace(target, cuda=Cuda(chosen.gpus)) if chosen else target
+    if target.flags.lora and (refused := registry.why_no_loras(row.name)):
+        why_not.append(refused)
     said = [*why_not, *_up_to_error(offer.missing(row, seen)), *_up_to_error(_of_model(offer, row, seen))]
     return Verdict(
         engine=row.name,

@@ -36,13 +36,14 @@ class EngineRow:
     auto_on: tuple[str, ...] = ()  # kinds of devices on which auto tries it, in the order of this table
     quantizes: str = ""  # its --quantization on the first of its kinds of devices
     reads_fp8: bool = False  # whether it reads weights stored in FP8 with scales
+    takes_loras: bool = False  # whether it computes adapters that are kept apart from the model (--lora)
     needs_bfloat16: bool = False  # whether a GPU must have bfloat16; the others also compute in the types of older GPUs
 
 
 ENGINES = {
     row.name: row
     for row in (
-        EngineRow(name=FAKE, module="engine.fake", offer="engine.fake"),
+        EngineRow(name=FAKE, module="engine.fake", offer="engine.fake", takes_loras=True),
         EngineRow(
             name=OPENVINO,
             module="engine.cpu.loading",
@@ -53,6 +54,7 @@ ENGINES = {
             kinds=(CPU,),
             auto_on=(CPU,),
             quantizes="int8",
+            takes_loras=True,
         ),
         EngineRow(
             name=FUSED,
@@ -83,6 +85,7 @@ ENGINES = {
             module="engine.transformers.engine",
             packages=("transformers", "torch"),
             auto_on=(CPU, CUDA),
+            takes_loras=True,
         ),
         EngineRow(name=STATIC, module="engine.static", packages=("numpy",)),
     )
@@ -110,6 +113,16 @@ def choose(asked: str, *, quantization: str = "none", kind: str = CPU) -> tuple[
         return asked, f"--engine {asked}"
     tried = ", ".join(row.name for row in _tried_by_auto(kind))
     return AUTO, f"--engine auto: the first of {tried} that can serve this model on {_WHERE[kind]}"
+
+
+def why_no_loras(engine: str) -> str | None:
+    """Why the engine takes no --lora; None where it does, and for auto, which passes over those that do not."""
+    if engine == AUTO or ENGINES[engine].takes_loras:
+        return None
+    return (
+        f"--lora is not for the {engine} engine, which can't keep an adapter apart: serve the adapter's folder as a "
+        "model of its own, with its matrices merged into the weights"
+    )
 
 
 def tried_by_auto(kind: str) -> dict[str, bool]:
@@ -175,6 +188,8 @@ def _load(engine: str, *, name: str, reason: str, options: LoadOptions, on_stage
         on_stage(f"{engine}: {stage}")
 
     row = ENGINES[engine]
+    if options.loras and (refused := why_no_loras(engine)):
+        raise ModelError(refused)
     try:
         enter("import")
         module = importlib.import_module(row.module)

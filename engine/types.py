@@ -69,6 +69,9 @@ class Batch:
     token_type_ids: NDArray[np.int32] | None = None  # [T], None = all zero
     marks: NDArray[np.uint8] | None = None  # [T], bits of wire.parts: PROMPT_TOKEN, …; None = all zero
     adapters: NDArray[np.int32] | None = None  # [B], the adapter that computes each, from 1; 0 and None = none
+    shared: NDArray[np.int32] | None = (
+        None  # [B], leading tokens as of the sequence before; None = none: see wire.parts
+    )
     is_urgent: bool = field(default=False, kw_only=True)  # some of it is interactive work
     gives_way: bool = field(default=False, kw_only=True)  # urgent batches may come, and are not to wait long for it
 
@@ -96,16 +99,28 @@ class Batch:
         """A batch of these sequences only, with all of its parts. is_taken: [B]."""
         seqlens = np.diff(self.cu_seqlens)
         tokens = np.repeat(is_taken, seqlens)
+        shared = None if self.shared is None else _shared_of(self.shared, is_taken)
         return replace(
             self,
+            shared=shared,
             token_ids=self.token_ids[tokens],
             cu_seqlens=np.cumsum([0, *seqlens[is_taken]], dtype=np.int32),
             **{
                 part.field: values[is_taken if part in OF_SEQUENCES else tokens]
                 for part in Part
-                if (values := getattr(self, part.field)) is not None
+                if part is not Part.SHARED and (values := getattr(self, part.field)) is not None
             },
         )
+
+
+def _shared_of(shared: NDArray[np.int32], is_taken: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """What sequences share with the one before when only some are taken: the least on the way to it."""
+    taken = np.flatnonzero(is_taken)
+    if not len(taken):
+        return shared[:0]
+    found = np.minimum.reduceat(shared[: taken[-1] + 1], np.append(0, taken[:-1] + 1))
+    found[0] = 0
+    return found
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -179,6 +194,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # choices made at load and why, a line each; the first says how batches are computed
     token_dimensions: int | None = None  # D of a token's row; None = `dimensions`
     is_padded: bool = False  # whether sequences of similar length are padded to the longest, instead of packed
+    shares_prefixes: bool = False  # whether it computes what sequences begin with alike once: see Batch.shared
     # sizes of FP8 products that the GPU has no kernel with scales by row for, and that are scaled afterwards: slower
     num_fallback_products: int = 0
 
@@ -187,7 +203,7 @@ class ModelInfo:
 class EngineLimits:
     """How large a batch may be, and how many batches an engine holds."""
 
-    max_num_tokens: int  # T of a batch, at least max_seqlen
+    max_num_tokens: int  # T of a batch, at least max_seqlen; where prefixes are shared, of its unique tokens
     max_num_seqs: int  # B of a batch
     max_seqlen: int  # tokens of one sequence
     token_buckets: tuple[int, ...] = field(default=())  # sizes T that batches are best closed at; () = none

@@ -27,6 +27,9 @@ class Part(enum.IntEnum):
     TOKEN_TYPE_IDS = 1  # for each token: 0 or 1, as models like BERT tell the texts of a pair apart
     ADAPTERS = 8  # for each sequence: the number of the adapter that computes it, from 1; 0 = none
     MARKS = 16  # for each token: the bits above
+    # For each sequence: with how many tokens it begins as the one before it does, in ids, types, marks and adapter; not
+    # all of its own. Engines may compute these once. 0 for the first of a slice.
+    SHARED = 32
 
     @property
     def field(self) -> str:
@@ -38,8 +41,9 @@ DTYPES: Mapping[Part, np.dtype[Any]] = {
     Part.TOKEN_TYPE_IDS: np.dtype(np.int32),
     Part.ADAPTERS: np.dtype(np.int32),
     Part.MARKS: np.dtype(np.uint8),
+    Part.SHARED: np.dtype(np.int32),
 }
-OF_SEQUENCES = {Part.ADAPTERS}  # the others are of tokens
+OF_SEQUENCES = {Part.ADAPTERS, Part.SHARED}  # the others are of tokens
 Parts = Mapping[Part, Buffer]  # those that a request has; what is not there is all zero
 _PARTS = tuple(Part)  # walking an enum takes long
 

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from engine.model.detection.needed_files import WITH_WEIGHTS, all_modules, check_placeholders
 from engine.model.detection.sparse import PICKLED_FILES as PICKLED_HEADS
 from engine.model.json_files import object_in, read_object
+from engine.model.lora import CONFIG as ADAPTER
 from engine.model.weights import has_pickles, has_safetensors
 from engine.store.hub_cache import TRAINING_FILES
 from engine.types import ModelError
@@ -171,6 +172,6 @@ def needed(folder: Path) -> ConversionPlan | None:
 def patterns(folder: Path) -> tuple[str, ...]:
     """Patterns of the files that hold, as pickles, weights of which the folder has no safetensors."""
     weighty = dict.fromkeys(module.path for module in all_modules(folder) if module.kind in WITH_WEIGHTS)
-    lacking = [path for path in weighty if not has_safetensors(folder / path)]
+    lacking = [path for path in weighty if not (has_safetensors(folder / path) or (folder / path / ADAPTER).is_file())]
     heads = PICKLED_HEADS if PurePosixPath() in lacking else ()
     return (*(str(path / "pytorch_model*.bin") for path in lacking), *heads)

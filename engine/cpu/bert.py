@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
+from engine.cpu.lora import fit, merged, numbers_of
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.openvino import import_openvino
 from engine.cpu.outputs import head_in_graph
 from engine.model import quantization
 from engine.model.json_files import Json
+from engine.model.lora import Adapter
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores
 from engine.model.weights import PLAIN, StoredTensor, read_tensor, tensors_in
@@ -391,6 +393,15 @@ class Built:
             found = [rows for of_part in pool.map(compute, parts) for rows in of_part]
         by_number = dict(zip(itertools.chain(*parts), found, strict=True))
         return [by_number[number] for number in range(len(sequences))]
+
+    def merge(self, adapter: Adapter) -> None:
+        """See engine.cpu.converting.Original."""
+        weights, numbers = self._model.weights, numbers_of(adapter)
+        sizes = {name.removesuffix(".weight"): each.shape for name, each in weights.items() if each.ndim == 2}
+        for name, layer in fit(adapter, sizes).items():
+            weights[f"{name}.weight"] = merged(weights[f"{name}.weight"], layer, numbers)
+            if layer.bias is not None:
+                weights[f"{name}.bias"] = weights[f"{name}.bias"] + np.float32(layer.scale) * numbers[layer.bias.name]
 
     def write(self, target: Path, *, quantization: str) -> int:
         return openvino.save(Graph(self._model).build(), target, quantization=quantization)

@@ -28,6 +28,7 @@ class Reference:
     sequences: Sequences  # int32 [S] each
     rows: RowsOfEach  # of the first ones; the others are there to stand beside them
     hides_tokens: bool = False  # whether the last half of each sequence is hidden from the other tokens
+    adapter: int = 0  # the number of the adapter by name that computes them; 0 = none
 
     @property
     def dimensions(self) -> int:
@@ -40,7 +41,7 @@ class Converted:
     """The references are rows of the original."""
 
     references: tuple[Reference, ...]  # of arbitrary ids, which the compiled model has to give; none if quantized
-    of_texts: Reference | None  # of English texts, where the loss of fewer bits is to be measured
+    of_texts: tuple[Reference, ...]  # of English texts, where the loss of fewer bits is to be measured
     computed_by: str  # whose rows these are, for people
     notes: tuple[str, ...]  # what the self-test leaves out
     num_products: int  # quantized matrix products
@@ -50,7 +51,7 @@ class Converted:
 
 def write(folder: Path, converted: Converted) -> None:
     """Put the file beside the converted model. Raises OSError."""
-    sets = [*converted.references, *([converted.of_texts] if converted.of_texts else [])]
+    sets = [*converted.references, *converted.of_texts]
     arrays = {f"{number} {name}": array for number, each in enumerate(sets) for name, array in _arrays(each).items()}
     facts = {
         **{name: getattr(converted, name) for name in ("computed_by", "notes", "num_products", "dimensions", "pad_id")},
@@ -69,7 +70,7 @@ def read(folder: Path) -> Converted:
     count = facts["num_references"]
     return Converted(
         references=tuple(sets[:count]),
-        of_texts=sets[count] if len(sets) > count else None,
+        of_texts=tuple(sets[count:]),
         computed_by=str(facts["computed_by"]),
         notes=tuple(facts["notes"]),
         num_products=facts["num_products"],
@@ -85,6 +86,7 @@ def _arrays(reference: Reference) -> dict[str, NDArray[Any]]:
         "rows": np.concatenate(reference.rows),
         "num_rows": np.array([len(each) for each in reference.rows], np.int32),
         "hides_tokens": np.array(reference.hides_tokens),
+        **({"adapter": np.array(reference.adapter)} if reference.adapter else {}),
     }
 
 
@@ -95,4 +97,5 @@ def _reference(arrays: Mapping[str, NDArray[Any]], number: int) -> Reference:
         np.split(ids.astype(np.int32, copy=False), np.cumsum(seqlens[:-1])),
         np.split(rows.astype(np.float32, copy=False), np.cumsum(num_rows[:-1])),
         bool(hides),
+        int(arrays.get(f"{number} adapter", 0)),
     )

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cpu.lora import LORA
 from engine.cpu.minibatch import MAX_PADDED_TOKENS, MiniBatch, StreamSpeed, alone, cut, padded
 from engine.cpu.openvino import Executor, Run
 from engine.cpu.outputs import Makers
@@ -214,7 +215,13 @@ class OpenVinoEngine:
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
         longest, giving_way = self.limits.max_seqlen, self._speed.max_giving_way
-        mini_batches = cut(batch, num_streams=len(self._threads), max_seqlen=longest, max_giving_way=giving_way)
+        mini_batches = cut(
+            batch,
+            num_streams=len(self._threads),
+            max_seqlen=longest,
+            max_giving_way=giving_way,
+            has_loras=LORA in self._executor.input_names,
+        )
         self._workload.put(PendingBatch(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 

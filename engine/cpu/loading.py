@@ -18,6 +18,7 @@ from engine.cpu.child import ConversionProcess
 from engine.cpu.converted import Converted
 from engine.cpu.converting import convert
 from engine.cpu.engine import DEPTH, OpenVinoEngine
+from engine.cpu.lora import Loras, inputs_of
 from engine.cpu.offer import CompileOptions, Options, check, check_outputs, compile_options_of
 from engine.cpu.openvino import Executor
 from engine.cpu.outputs import Makers, makers_of, sizes_of, steps_of
@@ -61,6 +62,7 @@ def num_long_streams(folder: ModelFolder, *, num_threads: int, has_vocabulary_sc
     """
     num_copies = _NUM_BIAS_COPIES * (folder.architecture in _WITH_BIASES)
     room = _SHARE * host.memory() * min(1, num_threads / cores.usable())
+    room /= 2 if folder.loras else 1  # what the longest sequence took is kept for the base, and with an adapter again
     bytes_of_square = 4 * num_copies * _num_heads(folder)
     bytes_of_vocabulary = 4 * _NUM_VOCABULARY_COPIES * folder.vocab_size * has_vocabulary_scores
 
@@ -156,6 +158,7 @@ class _Loader:
         self._options = options
         self._own = options.own_of(openvino.NAME, Options)
         self._num_long = num_long
+        self._loras = Loras(folder.loras) if folder.loras else None
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         self._on_stage("compiled model")
@@ -219,7 +222,9 @@ class _Loader:
     def _open(self, folder: Path, dtype: str, *, least_wide: int | None) -> Executor:
         """Compile it, for all cores only where they gain. least_wide: see Executor; None = measure it."""
         num_threads = self._options.num_threads
-        executor = openvino.open_model(folder, dtype=dtype, num_threads=num_threads, has_wide=least_wide != 0)
+        executor = openvino.open_model(
+            folder, dtype=dtype, num_threads=num_threads, has_wide=least_wide != 0, loras=self._loras
+        )
         executor = dataclasses.replace(executor, num_long_streams=self._num_long)
         if executor.wide is None:
             return executor
@@ -242,7 +247,12 @@ def _cache_key(folder: ModelFolder, compile_options: CompileOptions) -> str:
         folder.path,
         format_number=_FORMAT,
         packages=(*openvino.PACKAGES, *converters),
-        choices={**dataclasses.asdict(compile_options), **read_as(folder), "cpu": host.cpu()},
+        choices={
+            **dataclasses.asdict(compile_options),
+            **read_as(folder),
+            "cpu": host.cpu(),
+            **({"loras": inputs_of(folder.loras)} if folder.loras else {}),
+        },
         others=[*step_files(folder.path, steps_of(folder)), *folder.adapter_files],
     )
 

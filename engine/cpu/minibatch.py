@@ -81,10 +81,18 @@ def _of_one(num_tokens: int, length: int) -> MiniBatch:
     return _mini_batch(np.array([0, num_tokens], np.int32), np.zeros(1, np.int64), length=length)
 
 
-def cut(batch: Batch, *, num_streams: int, max_seqlen: int, max_giving_way: int = MIN_PADDED_TOKENS) -> list[MiniBatch]:
+def cut(
+    batch: Batch,
+    *,
+    num_streams: int,
+    max_seqlen: int,
+    max_giving_way: int = MIN_PADDED_TOKENS,
+    has_loras: bool = False,
+) -> list[MiniBatch]:
     """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together.
 
-    `max_seqlen`: tokens of the longest sequence that the model takes, so that no more are padded.
+    `max_seqlen`: tokens of the longest sequence that the model takes, so that no more are padded. `has_loras`: each
+    mini-batch has sequences of one adapter alone.
 
     If the batch gives way, they have at most `max_giving_way` padded tokens, and short ones are between long ones: the
     streams do not all compute long ones at the same time, so an urgent mini-batch soon finds a free stream.
@@ -93,11 +101,23 @@ def cut(batch: Batch, *, num_streams: int, max_seqlen: int, max_giving_way: int 
     share = MAX_PADDED_TOKENS if num_streams == 1 else int(cu_seqlens[-1]) // num_streams
     max_padded_tokens = max_giving_way if batch.gives_way else min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
     lengths = _lengths(batch, max_seqlen, multiple=MULTIPLE)
-    groups = _groups(lengths, max_padded_tokens, max_padding=0 if _has_hidden(batch) else COST_IN_TOKENS)
+    max_padding = 0 if _has_hidden(batch) else COST_IN_TOKENS
+    groups = [
+        some[group]
+        for some in (_of_each_adapter(batch) if has_loras else [np.arange(batch.num_seqs)])
+        for group in _groups(lengths[some], max_padded_tokens, max_padding=max_padding)
+    ]
+    groups.sort(key=lambda group: -int(lengths[group[0]]))
     return [
         _mini_batch(cu_seqlens, numbers, length=int(lengths[numbers[0]]))
         for numbers in (_spread(groups) if batch.gives_way else groups)
     ]
+
+
+def _of_each_adapter(batch: Batch) -> list[NDArray[np.int64]]:
+    """The numbers of the sequences of each adapter."""
+    adapters = np.zeros(batch.num_seqs, np.int32) if batch.adapters is None else batch.adapters
+    return [np.flatnonzero(adapters == number) for number in np.unique(adapters)]
 
 
 def _lengths(batch: Batch, max_seqlen: int, *, multiple: int) -> NDArray[np.int32]:
@@ -147,7 +167,7 @@ def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64], *, le
 
 
 def padded(batch: Batch, mini_batch: MiniBatch, names: Iterable[str], *, pad_id: int) -> dict[str, NDArray[np.int64]]:
-    """The inputs of a mini-batch that have these names, int64 [B, S]; padding is on the right.
+    """The inputs of a mini-batch that have these names, int64 [B, S]; padding is on the right. LORA has one number.
 
     Models that number positions themselves (RoBERTa and similar) skip tokens that are `pad_id`, in a text as well as in
     the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding.
@@ -167,5 +187,7 @@ def _input(name: str, batch: Batch, mini_batch: MiniBatch, pad_id: int) -> NDArr
             return (batch.token_type_ids[index] * is_token).astype(np.int64)
         case "adapters" if batch.adapters is not None:
             return (is_token * batch.adapters[mini_batch.numbers, None]).astype(np.int64)
+        case "lora":
+            return np.array(batch.adapters[mini_batch.numbers[:1]] if batch.adapters is not None else [0], np.int64)
     assert name in (TOKEN_TYPE_IDS, ADAPTERS), name
     return np.zeros(index.shape, np.int64)

@@ -14,6 +14,7 @@ from engine.cpu.outputs import TOKEN_ROWS, head_in_graph
 from engine.machine import host
 from engine.messages import LoadOptions
 from engine.model.known_code import kalm
+from engine.model.lora import check_apart
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores
 from engine.offer import Note, ServingTarget
@@ -103,6 +104,8 @@ def check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
         )
     if folder.architecture == kalm.ARCHITECTURE:
         raise ModelError("the openvino engine has no form for an encoder and a decoder; --engine transformers has")
+    for adapter in folder.loras:
+        check_apart(adapter, ("bias",))
     head_in_graph(folder)
     embeds = OutputKind.POOLED | OutputKind.TOKENS
     if _quantization(options) != "none" and folder.outputs & ~embeds:

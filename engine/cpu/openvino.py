@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cpu.lora import LORA, Loras
 from engine.machine import host
 from engine.types import DeviceTrouble, ModelError
 
-# int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
-# call of the same function
+# int64 [B, S] by name of the input, and the adapter of all as LORA -> float32 [B, S, D], or [B, D] where a sequence has
+# one row; valid until the next call of the same function
 Run = Callable[[Mapping[str, NDArray[np.int64]]], NDArray[np.float32]]
 
 
@@ -58,6 +59,7 @@ def quantize(graph: Any) -> int:
         key = (weights.get_friendly_name(), has_outputs_first)
         if key not in rounded:
             rounded[key] = _rounded(weights.data, axis=1 if has_outputs_first else 0)
+            rounded[key].set_friendly_name(weights.get_friendly_name())  # by which adapters find the layer
         node.input(1).replace_source_output(rounded[key].output(0))
     graph.validate_nodes_and_infer_types()
     return len(products)
@@ -146,13 +148,18 @@ def save(graph: Any, target: Path, *, quantization: str) -> int:
     return num_products
 
 
-def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = True) -> Executor:
-    """Compile the files of `save`. has_wide: False = not for all cores at once, for which it is compiled again."""
+def open_model(
+    folder: Path, *, dtype: str, num_threads: int, has_wide: bool = True, loras: Loras | None = None
+) -> Executor:
+    """Compile the files of `save`. has_wide: False = not for all cores at once, for which it is compiled again. Raises
+    ModelError if the adapters do not fit."""
     ov = import_openvino()
     core = ov.Core()
     weights = (folder / _GRAPH).with_suffix(".bin")
     graph = core.read_model(folder / _GRAPH)
     input_names = frozenset(port.get_any_name() for port in graph.inputs)
+    if loras is not None:
+        graph, input_names = loras.put_into(graph), input_names | {LORA}
     settings = {
         "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
         "INFERENCE_NUM_THREADS": num_threads,
@@ -162,9 +169,12 @@ def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = T
 
     def compiled(num_streams: int) -> list[Run]:
         model = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_streams})
-        runs = [_run(ov, model) for _ in range(num_streams)]
+        runs = [_run(ov, model, loras) for _ in range(num_streams)]
+        inputs = {name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names}
         for run in runs:
-            run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
+            run(inputs)
+            if loras is not None:
+                run({**inputs, LORA: np.ones(1, np.int64)})
         # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
         host.release_mapped(weights)
         return runs
@@ -202,13 +212,16 @@ def _has_room_for_wide(weights: Path) -> bool:
     return True
 
 
-def _run(ov: ModuleType, compiled: Any) -> Run:
+def _run(ov: ModuleType, compiled: Any, loras: Loras | None) -> Run:
     request = compiled.create_infer_request()
+    chosen = loras.of_request(request) if loras else None
     tensors: dict[str, Any] = {}  # whose addresses the request has until it gets others
 
     def run(inputs: Any) -> NDArray[np.float32]:
         nonlocal tensors
-        tensors = {name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items()}
+        if chosen is not None:
+            chosen.choose(int(inputs[LORA].flat[0]))
+        tensors = {name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items() if name != LORA}
         request.set_tensors(tensors)
         request.infer(share_outputs=True)  # or it copies them
         rows: NDArray[np.float32] = request.get_output_tensor(0).data

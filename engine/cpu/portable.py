@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.cpu import converted as converted_file
 from engine.cpu import openvino
 from engine.cpu.converted import Converted
+from engine.cpu.lora import inputs_of
 from engine.cpu.offer import CompileOptions
 from engine.cpu.outputs import steps_of
 from engine.model.model_folder import ModelFolder, read_as
@@ -28,6 +29,8 @@ _UNNUMBERED = 0  # the format of folders that were written before formats were c
 def write(target: Path, converted: Converted, folder: ModelFolder, compile_options: CompileOptions) -> str:
     """Add to a folder with a converted model what makes it a portable entry. Returns its key. Raises OSError."""
     made_for = {"format": _FORMAT, **_key_parts(folder, compile_options), "files": _file_sums(folder)}
+    if folder.loras:
+        made_for["loras"] = inputs_of(folder.loras)
     converted_file.write(target, converted)
     manifest.write(target, {"made_for": made_for}, samples=False)
     return fingerprint.of_json(made_for)
@@ -39,6 +42,8 @@ def read(entry: Path, folder: ModelFolder, compile_options: CompileOptions) -> C
     facts, files = manifest.read_facts(entry)
     made_for = facts["made_for"]
     _check_parts(made_for, _key_parts(folder, compile_options))
+    if made_for.get("loras", []) != inputs_of(folder.loras):
+        raise ValueError("it was made for adapters (--lora) of other layers, or for none")
     with ThreadPoolExecutor(1) as beside:  # SHA-256 leaves the interpreter to others
         sums = beside.submit(_file_sums, folder)
         manifest.check(entry, files, samples=False)

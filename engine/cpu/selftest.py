@@ -6,7 +6,7 @@ Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -101,10 +101,9 @@ def examine(
     found, difference = None, None
 
     def measured(executor: Executor) -> Fidelity:
-        pooled, of_texts = makers[OutputKind.POOLED], converted.of_texts
+        pooled = makers[OutputKind.POOLED]
         assert isinstance(pooled, PaddedPooling)
-        assert of_texts is not None
-        return measure(executor, of_texts, pad_id=converted.pad_id, pooling=pooled.pooling, each_alone=is_new)
+        return measure(executor, converted.of_texts, pad_id=converted.pad_id, pooling=pooled.pooling, each_alone=is_new)
 
     dtype = "float32" if compile_options.dtype == "auto" else compile_options.dtype
     differs = partial(check_difference, references=converted.references, pad_id=converted.pad_id, dtype=dtype)
@@ -163,15 +162,18 @@ def check_difference(executor: Executor, references: Sequence[Reference], *, pad
 
 
 def measure(
-    executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling, each_alone: bool = True
+    executor: Executor, references: Iterable[Reference], *, pad_id: int, pooling: Pooling, each_alone: bool = True
 ) -> Fidelity:
-    """How near the pooled rows are to the reference's; the lesser of both ways to compute them, which are those of
-    `check_difference`. each_alone: False = only some sequences are computed alone. The model must give token rows.
-    Raises ModelError if it fails.
+    """How near the pooled rows are to the references'; the least of them and of both ways to compute them, which are
+    those of `check_difference`. each_alone: False = only some sequences are computed alone. The model must give token
+    rows. Raises ModelError if it fails.
     """
-    expected = _pooled(reference.rows, pooling)
-    both = (_pooled(rows, pooling) for rows in _rows(executor, reference, pad_id=pad_id, each_alone=each_alone))
-    return min((fidelity(rows, expected) for rows in both), key=lambda found: found.min_cosine)
+    found = [
+        fidelity(_pooled(rows, pooling), _pooled(each.rows, pooling))
+        for each in references
+        for rows in _rows(executor, each, pad_id=pad_id, each_alone=each_alone)
+    ]
+    return min(found, key=lambda each: each.min_cosine)
 
 
 def num_hidden(sequence: NDArray[np.int32]) -> int:
@@ -193,7 +195,7 @@ def _rows(
     num_streams = min(_NUM_STREAMS, executor.num_long_streams or _NUM_STREAMS)
     streams, wide = executor.streams[:num_streams], executor.wide
     compute = partial(_compute, input_names=executor.input_names, pad_id=pad_id)
-    batch = partial(_batch, hides_tokens=reference.hides_tokens)
+    batch = partial(_batch, hides_tokens=reference.hides_tokens, adapter=reference.adapter)
     together = compute([batch(reference.sequences)], streams)[0][: len(reference.rows)]
     alone = list(together)
     numbers = range(0, len(together), 1 if each_alone else _STEP)
@@ -205,13 +207,14 @@ def _rows(
     return together, alone
 
 
-def _batch(sequences: Sequences, *, hides_tokens: bool) -> Batch:
+def _batch(sequences: Sequences, *, hides_tokens: bool, adapter: int) -> Batch:
     marks = None
     if hides_tokens:
         marks = np.zeros(sum(map(len, sequences)), np.uint8)
         for sequence, end in zip(sequences, np.cumsum([len(each) for each in sequences]), strict=True):
             marks[end - num_hidden(sequence) : end] = EXPANSION_TOKEN
-    return batch_of(sequences, marks=marks)
+    adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
+    return dataclasses.replace(batch_of(sequences, marks=marks), adapters=adapters)
 
 
 def _compute(

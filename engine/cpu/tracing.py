@@ -14,6 +14,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -24,13 +25,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
+from transformers.pytorch_utils import Conv1D
 
 from engine.cpu import openvino
 from engine.cpu.converted import Reference
+from engine.cpu.lora import fit, merged, numbers_of
 from engine.cpu.minibatch import ADAPTERS, ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.cpu.outputs import head_in_graph
 from engine.cpu.selftest import num_hidden
 from engine.machine.failures import one_line
+from engine.model.lora import Adapter
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.selftest.comparison import not_finite
@@ -291,6 +295,19 @@ class Traced:
             raise not_finite("transformers", "float32")
         return Reference(sequences, rows, hides_tokens)
 
+    def merge(self, adapter: Adapter) -> None:
+        """See engine.cpu.converting.Original."""
+        layers = dict(self._model.model.named_modules())
+        sizes = {name: _size(each) for name, each in layers.items() if isinstance(each, nn.Linear | Conv1D)}
+        numbers = numbers_of(adapter)
+        for name, layer in fit(adapter, sizes).items():
+            weight: Tensor = layers[name].weight
+            weight = weight.T if isinstance(layers[name], Conv1D) else weight
+            weight.copy_(torch.from_numpy(merged(weight.numpy(), layer, numbers)))
+            if layer.bias is not None:
+                more = torch.from_numpy(np.float32(layer.scale) * numbers[layer.bias.name])
+                layers[name].register_forward_hook(partial(_with_more, more))
+
     def write(self, target: Path, *, quantization: str) -> int:
         """See engine.cpu.converting.Original. Raises ModelError if OpenVINO can't convert the model."""
         try:
@@ -301,6 +318,16 @@ class Traced:
             raise
         except Exception as error:  # tracers and converters raise anything on code that they do not support
             raise ModelError(f"openvino can't convert {self._architecture!r}: {one_line(error)}") from error
+
+
+def _size(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    rows, columns = layer.weight.shape
+    return (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+
+
+def _with_more(more: Tensor, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+    """What a layer gives with an adapter's bias, even if it has none of its own."""
+    return output + more
 
 
 def _traced(model: Graph) -> Any:

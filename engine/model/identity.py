@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.model import lora
 from engine.model.json_files import read_optional
 from engine.model.known_code.known_code import COMMON
 from engine.model.model_folder import ModelFolder
@@ -26,6 +27,7 @@ _DIGITS = 16  # of a digest
 _WHOLE = 192 << 20  # bytes of all weights: up to these, every byte is read
 _BLOCK, _NUM_BLOCKS = 4096, 8  # bytes, and how many such are read of a large tensor, from its first to its last
 _MANY_ROWS, _NUM_TABLE_BLOCKS = 20_000, 256  # tensors of so many rows are tables of words; how many blocks of these
+_SMALL_ADAPTER, _NUM_BLOCKS_OF_ADAPTER = 1 << 20, 2  # bytes that are read whole; else blocks of each tensor
 _CHUNK = 1 << 20  # bytes read at once
 _PLAIN = ("float32", "bfloat16", "float16")  # in these, engines differ by rounding alone
 # Keys of tokenizer_config.json that name places and versions.
@@ -41,6 +43,13 @@ _NOT_SETTINGS = frozenset(
 )
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _OLD_TOKENIZER_FILE = "added_tokens.json"
+# Keys of an adapter's configuration that name places and versions, or count in training alone.
+_NO_NUMBER = frozenset(
+    (
+        *("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode", "task_type"),
+        *("lora_dropout", "init_lora_weights", "runtime_config", "loftq_config", "eva_config"),
+    )
+)
 _CHAT_TEMPLATE = "chat_template.jinja"  # where it is not in tokenizer_config.json
 
 
@@ -76,6 +85,27 @@ def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "
         raise ModelError(f"{folder.path} has a file that can't be read: {type(error).__name__}") from error
 
 
+def with_adapter(base: Identity, folder: Path, *, settings: Mapping[str, object]) -> Identity:
+    """The identity of a model with the LoRA adapter of a folder. `settings` are the adapter's own in place of the
+    model's. Raises ModelError where a file can't be read."""
+    try:
+        said = read_optional(folder / lora.CONFIG).items()
+        # of one version all keys are there, and of others those with an effect
+        config = {name: value for name, value in said if name not in _NO_NUMBER and value not in (None, False, {}, [])}
+        file = folder / lora.WEIGHTS
+        found = dict(_of_adapter(file)) if file.is_file() else {}
+        changed = _digest([base.settings, dict(settings)]) if settings else base.settings
+        return dataclasses.replace(base, weights=_digest([base.weights, config, found]), settings=changed)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} has a file that can't be read: {type(error).__name__}") from error
+
+
+def _of_adapter(file: Path) -> Iterator[tuple[str, list[object]]]:
+    """As `_tensors`. There may be a hundred adapters, so of each that is not small little is read."""
+    num_blocks = 0 if file.stat().st_size <= _SMALL_ADAPTER else _NUM_BLOCKS_OF_ADAPTER
+    return _tensors_in(file, header_of(file), of_tables=num_blocks, of_others=num_blocks)
+
+
 def _tokenizer(folder: Path) -> str:
     file = folder / "tokenizer.json"
     whole = hashlib.sha256(read_whole(file)).hexdigest() if file.is_file() else ""
@@ -99,9 +129,10 @@ def _tensors(folder: ModelFolder) -> Iterator[tuple[str, list[object]]]:
     headers = {file: header_of(file) for file in filter(Path.is_file, dict.fromkeys((*shards, *files_beside(folder))))}
     begins_and_ends = (tensor["data_offsets"] for header in headers.values() for tensor in header.tensors.values())
     is_small = sum(end - begin for begin, end in begins_and_ends) <= _WHOLE
+    of_tables, of_others = (0, 0) if is_small else (_NUM_TABLE_BLOCKS, _NUM_BLOCKS)
     for file, header in headers.items():
         where = "" if file in shards else file.relative_to(folder.path).as_posix()
-        for name, identity in _tensors_in(file, header, is_small=is_small):
+        for name, identity in _tensors_in(file, header, of_tables=of_tables, of_others=of_others):
             yield f"{where}:{name}", identity
 
 
@@ -117,12 +148,13 @@ def files_beside(folder: ModelFolder) -> list[Path]:
     return found + folder.adapter_files
 
 
-def _tensors_in(file: Path, header: Header, *, is_small: bool) -> Iterator[tuple[str, list[object]]]:
+def _tensors_in(file: Path, header: Header, *, of_tables: int, of_others: int) -> Iterator[tuple[str, list[object]]]:
+    """`of_tables` and `of_others` are how many blocks are read of a tensor, 0 = all of it."""
     with file.open("rb", buffering=0) as opened:
         for name, tensor in header.tensors.items():
             begin, end = tensor["data_offsets"]
             is_table = tensor["shape"][:1] > [_MANY_ROWS]
-            blocks = _blocks(end - begin, 0 if is_small else _NUM_TABLE_BLOCKS if is_table else _NUM_BLOCKS)
+            blocks = _blocks(end - begin, of_tables if is_table else of_others)
             digest = hashlib.sha256()
             for place, size in blocks:
                 digest.update(os.pread(opened.fileno(), size, header.end + begin + place))

@@ -26,7 +26,8 @@ from engine.model.detection.vocabulary import Vocabulary, surrounding_ids
 from engine.model.json_files import MAX_DEPTH, Json, object_in, read_optional
 from engine.model.known_code import kalm
 from engine.model.known_code.known_code import CHUNK_SEPARATOR, LINEAR
-from engine.model.lora import adapter_files, read_adapters
+from engine.model.lora import CONFIG as ADAPTER_CONFIG
+from engine.model.lora import Adapter, adapter_files, check_apart, read_adapter, read_adapters
 from engine.model.modules import Chain, read_chain
 from engine.model.quantization import describe
 from engine.model.sentence_files import CONFIG, chat_pairs, is_static, read_cuts, read_modules, read_notes, read_prompts
@@ -46,7 +47,7 @@ from engine.model.tasks import (
     VocabularyWeights,
     output_size,
 )
-from engine.model.weights import check_forms
+from engine.model.weights import check_forms, has_weights
 from engine.types import ModelError, ModelInfo, OutputKind
 from wire.pairs import ChatPairs
 from wire.tokenizer_files import has_chat_template
@@ -60,6 +61,7 @@ _NOT_IN_FLOAT16 = ("embedding_gemma2",)  # beginnings of architectures
 _WITH_ADAPTERS = frozenset(("jina_adapters", "jina_v5"))
 _ADAPTERS_IN_FILES = "jina_v5"  # beside the weights: see engine.model.lora
 _READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
+_UNMERGED = ", which a start merges into its base, unless --convert never forbids it"
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
 
 
@@ -98,6 +100,7 @@ class ModelFolder:
     query_table: TokenTable | None = None  # if queries are looked up in a table
     adapters: tuple[str, ...] = ()  # the tasks for which it has adapters; texts without a task have none
     default_adapter: str | None = None  # for texts whose prompt is none of these; None = none computes them
+    loras: tuple[Adapter, ...] = ()  # adapters by name, numbered from 1, that are computed beside the model
     is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
     tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
     truncate_dim: int | None = None  # numbers of a pooled row where a request does not say how many; None = all
@@ -233,12 +236,13 @@ def _config(folder: Path) -> Json:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     _check_links(folder)
-    if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
-        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     transformer = folder / read_chain(folder).transformer_folder
     for place in (folder, transformer):
-        if (place / "adapter_config.json").is_file():
-            raise ModelError(f"{place} holds an adapter (adapter_config.json); merge it into its model to serve it")
+        if (place / ADAPTER_CONFIG).is_file():
+            why = " and weights of its own: move one of them elsewhere" if has_weights(place) else _UNMERGED
+            raise ModelError(f"{place} holds an adapter ({ADAPTER_CONFIG}){why}")
+    if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     config = read_optional(transformer / "config.json")
     options = read_optional(folder / kalm.OPTIONS)
     if kalm.is_reranker(config, names_of(folder, config), options):
@@ -465,7 +469,18 @@ def read_with(options: LoadOptions, *, known_classes: frozenset[str] = frozenset
             "take float32 or bfloat16"
         )
     asked = options.max_seqlen or folder.max_seqlen
-    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+    loras = _loras(options, folder)
+    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen), loras=loras)
+
+
+def _loras(options: LoadOptions, folder: ModelFolder) -> tuple[Adapter, ...]:
+    """The adapters that are computed beside the model. Raises ModelError."""
+    if options.loras and folder.adapters:
+        raise ModelError(f"--lora {options.loras[0][0]}: the model has adapters of its own, and takes no others")
+    loras = tuple(read_adapter(Path(place), name) for name, place in options.loras)
+    for adapter in loras:
+        check_apart(adapter)
+    return loras
 
 
 def check_special_tokens(folder: ModelFolder) -> None:

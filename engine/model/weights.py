@@ -202,6 +202,11 @@ def has_pickles(folder: Path) -> bool:
     return any((folder / name).is_file() for name in PICKLED)
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether the folder has weights in a form that is read or converted."""
+    return has_safetensors(folder) or has_pickles(folder)
+
+
 def check_weights(folder: Path) -> None:
     """Raises ModelError if a safetensors file is not whole, or missing; then the message says how to make it.
 
@@ -293,6 +298,16 @@ def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
         raise ModelError(f"{stored.file} can't be read as a safetensors file") from error
 
 
+def read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
+    """All tensors of a weights file by name, for which it is read once: of float32 they are parts of its bytes. Raises
+    ModelError if the file can't be read."""
+    try:
+        header, whole = header_of(file), np.fromfile(file, np.uint8)
+        return {name: as_float32(_stored(whole, header, name)) for name in header.tensors}
+    except _MALFORMED as error:
+        raise ModelError(f"{file} can't be read as a safetensors file") from error
+
+
 def _file(folder: Path, step: Dense | LayerNorm) -> Path:
     return folder / step.folder if step.is_file else folder / step.folder / "model.safetensors"
 
@@ -333,10 +348,13 @@ def _check_shapes(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
 def mapped(file: Path, header: Header, name: str) -> NDArray[Any]:
     """A tensor as it is stored, of a file that is mapped into memory; bfloat16 as uint16, see `as_float32`. Raises
     OSError, ValueError if its size does not match its shape, KeyError for an unknown dtype."""
+    return _stored(np.memmap(file, np.uint8, mode="r"), header, name)
+
+
+def _stored(whole: NDArray[np.uint8], header: Header, name: str) -> NDArray[Any]:
     tensor = header.tensors[name]
     dtype = np.dtype(_NUMPY_DTYPES[tensor["dtype"]])
     begin, end = tensor["data_offsets"]
-    whole = np.memmap(file, np.uint8, mode="r")
     if not 0 <= begin <= end <= len(whole) - header.end:
         raise ValueError("it is cut short")
     return np.asarray(whole[header.end + begin : header.end + end]).view(dtype).reshape(tensor["shape"])

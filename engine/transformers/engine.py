@@ -23,6 +23,7 @@ from engine.model.model_folder import ModelFolder, read_with
 from engine.rows.query_table import NOTE_OF_TABLE, QueryTable, query_table
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.loading import load_model
+from engine.transformers.lora import note_of, put_adapters
 from engine.transformers.placement import Placement, check_fits, place
 from engine.transformers.selftest import PADDED, ForwardChoice, SelftestCache, choose_forward
 from engine.types import (
@@ -52,12 +53,14 @@ class TransformersEngine:
         info: ModelInfo,
         limits: EngineLimits,
         queries: QueryTable | None = None,
+        num_adapters: int = 0,
     ) -> None:
         self.info = info
         self.limits = limits
         self._forward = forward
         self._makers = makers
         self._queries = queries
+        self._num_adapters = num_adapters
         self._device = torch.device(info.device)
         self._num_computing = limits.streams  # threads that `collect` has not seen end
         self._submitted = SubmittedBatches(limits.depth)
@@ -106,6 +109,7 @@ class TransformersEngine:
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
         assert (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).all(), "a sequence without tokens"
+        assert batch.adapters is None or batch.adapters.max() <= self._num_adapters, "an adapter that is not there"
         if self._queries is None:
             return self._run(batch)
         documents = self._queries.documents(batch)
@@ -131,7 +135,10 @@ def load(*, name: str, reason: str, options: LoadOptions, on_stage: OnStage = un
     limits = _limits(folder, options, placement, is_reentrant=choice.is_reentrant)
     info = _info(folder, placement, choice, name=name, reason=reason)
     forward = hiding(choice.forward) if folder.hides_tokens else choice.forward
-    return TransformersEngine(forward, choice.makers, info=info, limits=limits, queries=queries)
+    num_adapters = len(folder.adapters or folder.loras)
+    return TransformersEngine(
+        forward, choice.makers, info=info, limits=limits, queries=queries, num_adapters=num_adapters
+    )
 
 
 def _limits(folder: ModelFolder, options: LoadOptions, placement: Placement, *, is_reentrant: bool) -> EngineLimits:
@@ -168,6 +175,7 @@ def _load(folder: ModelFolder, placement: Placement) -> PreTrainedModel:
     model = load_model(folder, dtype=placement.dtype)
     try:
         model.to(placement.device)  # type: ignore[arg-type]
+        put_adapters(model, folder)
     except RuntimeError as error:  # another process may have taken the GPU's memory
         raise ModelError(f"the model can't be moved to {placement.device}: {one_line(error)}") from error
     return model
@@ -182,6 +190,6 @@ def _info(folder: ModelFolder, placement: Placement, choice: ForwardChoice, *, n
         reason=reason,
         dtype=str(placement.dtype).removeprefix("torch."),
         device=str(placement.device),
-        notes=(*choice.notes, *filter(None, (padded, table))),
+        notes=(*choice.notes, *filter(None, (padded, table, note_of(folder.loras)))),
     )
     return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.finding.way == PADDED)

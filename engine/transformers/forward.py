@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from engine.rows.with_numpy import position_ids
 from engine.rows.with_torch import on_device
 from engine.transformers.loading import takes, takes_token_types
+from engine.transformers.lora import adapted, adapters_of_tokens, side_by_side
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.transformers.visibility import NUM_TOKENS, Visibility, visibilities
 from engine.types import Batch, OutputKind, Rows
@@ -52,7 +53,7 @@ class PackedForward:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
         """See Forward. The first call, which is the self-test's, may raise UnsupportedAttention."""
-        return self._run(batch, self._visibilities)
+        return side_by_side(batch, lambda ordered: self._run(ordered, self._visibilities))
 
     @cached_property
     def _visibilities(self) -> Mapping[nn.Module, Visibility]:
@@ -86,17 +87,19 @@ class PackedForward:
         if num_filler:
             cu_seqlens = np.append(cu_seqlens, cu_seqlens[-1] + np.int32(num_filler))
         max_seqlen = max(batch.max_seqlen, num_filler)
-        output = self.model(
-            input_ids=self._row(batch.token_ids, num_filler),
-            position_ids=self._row(position_ids(batch, self._padding_idx), num_filler),
-            use_cache=False,
-            cu_seq_lens_q=on_device(cu_seqlens, self._device, dtype=torch.int32),
-            cu_seq_lens_k=torch.tensor(cu_seqlens),  # see `attention.packed_attention`
-            max_length_q=max_seqlen,
-            max_length_k=max_seqlen,
-            visibilities=seen,
-            **{name: self._row(values, num_filler) for name, values in self._parts_of(batch).items()},
-        )
+        adapters = adapters_of_tokens(batch)
+        with adapted(adapters if adapters is None else np.pad(adapters, (0, num_filler), "edge")):
+            output = self.model(
+                input_ids=self._row(batch.token_ids, num_filler),
+                position_ids=self._row(position_ids(batch, self._padding_idx), num_filler),
+                use_cache=False,
+                cu_seq_lens_q=on_device(cu_seqlens, self._device, dtype=torch.int32),
+                cu_seq_lens_k=torch.tensor(cu_seqlens),  # see `attention.packed_attention`
+                max_length_q=max_seqlen,
+                max_length_k=max_seqlen,
+                visibilities=seen,
+                **{name: self._row(values, num_filler) for name, values in self._parts_of(batch).items()},
+            )
         rows: Tensor = output.last_hidden_state[0, : batch.num_tokens]
         return rows
 
@@ -136,10 +139,12 @@ class PaddedForward:
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
         # rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none
         is_equal = batch.marked(EXPANSION_TOKEN) is not None
-        groups = _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal)
+        seqlens, adapters = np.diff(batch.cu_seqlens), batch.adapters
+        groups = _groups_of_like_length(seqlens, max_tokens, adapters=adapters, is_equal=is_equal)
         for group in ([number] for number in range(batch.num_seqs)) if self._each_alone else groups:
             index, is_token = _index(batch.cu_seqlens, group)
-            hidden = self._run(batch, index, is_token=is_token)
+            with adapted(None if adapters is None else adapters[group]):
+                hidden = self._run(batch, index, is_token=is_token)
             rows.append(hidden[torch.from_numpy(is_token)])
             indices.append(index[is_token])
         gathered = torch.cat(rows)
@@ -195,13 +200,22 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _groups_of_like_length(
-    seqlens: NDArray[np.int32], max_tokens: int, *, is_equal: bool = False
+    seqlens: NDArray[np.int32],
+    max_tokens: int,
+    *,
+    adapters: NDArray[np.int32] | None = None,
+    is_equal: bool = False,
 ) -> Iterator[list[int]]:
-    """Sequence numbers from the shortest up, in groups of at most max_tokens; is_equal: of one length only."""
+    """Sequence numbers from the shortest up, in groups of at most max_tokens; is_equal: of one length only.
+
+    A group has one adapter, because layers may be given other rows than its tokens: DeBERTa's distances.
+    """
+    owners = np.zeros_like(seqlens) if adapters is None else adapters
     group: list[int] = []
-    for number in np.argsort(seqlens, kind="stable").tolist():
+    for number in np.lexsort((seqlens, owners)).tolist():
         is_full = (len(group) + 1) * seqlens[number] > max_tokens
-        if group and (is_full or (is_equal and seqlens[number] != seqlens[group[0]])):
+        is_other = group and (owners[number] != owners[group[0]] or (is_equal and seqlens[number] != seqlens[group[0]]))
+        if group and (is_full or is_other):
             yield group
             group = []
         group.append(number)

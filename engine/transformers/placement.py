@@ -63,7 +63,8 @@ def check_fits(folder: ModelFolder, placement: Placement) -> None:
     """Raises DeviceTrouble if the weights exceed a GPU's free memory or this process's share of it."""
     if not placement.is_gpu:
         return
-    num_bytes = sum(weights_of(folder.weights_folder).num_parameters.values()) * placement.dtype.itemsize
+    adapters = [adapter.files[1] for adapter in folder.loras]
+    num_bytes = sum(weights_of(folder.weights_folder, adapters).num_parameters.values()) * placement.dtype.itemsize
     free, total = torch.cuda.mem_get_info(placement.device)
     if num_bytes > int(placement.memory_share * total) < free:
         raise DeviceTrouble(

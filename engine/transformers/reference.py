@@ -8,7 +8,7 @@ Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.rows.with_torch import on_device
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
 from engine.selftest.sample_ids import NUM_VICTIMS, Sequences, Trial
 from engine.transformers.loading import takes
+from engine.transformers.lora import adapted
 from engine.types import Batch, ModelError, OutputKind
 
 _NOT_RUN = "the model's class does not run on the token ids {}: a text that spells one out is refused"
@@ -53,6 +54,7 @@ class Reference:
     beside: tuple[Batch, ...] = ()  # its first sequences with neighbours; only the rows of the former are known
     notes: tuple[str, ...] = ()  # what the batch leaves out
     keeps_state: bool = False  # whether the model holds something else after a run than before
+    adapted: "Reference | None" = None  # of sequences with adapters, if the model has some
 
     @property
     def dtype(self) -> str:
@@ -92,6 +94,24 @@ def run_alone(model: PreTrainedModel, folder: ModelFolder, tried: Trial) -> Refe
         (*tried.notes, *([_NOT_RUN.format(sorted(refused))] if refused else ())),
         alone.keeps_state,
     )
+
+
+def run_adapted(
+    model: PreTrainedModel, folder: ModelFolder, sequences: Sequences, numbers: NDArray[np.int32]
+) -> Reference:
+    """The same of sequences with the adapters of these numbers, without scores. Raises ModelError."""
+    alone, rows = _Alone(model, None), []
+    for sequence, number in zip(sequences, numbers, strict=True):
+        try:
+            with adapted(np.full(len(sequence), number, np.int32)):
+                run = alone(sequence)
+        except Exception as error:  # layers may be used in a way that has no adapters
+            raise ModelError(f"the model does not run with adapters: {one_line(error)}") from error
+        if not run.is_finite:
+            name = folder.loras[number - 1].name if number else "none"
+            raise ModelError(f"with the adapter {name!r}, {not_finite('transformers', run.dtype)}")
+        rows.append(run.rows)
+    return Reference(replace(batch_of(sequences), adapters=numbers), torch.cat(rows), {})
 
 
 @dataclass(frozen=True, slots=True)

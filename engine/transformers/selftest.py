@@ -33,7 +33,7 @@ from engine.transformers.forward import Forward, Makers, PackedForward, PaddedFo
 from engine.transformers.heads import makers_of
 from engine.transformers.placement import Placement
 from engine.transformers.prepack import prepack
-from engine.transformers.reference import Reference, Scores, State, run_alone
+from engine.transformers.reference import Reference, Scores, State, run_adapted, run_alone
 from engine.types import ModelError, OutputKind, Rows
 from wire.dataclass_json import from_json, to_json
 
@@ -50,6 +50,7 @@ _KEEPS_STATE = "its class keeps from one text what changes the next, which is pu
 _FULL_OF_ONE = "one sequence at a time where a neighbour is full of one token"
 _BESIDE_OTHERS = "beside other neighbours where one is full of one token"
 _FLOAT32_TOLERANCE_ON_GPU = 1e-4  # each shape has its own kernel, which adds in its own order
+_NUM_ADAPTED = 4  # sequences that are tried with adapters; all of many would take long
 _SCORES_FACTOR = 10  # times the tolerance: a small score can be the difference of large numbers
 
 _FOLDER = "self-tests"  # within --compiled-cache
@@ -111,7 +112,7 @@ def choose_forward(
         is_whole=known is None,
         has_longest=not is_told,
     )
-    reference = run_alone(whole, folder, tried)
+    reference = dataclasses.replace(run_alone(whole, folder, tried), adapted=_with_adapters(whole, folder, tried))
     made = makers_of(folder, whole, reference)
     keeps_state = reference.keeps_state or (known is not None and known.keeps_state)
     prepacked = (prepack(model),) if prepacks and not keeps_state else ()
@@ -131,6 +132,15 @@ def choose_forward(
     finding = known or SelftestResult(way, why_not, keeps_state, longest, reference.notes)
     notes = (finding.note, *prepacked, *made.notes, *finding.notes)
     return ForwardChoice(forward, made.makers, notes, not keeps_state and _is_reentrant(model), finding)
+
+
+def _with_adapters(whole: PreTrainedModel, folder: ModelFolder, tried: Trial) -> Reference | None:
+    """Of the first sequences with some adapters, and one with none. Raises ModelError if one does not run."""
+    if not folder.loras:
+        return None
+    spread = np.linspace(len(folder.loras), 0, min(len(folder.loras) + 1, _NUM_ADAPTED)).astype(np.int32)
+    sequences = tried.sequences[:_NUM_ADAPTED]
+    return run_adapted(whole, folder, sequences, np.resize(spread, len(sequences)))
 
 
 def _of_padded(forward: Forward, longer_ones: Reference, makers: Makers) -> str:
@@ -194,7 +204,10 @@ def _disagreement(forward: Forward, reference: Reference, makers: Makers) -> str
         return problem
     tolerance = _tolerance(rows)
     difference = max((_difference(scores[kind], kind, own) for kind, own in reference.scores.items()), default=0.0)
-    return "" if difference <= _SCORES_FACTOR * tolerance else f"gives scores that differ by {difference:.1e}"
+    if not difference <= _SCORES_FACTOR * tolerance:
+        return f"gives scores that differ by {difference:.1e}"
+    found = "" if reference.adapted is None else _disagreement(forward, reference.adapted, makers)
+    return found and f"{found}, with adapters"
 
 
 def _of_rows(rows: torch.Tensor, reference: Reference, what: str = "one sequence at a time") -> str:
@@ -294,6 +307,7 @@ def _key(folder: ModelFolder, placement: Placement) -> str:
         "steps": [str(step) for step in folder.steps],
         "heads": [str(head) for head in folder.heads],
         "max_seqlen": folder.max_seqlen,
+        **({"loras": True} if folder.loras else {}),
     }
     others = [*files_beside(folder), *folder.weights_folder.glob("*.safetensors")]
     others += (folder.weights_folder / name for name in TOKENIZER_FILES)

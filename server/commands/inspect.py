@@ -74,6 +74,7 @@ def findings(plan: ModelPlan, weights: WeightSizes) -> list[Finding]:
         Finding("default_prompt", plan.default_prompt or None, _prompt_source(plan)),
         *(Finding("other_prompts", others, "docs/models.md, Prompts") for others in [other_prompts(folder)] if others),
         *((Finding("adapters", list(folder.adapters), "config.json"),) if folder.adapters else ()),
+        *((Finding("loras", {lora.name: lora.folder for lora in plan.loras}, "--lora"),) if plan.loras else ()),
         Finding("engine", plan.engine, plan.reason),
         Finding("devices", list(plan.devices.names), plan.devices.reason),
         Finding("stored", plan.stored.text if plan.stored else "plain", "the model's files"),

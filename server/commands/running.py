@@ -123,6 +123,8 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     for model in prepared.models:
         logger.info("serving %s on %s://%s:%d%s", model.name, scheme, host, port, beside)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
+        if model.loras:
+            logger.info("%s has the adapters %s", model.name, ", ".join(lora.name for lora in model.loras))
         for note in model.folder.notes:
             logger.info("%s: %s", model.name, note)
         if model.prompts:

@@ -43,7 +43,7 @@ class _Request(ClassifyRequest):
 
 def _decode(call: Call, body: bytes, *, may_be_infinitys: bool = True) -> _Request:
     fields, chat = _BODY.read(body)
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     raw_scores, is_infinitys = read_infinitys_raw_scores(fields)
     call.set_form()
     cut = read_cut(fields, model)

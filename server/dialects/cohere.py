@@ -99,7 +99,7 @@ class CohereRequest(EmbedRequest):
 
 
 def _decode_embed(call: Call, fields: CohereEmbedBody, *, version: int) -> CohereRequest:
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     types = _read_types(fields.embedding_types, version=version)
     call.set_form(_form_of(types))
     allows_errors = read_allows_errors(fields, call)
@@ -255,7 +255,7 @@ class CohereDetokenizeBody(ModelField, kw_only=True):
 
 
 def _decode_tokenize(call: Call, fields: CohereTokenizeBody) -> TokenizeRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_texts(fields.text, "text", max_items=1)
     if not given.is_single:
         raise InvalidRequest("text must be a text", param="text")
@@ -263,7 +263,7 @@ def _decode_tokenize(call: Call, fields: CohereTokenizeBody) -> TokenizeRequest:
 
 
 def _decode_detokenize(call: Call, fields: CohereDetokenizeBody) -> DecodeRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_ids(fields.tokens, "tokens", max_items=1)
     if not given.is_single:
         raise InvalidRequest("tokens must be a list of token ids", param="tokens")

@@ -105,7 +105,7 @@ class _TokenRequest(ClassifyTokensRequest):
 
 def _decode_texts(call: Call, fields: TaskBody) -> _TextRequest:
     parameters = _read(_TEXT_PARAMETERS, fields.parameters)
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     function, top_k = parameters.function_to_apply, parameters.top_k
     if function is not None and function not in _FUNCTIONS:
@@ -126,7 +126,7 @@ def _decode_texts(call: Call, fields: TaskBody) -> _TextRequest:
 
 def _decode_tokens(call: Call, fields: TaskBody) -> _TokenRequest:
     parameters = _read(_TOKEN_PARAMETERS, fields.parameters)
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     aggregation = read_aggregation(parameters, Aggregation.SIMPLE, place="parameters.")
     if parameters.ignore_labels not in (None, [OUTSIDE]):
@@ -146,7 +146,7 @@ def _read(reader: FieldsReader[_Parameters], parameters: msgspec.Raw) -> _Parame
 
 
 def _decode_predict_tokens(call: Call, fields: PredictTokensBody) -> _TokenRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form(offers=RAGGED_ONLY)
     cut, aggregation = read_cut(fields, model), read_aggregation(fields, Aggregation.NONE)

@@ -19,7 +19,7 @@ from engine.model.tasks import Task
 from server.dialects import openai, rerank, vllm
 from server.dialects.answers import JSON, Answer, ErrorShape
 from server.dialects.fields.field import Fields, item_field, names_of, passed_over
-from server.dialects.fields.request import AggregationField, RawScoresField
+from server.dialects.fields.request import AggregationField, ModelField, RawScoresField
 from server.dialects.fields.rows import ENCODING_FORMAT
 from server.dialects.fields.texts import TeisTruncationFields
 from server.dialects.reading.inputs import beside_texts, check_num_items
@@ -28,6 +28,7 @@ from server.dialects.route import Call, Route, Stages
 from server.dialects.row_answers import NO_ROWS, ROWS, Container, as_list
 from server.dialects.tei import EmbedBody, SimilarityBody, tei_error, timing_headers
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.models import LORA_PATH
 from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.row_memory import MemoryOfParts
 from server.requests.work import RequestContext, Trace
@@ -86,8 +87,20 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     *rerank.ROUTES[0].bodies,
     *vllm.ROUTES[0].bodies,
 )
-_MARKS = ("model", "inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
-_MODEL = msgspec.json.Decoder(str | None)
+_MARKS = (
+    "model",
+    LORA_PATH,
+    "inputs",
+    "parameters",
+    "input",
+    "messages",
+    "query",
+    "queries",
+    "data_1",
+    "text_1",
+    *_TEIS,
+)
+_MODEL, _LORA = msgspec.json.Decoder(str | None), msgspec.json.Decoder(str | list[str | None] | None)
 
 
 class _NoFields(msgspec.Struct):
@@ -107,7 +120,8 @@ def _chooser(routes: Iterable[Route], hugging_faces: ByTask, *, takes_texts: boo
     def choose(call: Call, body: bytes) -> Route:
         given = {name: bytes(value) for name, value in given_members(body, _MARKS).items()}
         model = parse(_MODEL, given.pop("model", b"null"), "model")
-        task = call.models.choose(model, with_prompt=True).task
+        lora = parse(_LORA, given.pop(LORA_PATH, b"null"), LORA_PATH)
+        task = call.choose(ModelField(model=model, lora_path=lora), with_prompt=True).task
         if _is_hugging_faces(given, call, takes_texts=takes_texts) and task in hugging_faces:
             return hugging_faces[task]
         return by_path[_path(task, given)]
@@ -286,7 +300,7 @@ async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
 def _sum_up(trace: Trace, parts: Sequence[Trace]) -> None:
     """Adds to the whole request's trace what is known of its parts."""
     first = parts[0]
-    trace.model, trace.stage = first.model, first.stage
+    trace.model, trace.lora, trace.stage = first.model, first.lora, first.stage
     trace.is_prediction = any(part.is_prediction for part in parts)
     trace.are_ids_decoded = any(part.are_ids_decoded for part in parts)
     trace.num_items = sum(part.num_items for part in parts)

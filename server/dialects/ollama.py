@@ -63,7 +63,7 @@ _EMBEDDINGS = FieldsReader(OllamaPromptBody)
 
 def _decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     call.set_form(FLOATS)
     allows_errors = read_allows_errors(fields, call)
     given = Inputs[str]([], "input")
@@ -81,7 +81,7 @@ def _decode_embed(call: Call, body: bytes) -> EmbedRequest:
 
 def _decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBEDDINGS.read(body)
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     call.set_form(FLOATS)
     given = Inputs([fields.prompt] if fields.prompt else [], "prompt", is_single=True)
     if not fields.prompt:
@@ -206,7 +206,7 @@ class OllamaVersion(msgspec.Struct):
 
 
 def _decode_show(call: Call, fields: ShowBody) -> ServedModel:
-    return call.models.choose(fields.name if fields.model is None else fields.model, with_prompt=True)
+    return call.choose(fields, with_prompt=True, name=fields.name)
 
 
 async def _show(pipeline: Pipeline, model: ServedModel, trace: Trace) -> ServedModel:
@@ -241,7 +241,7 @@ async def _version(call: Call) -> Answer:
 
 def _details(model: ServedModel) -> Details:
     family = _family(model)
-    return Details("", "safetensors", family, [family], "", model.facts["info"]["dtype"])
+    return Details(model.parent or "", "safetensors", family, [family], "", model.facts["info"]["dtype"])
 
 
 def _family(model: ServedModel) -> str:

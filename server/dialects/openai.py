@@ -85,7 +85,7 @@ _Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """The request of a body. Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields, chat = _BODY.read(body)
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     form, offers = read_every_form(fields), EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY
     if chunk_size := read_chunk_size(fields):
         offers = _of_chunks(fields, form)

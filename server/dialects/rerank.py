@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from server.dialects.answers import Answer, ErrorShape, openai_error, text_error
 from server.dialects.fields.field import item_field, names_of, option
-from server.dialects.fields.request import ModelField, RankFields, read_instruction, read_raw_scores, read_top_n
+from server.dialects.fields.request import (
+    ModelField,
+    RankFields,
+    read_instruction,
+    read_raw_scores,
+    read_top_n,
+)
 from server.dialects.fields.rows import read_one, read_score_form
 from server.dialects.fields.texts import TRUNCATION, PairLengthFields, TruncationFields, read_cut, read_pair_lengths
 from server.dialects.reading.inputs import TextObject, check_num_items, check_num_strings, num_strings, text_of
@@ -124,7 +130,7 @@ def _decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     _check_is_one_kind(fields)
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     field = family.field
     if family is Family.WEAVIATE and not is_given(fields.documents):
         if not fields.one_document:

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import msgspec
 
@@ -16,8 +16,8 @@ from server.dialects.answers import Answer, ErrorShape, Streamed, openai_error
 from server.dialects.fields.field import forms_of, rows_of
 from server.dialects.reading.json_body import FieldsReader
 from server.dialects.row_answers import FLOATS, NO_ROWS, WITH_ROWS_ONLY, Container, RowForm
-from server.requests.errors import RequestError
-from server.requests.models import ModelsState, ModelTable, ServedModel
+from server.requests.errors import InvalidRequest, RequestError
+from server.requests.models import LORA_PATH, ModelsState, ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.work import RequestContext, Trace
 from wire.vocabulary import RequestClass
@@ -35,6 +35,13 @@ class RequestOptions:
 _NO_OPTIONS = RequestOptions()
 _NO_MODELS = ModelTable([])
 _NOTHING: Any = None
+
+
+class NamesModel(Protocol):
+    """A body, which may name a model and an adapter."""
+
+    model: str | None
+    lora_path: str | list[str | None] | None
 
 
 class Common(TypedDict):
@@ -63,6 +70,20 @@ class Call:
     form: RowForm = NO_ROWS  # of the rows in the answer
     route: "Route" = _NOTHING  # of HTTP's requests: the one that was asked, or that it chose for this body
     has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
+
+    def choose(self, body: NamesModel, *, with_prompt: bool = False, name: str | None = None) -> ServedModel:
+        """The model or adapter that is asked for. `with_prompt` is as for ModelTable.choose, and `name` stands for the
+        body's `model` where that is left out. Raises ModelNotFound, NotReady and InvalidRequest."""
+        name, lora = name if body.model is None else body.model, body.lora_path
+        if isinstance(lora, list):
+            if len(set(lora)) > 1:
+                raise InvalidRequest(
+                    f"several adapters can't be given in {LORA_PATH}: send a request for each", param=LORA_PATH
+                )
+            lora = lora[0] if lora else None
+        if lora is None:
+            return self.models.choose(name, with_prompt=with_prompt)
+        return self.models.choose_lora(lora, name, with_prompt=with_prompt)
 
     def common(self, model: ServedModel) -> Common:
         """The common part of a request to this model."""

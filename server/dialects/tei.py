@@ -147,7 +147,7 @@ class EmbedAllBody(InputsFields, OnErrorField, FormFields, kw_only=True):
 
 def read_request(call: Call, fields: InputsFields, *, may_be_empty: bool = False) -> EmbedRequest:
     """Reads what is the same for all routes that embed. Raises RequestError, naming the field or index."""
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
     return EmbedRequest(
         **call.common(model),
@@ -261,7 +261,7 @@ _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 
 def _decode_similarity(call: Call, fields: SimilarityBody) -> EmbedRequest:
     """The source sentence is the first of the request's texts."""
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     inputs = parse(_SIMILARITY_INPUTS, fields.inputs, "inputs")
     given = read_texts(inputs.sentences, "inputs.sentences", max_items=call.max_items)
     if given.is_single:
@@ -308,7 +308,7 @@ class Prediction(msgspec.Struct):
 
 
 def _decode_predict(call: Call, fields: PredictBody) -> ClassifyRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
     call.set_form()
     return ClassifyRequest(
@@ -376,7 +376,7 @@ class TokenInText(msgspec.Struct):
 
 
 def _decode_tokenize(call: Call, fields: TokenizeBody) -> TokenizeRequest:
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     name = call.models.asked_name(fields.model)
     return TokenizeRequest(
@@ -388,7 +388,7 @@ def _decode_tokenize(call: Call, fields: TokenizeBody) -> TokenizeRequest:
 
 
 def _decode_decode(call: Call, fields: DecodeBody) -> DecodeRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_ids(fields.ids, "ids", max_items=call.max_items)
     for index, ids in enumerate(given.items):
         if not ids:

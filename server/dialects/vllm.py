@@ -142,7 +142,7 @@ class ScoreBody(TruncationFields, PairLengthFields, VllmRequestFields, Activatio
 
 
 def _decode_score(call: Call, fields: ScoreBody) -> RerankRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     first, second = _pair(fields)
     queries, documents = (
         read_texts(getattr(fields, name), name, max_items=call.max_items).items for name in (first, second)
@@ -249,7 +249,7 @@ class _PoolingRequest:
 
 def _decode_pooling(call: Call, body: bytes) -> _PoolingRequest:
     fields, chat = _POOLING.read(body)
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     outputs = _outputs(_BY_MODEL.get(model.task, "embed") if fields.task is None else fields.task, model)
     wanted = read_form(fields)
     call.set_form(wanted, offers=RAGGED_ONLY if outputs & ROWS_OF_TOKENS else WITH_ROWS_ONLY)
@@ -394,7 +394,7 @@ class _TokenizeRequest(TokenizeRequest):
 
 def _decode_tokenize(call: Call, body: bytes) -> _TokenizeRequest:
     fields, chat = _TOKENIZE.read(body)
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     common, prompt = call.common(model), ""
     given: Inputs[Chat] | Inputs[str]
     if chat is not None:
@@ -412,7 +412,7 @@ def _decode_tokenize(call: Call, body: bytes) -> _TokenizeRequest:
 
 
 def _decode_detokenize(call: Call, fields: DetokenizeBody) -> DecodeRequest:
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = read_ids(fields.tokens, "tokens", max_items=call.max_items)
     return DecodeRequest(**call.common(model), **asdict(given), skip_special_tokens=fields.skip_special_tokens)
 

@@ -42,7 +42,7 @@ class ContextualizedBody(ModelField, InputTypeField, EveryRowFields, kw_only=Tru
 
 
 def _decode(call: Call, fields: ContextualizedBody) -> EmbedRequest:
-    model = call.models.choose(fields.model, with_prompt=True)
+    model = call.choose(fields, with_prompt=True)
     has_lists = not _ARE_TEXTS.match(bytes(fields.inputs))
     if not has_lists and fields.input_type != "query":
         raise InvalidRequest(

@@ -59,7 +59,7 @@ class VectorsBody(ModelField, kw_only=True):
 
 def _decode(call: Call, fields: VectorsBody) -> EmbedRequest:
     config = fields.config or Config()
-    model = call.models.choose(fields.model)
+    model = call.choose(fields)
     given = _read_texts(fields, max_items=call.max_items)
     if config.pooling_strategy is not None and config.pooling_strategy not in pooling_words(model):
         raise InvalidRequest(

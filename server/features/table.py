@@ -39,6 +39,7 @@ _CONVERT = Feature(
     prepares="server.features.convert.start:without_pickles",
     fetches="engine.convert.plan:patterns",
 )
+_ADAPTERS = Feature(name="adapters", prepares="server.features.adapters.start:merged")
 _OF_ENGINE = ("compiled_cache", "cpu_threads", "engine_python", "tokenization_workers", "batch_managers")
 
 _BACKFILL = Feature(
@@ -66,4 +67,15 @@ _QUANTIZE = Feature(
     name="quantize",
     commands={"quantize": Command(function="server.features.quantize:quantize", flags=HUB_FLAGS, before="health")},
 )
-FEATURES: tuple[Feature, ...] = (_VERIFY, _CONVERT, _QUANTIZE, _BACKFILL, _BENCH, JOBS, PIPELINES, GRPC, _RAY)
+FEATURES: tuple[Feature, ...] = (
+    _VERIFY,
+    _CONVERT,
+    _ADAPTERS,
+    _QUANTIZE,
+    _BACKFILL,
+    _BENCH,
+    JOBS,
+    PIPELINES,
+    GRPC,
+    _RAY,
+)

@@ -61,6 +61,7 @@ class _Line(msgspec.Struct, gc=False, omit_defaults=True, rename={"request_class
     compute_ms: float
     respond_ms: float
     total_ms: float
+    lora: str = ""  # the adapter of `model`
     reason: str = ""  # of an error, as embedline_rejected_total has it
     left_out: int = 0  # lines of failed requests like this one, since the last that was written
     joined: bool = False
@@ -135,7 +136,7 @@ class RequestLog:
         level = "info" if trace.status < 400 else "warning" if trace.status < 500 else "error"
         # to round to an integer costs a quarter of what it does to three decimals
         times = [round(1e6 * seconds) / 1000 for seconds in _times_of(trace)]
-        more = trace.reason, left_out, trace.has_joined, trace.param, trace.problem
+        more = trace.lora, trace.reason, left_out, trace.has_joined, trace.param, trace.problem
         values: list[Any] = [self._now(), level, *_facts_of(trace), *times, *more]
         return _Line(*values)
 

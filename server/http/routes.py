@@ -141,7 +141,7 @@ def _asked_model(call: HttpRequest) -> str | None:
 
 def _readiness(state: ModelsState, model: str | None) -> Answer:
     """Of the whole server, or of one of its models."""
-    if model is not None and model not in state.names:
+    if model is not None and not state.has(model):
         return text_answer(_NO_MODEL, 404)
     reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
     return text_answer("ok") if reason is None else not_ready_answer(reason)
@@ -166,7 +166,7 @@ async def _health(call: HttpRequest) -> Answer:
 
 async def _load(call: HttpRequest) -> Answer:
     model = _asked_model(call)
-    if model is not None and model not in call.state.names:
+    if model is not None and not call.state.has(model):
         return json_answer({"ready": False, "reason": _NO_MODEL}, status=404)
     report = call.state.load(model)
     headers = [(b"cache-control", b"no-store"), *(() if report.ready else (_RETRY,))]
@@ -210,7 +210,7 @@ def info(state: ModelsState) -> dict[str, Any]:
 
 
 def model_cards(state: ModelsState) -> list[dict[str, Any]]:
-    """The served models as OpenAI lists them, with more that other servers say."""
+    """The served models and their adapters as OpenAI lists them, with more that other servers say."""
     served = {model.name: model for model in state.models.models} if state.models else {}
     return [
         {
@@ -219,13 +219,13 @@ def model_cards(state: ModelsState) -> list[dict[str, Any]]:
             "created": served[name].facts["loaded_at"] if name in served else 0,
             "owned_by": "embedline",
             "root": served[name].facts["model_id"] if name in served else name,  # vLLM's, as the next two
-            "parent": None,
+            "parent": state.parents.get(name),
             "permission": [],
             "ready": state.why_model_not_ready(name) is None,
             "stats": _stats(state, name),
             **(_facts(served[name]) if name in served else {}),
         }
-        for name in state.names
+        for name in (*state.names, *state.parents)
     ]
 
 
@@ -274,6 +274,7 @@ def _with_names(model: ServedModel) -> dict[str, Any]:
     facts = model.facts
     ranges = facts.get("int8_ranges")
     named = {"truncation": model.truncation.name.lower(), "int8_ranges": ranges and ranges["source"]}
+    named |= {"parent": model.parent, "loras": [lora["name"] for lora in facts.get("loras", ())]}
     return {**facts, "info": {**facts["info"], "outputs": output_names(model.outputs)}, **named, **_prompts(model)}
 
 

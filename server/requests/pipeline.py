@@ -280,7 +280,8 @@ class Pipeline:
             truncation=request.truncation,
             add_special_tokens=request.add_special_tokens,
         )
-        of_query = of_document = request.max_tokens
+        # tokenizers know the length of the model, of which an adapter's may be a part
+        of_query = of_document = request.max_seqlen if request.model.lora else request.max_tokens
         if of_roles is not None:
             of_query, of_document = of_roles.query, of_roles.document
         if not num_queries or (request.query_prompt == request.prompt and of_query == of_document):
@@ -296,15 +297,19 @@ class Pipeline:
 
 
 def _begin(request: Request, trace: Trace) -> None:
-    trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+    model = request.model
+    trace.model, trace.lora = model.base_name, model.name if model.lora else ""
+    trace.num_items, trace.is_single = request.num_items, request.is_single
 
 
 def parts_of(tokens: TokenizedTexts, work: Work) -> dict[Part, Buffer]:
     """The parts of the texts beside their ids, for the batch manager."""
     parts: dict[Part, Buffer] = {part: values.data.cast("B") for part, values in tokens.parts.items()}
-    if work.adapter or work.query_adapter:
-        adapters = np.full(len(tokens.truncated), work.adapter, np.int32)
-        adapters[: work.num_queries] = work.query_adapter
+    lora = work.model.lora  # a model with adapters by task has none of these
+    of_queries, of_others = lora or work.query_adapter, lora or work.adapter
+    if of_queries or of_others:
+        adapters = np.full(len(tokens.truncated), of_others, np.int32)
+        adapters[: work.num_queries] = of_queries
         parts[Part.ADAPTERS] = adapters.data.cast("B")
     return parts
 

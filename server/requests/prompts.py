@@ -3,18 +3,15 @@
 Models name their prompts as they like. The names here are those of the well-known ones, in the order in which they are
 looked for. Some models, as jina-embeddings-v3, have an adapter for each of these purposes too, under the prompt's name;
 jina-embeddings-v5 has one for both sides of a search, and no prompts of other names than of these two.
-The number of an adapter is its place among ServedModel.adapters, from 1; 0 = none.
+The number of an adapter is its place among the model's, from 1; 0 = none.
 """
 
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from engine.model.tasks import Task
 from server.requests.errors import InvalidRequest
-
-if TYPE_CHECKING:  # a start's log needs none of its imports
-    from server.requests.models import ServedModel
 
 SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)  # to texts for these no request's prompt is put
 _SHOWN_CHARS = 200  # of a prompt in a log
@@ -30,6 +27,21 @@ class Purpose(enum.Enum):
     SIMILARITY = ("text-matching", "STS", "s2s_query", "sts_query")
 
 
+# The words by which requests name a purpose, also behind a model's name.
+PURPOSES = {
+    "query": Purpose.QUERY,
+    "search_query": Purpose.QUERY,
+    "retrieval.query": Purpose.QUERY,
+    "document": Purpose.DOCUMENT,
+    "passage": Purpose.DOCUMENT,
+    "search_document": Purpose.DOCUMENT,
+    "retrieval.passage": Purpose.DOCUMENT,
+    "classification": Purpose.CLASSIFICATION,
+    "clustering": Purpose.CLUSTERING,
+    "separation": Purpose.CLUSTERING,
+    "text-matching": Purpose.SIMILARITY,
+}
+NEWEST = "latest"  # what Ollama's clients have behind a name
 _SEARCH = "retrieval"  # an adapter for both sides of a search
 _OTHER_SIDE = {Purpose.QUERY: Purpose.DOCUMENT, Purpose.DOCUMENT: Purpose.QUERY}
 
@@ -48,6 +60,10 @@ class WithPrompts(Protocol):
     @property
     def adapters(self) -> tuple[str, ...]:
         """The tasks for which it has adapters."""
+
+    @property
+    def default_adapter(self) -> str | None:
+        """The one of these for texts without a task."""
 
 
 def prompt_for(model: WithPrompts, purpose: Purpose) -> str | None:
@@ -131,13 +147,13 @@ def _shown(prompt: str | None) -> str:
     return repr(prompt if len(prompt) <= _SHOWN_CHARS else prompt[: _SHOWN_CHARS - 1] + "…")
 
 
-def adapter_named(model: "ServedModel", name: str | None) -> int:
+def adapter_named(model: WithPrompts, name: str | None) -> int:
     """The adapter of this name; the default one for None."""
     name = model.default_adapter if name is None else name
     return model.adapters.index(name) + 1 if name in model.adapters else 0
 
 
-def adapter_for(model: "ServedModel", purpose: Purpose, *, field: str) -> int:
+def adapter_for(model: WithPrompts, purpose: Purpose, *, field: str) -> int:
     """The adapter for a purpose, as prompt_for chooses the prompt; 0 if the model has no adapters at all.
 
     Raises InvalidRequest, naming the field, if it has none for this purpose.
@@ -153,7 +169,7 @@ def _adapter_for(model: WithPrompts, purpose: Purpose) -> str | None:
     return next((name for name in names if name in model.adapters), None)
 
 
-def no_adapter(model: "ServedModel", word: str, *, field: str) -> InvalidRequest:
+def no_adapter(model: WithPrompts, word: str, *, field: str) -> InvalidRequest:
     """The error for a word that says what texts are for."""
     known = ", ".join(model.adapters)
     return InvalidRequest(f"{field}: this model has no adapter for {word!r}, only for {known}", param=field)

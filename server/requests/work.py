@@ -291,7 +291,8 @@ class Trace:
     problem: str = ""  # a code for what is wrong with it
     stage: str = "read"  # the stage where it is, or where it ended: read, admit, tokenize, queue, respond
     key: str = ""  # the name of the API key, "" if none is needed
-    model: str = ""
+    model: str = ""  # of an adapter its base: metrics have few labels
+    lora: str = ""  # the name of a LoRA adapter, "" = none
     request_class: str = ""  # interactive, bulk
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
     is_single: bool = False  # one text or list of ids, not a list of them

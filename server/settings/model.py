@@ -73,6 +73,13 @@ class ModelSettings:
         "the keys that it refuses, because the model's own code could compute something else by them. auto_map stands "
         "for unknown code that computes the same as transformers' own class. May be repeated.",
     )
+    lora: tuple[str, ...] = flag(
+        (),
+        "Model",
+        "A LoRA adapter of the model, as NAME=FOLDER: requests choose it by its name, as if it were a model, and texts "
+        "of several adapters are computed together. May be repeated. Several models have theirs in their [[model]] "
+        "tables of --config. docs/adapters.md says more.",
+    )
     max_input_length: int | None = flag(
         None,
         "Model",
@@ -110,7 +117,8 @@ class ModelSettings:
         "Model",
         "What is done with weights that are pickles (pytorch_model.bin), which can run code when they are read. auto "
         "lets the first start convert them to safetensors, in an isolated process, and keeps the copy in "
-        "--compiled-cache. never refuses such a model; `embedline convert` makes a folder that is served.",
+        "--compiled-cache. never refuses such a model; `embedline convert` makes a folder that is served. The same "
+        "holds for the folder of an adapter, which the first start merges into its base.",
         one_of=("auto", "never"),
     )
     engine: str = flag(
@@ -238,11 +246,21 @@ class ModelSettings:
             raise SettingsError("--default-prompt and --default-prompt-name can't both be given")
         if not all(name.strip() for name in self.devices.split(",")):
             raise SettingsError("--devices takes names separated by commas")
+        for text in self.lora:
+            name, _, folder = text.partition("=")
+            if not name.strip() or not folder.strip():
+                raise SettingsError(f"--lora must be NAME=FOLDER, and is {text!r}")
 
     @property
     def needs_modules(self) -> bool:
         """Whether nothing but the model's modules.json says what is done with its token rows."""
         return self.pooling is None and self.task not in (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
+
+    @property
+    def loras(self) -> tuple[tuple[str, str], ...]:
+        """The names of the LoRA adapters, and their folders."""
+        pairs = (text.partition("=") for text in self.lora)
+        return tuple((name.strip(), folder.strip()) for name, _, folder in pairs)
 
     @property
     def name(self) -> str:

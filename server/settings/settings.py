@@ -178,12 +178,32 @@ class Settings(HttpFlags, LimitFlags, LogFlags, KeyFlags):
         assert self.models, "there is a default model"
         if len({model.name for model in self.models}) < len(self.models):
             raise SettingsError("--served-model-name must differ between models")
+        self._check_loras()
         found = cores.find()
         if self.cpu_threads is not None and self.cpu_threads > found.most_threads:
             raise SettingsError(f"--cpu-threads must be at most {found.most_threads} here: {found}")
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
+
+    def _check_loras(self) -> None:
+        """Raises SettingsError where a request could mean two adapters, or an adapter and a model, by one name."""
+        names = {model.name for model in self.models}
+        bases: dict[str, ModelSettings] = {}  # by their adapters' names
+        for model in self.models:
+            for name, _ in model.loras:
+                if name in names:
+                    raise SettingsError(f"--lora {name} has the name of a served model; call it something else")
+                if name in bases:
+                    if bases[name] is model:
+                        raise SettingsError(f"--lora {name} is given twice")
+                    raise SettingsError(
+                        f"--lora {name} would be of two models: each has its own in its [[model]] table"
+                    )
+                bases[name] = model
+        for name, model in bases.items():
+            if (whole := f"{model.name}:{name}") in names | bases.keys():
+                raise SettingsError(f"--lora {name}: it is called {whole}, too, which is another's name")
 
     def part(self, kind: type[_Part]) -> _Part:
         """The flags of one of the classes that this one is made of."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from embedline.progress import Progress
 from engine import registry
@@ -33,6 +34,9 @@ from tokenizer_pool import special_tokens
 from tokenizer_pool.messages import Truncation
 from wire.dataclass_json import to_json
 from wire.tokenizer_files import TokenizerError, has_chat_template, read_config
+
+if TYPE_CHECKING:
+    from server.supervisor.adapters import Lora
 
 _PROBE_SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
 _TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]
@@ -63,6 +67,7 @@ class ModelPlan:
     int8_ranges: Int8Ranges | None = None  # for rows as int8
     stored: Stored | None = None  # how the weights are; None = plain
     has_chat_template: bool = False
+    loras: "tuple[Lora, ...]" = ()  # adapters that are kept apart, in the order of their numbers
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -112,12 +117,19 @@ def plan_model(
     if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    if model.lora and (refused := registry.why_no_loras(engine)):
+        raise ModelError(refused)
     _check_compiled(model, engine, chosen)
     around, truncation, has_template = _of_tokenizer(folder)
     shortened = _shortened(folder, model.max_input_length)
     if engine != registry.AUTO:
         _ask(engine, shortened, model, chosen)
     default_prompt, ranges = _default_prompt(model, folder), _int8_ranges(model, folder, engine)
+    identity = identify(
+        shortened,
+        flags=_flags_of_rows(shortened, default_prompt, ranges),
+        stand_in=f"fake {model.fake_dim}" if engine == registry.FAKE else "",
+    )
     return ModelPlan(
         name=model.name,
         settings=model,
@@ -133,12 +145,18 @@ def plan_model(
         int8_ranges=ranges,
         has_chat_template=has_template,
         stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
-        identity=identify(
-            shortened,
-            flags=_flags_of_rows(shortened, default_prompt, ranges),
-            stand_in=f"fake {model.fake_dim}" if engine == registry.FAKE else "",
-        ),
+        identity=identity,
+        loras=_loras(model, shortened, identity, default_prompt=default_prompt, has_weights=engine != registry.FAKE),
     )
+
+
+def _loras(model: ModelSettings, folder: ModelFolder, base: Identity, **known: Any) -> "tuple[Lora, ...]":
+    """See find_loras. Raises SettingsError and ModelError."""
+    if not model.lora:
+        return ()
+    from server.supervisor.adapters import find_loras  # few models have any
+
+    return find_loras(model, folder, base, **known)
 
 
 def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
@@ -325,6 +343,7 @@ def engine_options(
         max_cache_bytes=max_cache_bytes,
         memory_share=memory_share,
         gpu=next((gpu for gpu in model.devices.gpus if gpu.device == device), None),
+        loras=tuple((lora.name, str(lora.path)) for lora in model.loras),
         own={name: to_json(offer_of(name).options.of(settings, folder)) for name in engines},
     )
 

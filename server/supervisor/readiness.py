@@ -86,6 +86,7 @@ class Readiness:
             "accepting": self._is_accepting,
             "draining": self._is_stopping,
             "names": [model.name for model in self._models],
+            "parents": {lora.name: model.name for model in self._models for lora in model.loras},
             "models": self._loaded(),
             "limits": self._limits,
         }
@@ -172,6 +173,7 @@ class Readiness:
                         "special_tokens": model.special_tokens,
                         "adapters": model.folder.adapters,
                         "default_adapter": model.default_adapter,
+                        "loras": [lora.facts(dtype=info["dtype"], engine=info["engine"]) for lora in model.loras],
                         "truncate_dim": model.folder.truncate_dim,
                         "max_active_dims": model.folder.max_active_dims,
                         "rounds": model.folder.rounds,

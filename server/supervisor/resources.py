@@ -51,7 +51,7 @@ def _bytes_on_cpu(model: ModelPlan) -> int:
     if not num_engines:
         return 0
     num_parameters = num_engines * sum(weights_of(model.folder.weights_folder).num_parameters.values())
-    return int(_bytes_of_number(model) * num_parameters)
+    return int(_bytes_of_number(model) * num_parameters) + num_engines * sum(lora.num_bytes for lora in model.loras)
 
 
 def _bytes_of_number(model: ModelPlan) -> float:

@@ -77,6 +77,17 @@ def test_auto_goes_on_to_transformers_on_a_gpu(
     assert words in caplog.text
 
 
+def test_auto_passes_over_engines_that_keep_no_adapter_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(monkeypatch)
+    options = LoadOptions(device=GPU, loras=(("law", "/adapters/law"),))
+    registry.load(registry.AUTO, name="m", reason="auto", options=options)
+    assert loader.tried == ["transformers"]
+    assert "not fused: --lora is not for the fused engine" in loader.reason
+    for engine in ("fused", "tensorrt-llm", "static"):
+        with pytest.raises(ModelError, match=f"--lora is not for the {engine} engine.* serve the adapter's folder"):
+            registry.load(engine, name="m", reason="asked", options=options)
+
+
 def test_stages_are_told_with_the_engine_that_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     Loader(monkeypatch, fused=ModelError("no"))
     told: list[str] = []

@@ -52,6 +52,10 @@ KINDS = {
             *(f"tensorrt_llm/quantize/{name}.py" for name in ("job", "plan")),
         ),
     ),
+    "merged copy": Kind(
+        "server/features/adapters/start.py",
+        ("model/lora.py", *(f"convert/{name}.py" for name in ("adapted", "checkpoint_names", "merging"))),
+    ),
     "converted copy": Kind(
         "server/features/convert/start.py",
         tuple(f"convert/{name}.py" for name in ("process", "conversion", "pickle_to_safetensors", "plan")),

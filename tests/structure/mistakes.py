@@ -96,6 +96,13 @@ _PLACES: dict[tuple[str, str], list[tuple[str, str, str]]] = {
             "return rows.sum(dim=0)",
         )
     ],
+    ("engine/transformers", "tests/engine/transformers/test_lora.py"): [
+        (
+            "An adapter is added without its scale",
+            "found.addmm_(rows @ self.a, self.b, alpha=self.scale)",
+            "found.addmm_(rows @ self.a, self.b)",
+        )
+    ],
     ("engine/fused", "tests/engine/fused/runner tests/engine/fused"): [
         (
             "The last token is the next sequence's first",

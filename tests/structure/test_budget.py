@@ -23,21 +23,21 @@ from tests.structure.sources import Source, is_within, sources
 # The most lines and tokens of code: without docstrings, comments and empty lines. A change that needs more than is left
 # raises the number in the same commit, to about half a percent more than there is, and says why.
 SIZES = {
-    "server": (26_960, 244_280),
-    "engine": (19_890, 190_040),
+    "server": (27_440, 248_290),
+    "engine": (21_130, 203_660),
     "batch_manager": (2_265, 22_180),
     "tokenizer_pool": (2_470, 24_050),
     "wire": (1_480, 13_750),
     "embedline": (3_890, 35_040),
-    "core": (37_000, 349_870),  # all of them without features, fused, TensorRT-LLM and the tools
+    "core": (38_340, 363_560),  # all of them without features, fused, TensorRT-LLM and the tools
 }
 LIMITS = {
     **{f"{wing}: lines of code": lines for wing, (lines, _) in SIZES.items()},
     **{f"{wing}: tokens": tokens for wing, (_, tokens) in SIZES.items()},
-    "lines of the tests": 104_970,
-    "files of the product": 404,
-    "folders of the product": 51,
-    "files with one importer that no registry names": 53,
+    "lines of the tests": 107_530,
+    "files of the product": 413,
+    "folders of the product": 52,
+    "files with one importer that no registry names": 56,
     "imports of features by the core": 0,
     "lines of the longest file": 600,
     "entries of the fullest folder": 20,
@@ -71,9 +71,13 @@ SUBJECTS = {
     "engine.tensorrt_llm.loading": "the one LLM of the library and its arguments",
     "engine.tensorrt_llm.models": "our model classes inside of the library",
     "engine.tensorrt_llm.quantize.cached": "block-FP8 copies on the disk, with a format of their own",
+    "engine.convert.adapted": "which files a merged adapter has of its own folder and of its base's",
+    "engine.convert.checkpoint_names": "what checkpoints call the tensors of the library's classes",
+    "engine.convert.merging": "PEFT's arithmetic, and the new weights' files",
     "engine.convert.pickle_to_safetensors": "the one file that calls torch.load",
     "engine.transformers.heads": "which head makes which output",
     "engine.transformers.selftest": "how a model may be run, tried at load and kept",
+    "server.supervisor.adapters": "the folders of --lora, checked before a start: few starts import it",
     "server.commands.running": "all that `serve` imports while the first engine's process imports its own libraries",
     "server.dialects.lines": "what a line of texts may be, and its answer, as OpenAI's route has them",
     "server.features.grpc.calls": "how an RPC is admitted, read, reported and refused, whatever its method",

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from engine.model.json_files import object_in, read_object
 from engine.model.known_code import kalm
+from engine.model.lora import CONFIG as ADAPTER_CONFIG
+from engine.model.lora import WEIGHTS as ADAPTER_WEIGHTS
 from engine.model.modules import Module, read_chain, read_entries
 from engine.model.sentence_files import CONFIG, TRANSFORMER_FILES
 from engine.types import ModelError
@@ -28,7 +30,7 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _PLAIN = Module(kind=_TRANSFORMERS[0], path=PurePosixPath())  # without modules.json
 _OF_THE_MODEL = (MODULES, CONFIG, kalm.OPTIONS, "artifact.metadata")
 _OF_MODULES = (
-    *("config.json", "router_config.json", "adapter_config.json", "hf_quant_config.json", *TRANSFORMER_FILES),
+    *("config.json", "router_config.json", ADAPTER_CONFIG, "hf_quant_config.json", *TRANSFORMER_FILES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
@@ -39,6 +41,9 @@ def needed_files(folder: Path) -> Iterator[Group]:
     """Files without which the model can't be read."""
     for module in all_modules(folder):
         path = module.path
+        if module.kind in _TRANSFORMERS and (folder / path / ADAPTER_CONFIG).is_file():
+            yield (str(path / ADAPTER_WEIGHTS),)  # the rest is its base's
+            continue
         if module.kind in _ROUTERS:
             yield str(path / "router_config.json"), str(path / "config.json")
         if module.kind in _WITH_CONFIG:
@@ -56,7 +61,7 @@ def telling_files(folder: Path) -> Iterator[Group]:
     if has_modules:
         yield (CONFIG,)
     for module in all_modules(folder):
-        if module.kind in _TRANSFORMERS:
+        if module.kind in _TRANSFORMERS and not (folder / module.path / ADAPTER_CONFIG).is_file():
             yield (str(module.path / "tokenizer_config.json"),)
             if has_modules:
                 yield tuple(str(module.path / name) for name in TRANSFORMER_FILES)
@@ -108,7 +113,7 @@ def _check(file: Path) -> None:
 
 def _names_of_weights(folder: Path) -> Iterator[str]:
     """Names of the files that hold weights; pickles only where there are no safetensors."""
-    yield from _HEADS
+    yield from (*_HEADS, ADAPTER_WEIGHTS)
     for name in _WEIGHTS:
         index = f"{name}.index.json"
         yield from (name, index)

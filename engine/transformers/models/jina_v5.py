@@ -23,7 +23,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from engine.model.lora import check_layers, read_adapters
+from engine.model.lora import fitted, read_adapters
 from engine.model.model_folder import ModelFolder
 from engine.model.weights import read_tensor
 from engine.transformers.models.parts import OurConfig, OurModel, angles, attended, in_heads, rotated
@@ -122,15 +122,15 @@ class JinaV5Model(OurModel):
         adapters = read_adapters(folder.weights_folder, folder.adapters)
         layers = {name: part for name, part in self.named_modules() if isinstance(part, _Linear)}
         shapes = {name: (part.plain.out_features, part.plain.in_features) for name, part in layers.items()}
-        check_layers(adapters, shapes, folder.weights_folder)
-        rank = adapters[0].rank
-        self.owners = torch.arange(1, len(adapters) + 1).repeat_interleave(rank)
-        self.scales = torch.tensor([one.scale for one in adapters], dtype=self.dtype).repeat_interleave(rank)
+        fits = [fitted(one, shapes) for one in adapters]
+        own = [next(iter(layers.values())) for layers in fits]  # all layers of an adapter are alike in these
+        self.owners = torch.arange(1, len(adapters) + 1).repeat_interleave(own[0].rank)
+        self.scales = torch.tensor([one.scale for one in own], dtype=self.dtype).repeat_interleave(own[0].rank)
         for name, layer in layers.items():
             size, to_size = layer.plain.in_features, layer.plain.out_features
-            pairs = [one.tensors[name] for one in adapters if name in one.tensors]
-            a = [torch.from_numpy(read_tensor(pair[0])) for pair in pairs] or [torch.zeros(len(self.owners), size)]
-            b = [torch.from_numpy(read_tensor(pair[1])) for pair in pairs] or [torch.zeros(to_size, len(self.owners))]
+            pairs = [one[name] for one in fits if name in one]
+            a = [torch.from_numpy(read_tensor(pair.a)) for pair in pairs] or [torch.zeros(len(self.owners), size)]
+            b = [torch.from_numpy(read_tensor(pair.b)) for pair in pairs] or [torch.zeros(to_size, len(self.owners))]
             layer.lora_A, layer.lora_B = torch.cat(a).to(self.dtype), torch.cat(b, dim=1).to(self.dtype)
 
     def forward(

@@ -19,9 +19,12 @@ _Order = passed_over("the order of work", by="Cohere, vLLM")
 
 
 class ModelField(Fields, kw_only=True):
-    """Which model answers."""
+    """Which model answers, and which of its LoRA adapters."""
 
     model: Annotated[str | None, passed_over("the model that answers")] = None
+    lora_path: Annotated[
+        str | list[str | None] | None, option("a LoRA adapter of the model; in a list all are the same", by="SGLang")
+    ] = None
 
 
 class UserField(Fields, kw_only=True):

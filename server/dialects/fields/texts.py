@@ -17,7 +17,7 @@ from server.dialects.fields.field import Fields, names_of, option, passed_over
 from server.dialects.reading.json_body import WORDS, LosslessDecoder, is_given, parse
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.models import ServedModel
-from server.requests.prompts import Purpose, adapter_for, adapter_named, no_adapter, prompt_for
+from server.requests.prompts import NEWEST, PURPOSES, Purpose, adapter_for, adapter_named, no_adapter, prompt_for
 from server.requests.work import Chunking
 from tokenizer_pool.messages import Truncation
 
@@ -271,20 +271,6 @@ def check_is_whole(fields: TruncationFields) -> None:
 
 
 _MAX_CHARS_PER_TOKEN = 8  # of a literal prompt; more would leave no room for the text
-_NEWEST = "latest"  # what Ollama's clients have behind a name
-_PURPOSES = {
-    "query": Purpose.QUERY,
-    "search_query": Purpose.QUERY,
-    "retrieval.query": Purpose.QUERY,
-    "document": Purpose.DOCUMENT,
-    "passage": Purpose.DOCUMENT,
-    "search_document": Purpose.DOCUMENT,
-    "retrieval.passage": Purpose.DOCUMENT,
-    "classification": Purpose.CLASSIFICATION,
-    "clustering": Purpose.CLUSTERING,
-    "separation": Purpose.CLUSTERING,
-    "text-matching": Purpose.SIMILARITY,
-}
 _SIDES = (Purpose.QUERY, Purpose.DOCUMENT)
 _PromptName = option("one of the model's own prompts", by="TEI", words=lambda model: sorted(model.prompts))
 _SpecialTokens = option("whether texts get special tokens", by="TEI, vLLM", neutral=(True,))
@@ -295,12 +281,12 @@ _SkipSpecialTokens = passed_over(
 
 def _purpose_words(model: ServedModel) -> list[str]:
     """The words of a purpose where texts get a prompt."""
-    by_purpose = (word for word, purpose in _PURPOSES.items() if prompt_for(model, purpose) is not None)
+    by_purpose = (word for word, purpose in PURPOSES.items() if prompt_for(model, purpose) is not None)
     return list(dict.fromkeys([*model.prompts, *model.adapters, *by_purpose]))
 
 
 def _side_words(model: ServedModel) -> list[str]:
-    return [word for word, purpose in _PURPOSES.items() if purpose in _SIDES]
+    return [word for word, purpose in PURPOSES.items() if purpose in _SIDES]
 
 
 def _max_prompt_chars(model: ServedModel) -> int:
@@ -414,7 +400,7 @@ def read_adapter(fields: PromptFields, model: ServedModel, *, name: str | None =
     if not model.adapters:
         return 0
     field, word = _purpose_word(fields, model, name)
-    purpose = _PURPOSES.get(word) if word else None
+    purpose = PURPOSES.get(word) if word else None
     is_apart = model.prompts.keys().isdisjoint(model.adapters)  # no prompt's name says which adapter it is for
     if fields.prompt_name is not None and not is_apart:
         field, word, purpose = "prompt_name", fields.prompt_name, None
@@ -435,7 +421,7 @@ def read_is_query(fields: PromptFields, model: ServedModel, *, name: str | None 
     Raises InvalidRequest.
     """
     field, word = _purpose_word(fields, model, name)
-    purpose = Purpose.DOCUMENT if word is None else _PURPOSES.get(word)
+    purpose = Purpose.DOCUMENT if word is None else PURPOSES.get(word)
     if purpose not in _SIDES:
         raise InvalidRequest(f"{field} must be query or document", param=field)
     return purpose is Purpose.QUERY
@@ -445,23 +431,23 @@ def _purpose_word(fields: PromptFields, model: ServedModel, name: str | None) ->
     """The field that says what the texts are for, and its word; ("", None) if none does."""
     if fields.input_type is not None or fields.task is not None:
         return _either(input_type=fields.input_type, task=fields.task)
-    if name is None or ":" not in name or name == model.name:
+    if name is None or ":" not in name or name in model.names:
         return "", None
     stem, _, word = name.rpartition(":")
-    if word in _PURPOSES or word in model.prompts or (stem == model.name and word != _NEWEST):
+    if word in PURPOSES or word in model.prompts or (stem in model.names and word != NEWEST):
         return "model", word
     return "", None  # a single model takes any name
 
 
 def _for_word(word: str, model: ServedModel, field: str) -> str:
     """The prompt for a purpose, or the model's own of that name."""
-    purpose = _PURPOSES.get(word)
+    purpose = PURPOSES.get(word)
     if word in model.prompts and (model.prompts[word] or purpose is None):
         return model.prompts[word]
     if word in model.adapters:
         return model.default_prompt
     if purpose is None:
-        known = ", ".join(sorted({*_PURPOSES, *model.prompts, *model.adapters}))
+        known = ", ".join(sorted({*PURPOSES, *model.prompts, *model.adapters}))
         raise InvalidRequest(f"{field} must name one of {known}", param=field)
     prompt = prompt_for(model, purpose)
     if prompt is None:

@@ -308,7 +308,6 @@ NOWHERE: dict[str, Row] = {
     "chunk_size": Row(by="Voyage", says="the tokens of a chunk", neutral=(), hint=_SEND_CHUNKS),
     "chunk_overlap": Row(by="Voyage", says="the tokens that chunks have in common", neutral=(0,)),
     "return_multivector": Row(by="Jina", says="rows of tokens", neutral=(False,)),
-    "lora_path": Row(by="SGLang", says="an adapter", neutral=()),
     "chat_template": Row(by="vLLM", says="another template for chats", neutral=()),
     "padding": Row(by="vLLM", says="how batches are filled up", neutral=(True, False, "do_not_pad", "longest")),
     "truncation_strategy": Row(by="Hugging Face", says="which text of a pair is cut", neutral=()),

@@ -79,6 +79,8 @@ def verify(settings: Settings, *, as_json: bool) -> int:
     Raises SettingsError and ModelError where that can't be measured.
     """
     model = settings.models[0]
+    if model.lora:
+        raise SettingsError("--lora can't be verified: name the adapter's folder as the model, which merges it")
     if model.quantization != _QUANTIZATION:
         return verify_by_library(_plan(model, settings), settings, as_json=as_json)
     plan = _plan(_asked(model), settings)

@@ -215,7 +215,7 @@ def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) 
     folder = read_with(options(copied[0]))
     compile_options = compile_options_of(folder, options(copied[0]))
     read = portable.read(copied[1], folder, compile_options)
-    assert read.of_texts is not None
+    assert read.of_texts
     per_token = read.references[0]
     assert [len(rows) for rows in per_token.rows] == [len(ids) for ids in per_token.sequences]
     one_row = converted.Reference(per_token.sequences, [rows[:1] for rows in per_token.rows], hides_tokens=True)
@@ -223,7 +223,7 @@ def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) 
     target.mkdir()
     again = Converted(
         references=(per_token, one_row),
-        of_texts=None,
+        of_texts=(),
         computed_by="b",
         notes=("a",),
         num_products=2,

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.holds("Engines on a GPU")
 def model(*devices: str, share: float | None = None) -> ModelPlan:
     settings = ModelSettings(gpu_memory_share=share, engine="transformers")
     folder = SimpleNamespace(path=Path("/model"), max_seqlen=64)
-    plan = SimpleNamespace(settings=settings, devices=Devices(devices, ""), engine="transformers", folder=folder)
+    plan = SimpleNamespace(
+        settings=settings, devices=Devices(devices, ""), engine="transformers", folder=folder, loras=()
+    )
     return cast(ModelPlan, plan)
 
 

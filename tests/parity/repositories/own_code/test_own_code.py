@@ -158,7 +158,7 @@ def test_each_text_of_a_batch_has_its_own_adapter_of_a_file(name: str, engine: s
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("use_dora", True), ("use_rslora", True), ("bias", "all"), ("peft_type", "IA3"), ("r", 4), ("r", None)),
+        *(("use_dora", True), ("use_bdlora", True), ("bias", "all"), ("peft_type", "IA3"), ("r", 4), ("r", None)),
         *(("alpha_pattern", {"q_proj": 3}), ("modules_to_save", ["norm"]), ("lora_alpha", "high")),
         *(("init_lora_weights", "pissa"), ("alora_invocation_tokens", [3]), ("use_bdlora", {"nblocks": 2})),
     ],
@@ -183,7 +183,7 @@ def test_an_adapter_of_a_layer_that_the_model_lacks_is_refused(tmp_path: Path) -
         file = folder / "adapters" / task / "adapter_model.safetensors"
         tensors = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in load_file(file).items()}
         save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"layers\.7\..* which the model in .* lacks"):
+    with pytest.raises(ModelError, match=r"layers\.7\..* which the model lacks"):
         load(TRANSFORMERS, folder)
 
 

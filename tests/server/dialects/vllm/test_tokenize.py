@@ -216,7 +216,6 @@ def test_chats_as_input_that_are_refused(body: dict[str, Any], param: str) -> No
     [
         ({"input_type": "query"}, "input_type is not supported with chats"),
         ({"prompt": "a"}, "prompt is not supported with chats"),
-        ({"lora_path": "a"}, "lora_path is not supported on this route"),
     ],
 )
 def test_a_field_of_texts_is_refused_beside_chats(fields: dict[str, Any], message: str) -> None:

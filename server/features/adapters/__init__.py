@@ -1,0 +1,1 @@
+"""Folders of adapters are served as models: a start merges them into their bases."""
